@@ -158,4 +158,5 @@ def test_bad_input_is_one_line(runs: list[str], tmp_path: Path, capsys: pytest.C
     assert "leave --check out" in refused(capsys, "--black-box", runs[0], "--check", "c.json")
     assert "--max-num-seqs must be" in refused(capsys, "--black-box", runs[0], "--max-num-seqs", "0")
     assert "goes with --black-box" in refused(capsys, "--hold-out", runs[0])
+    assert "--max-num-seqs goes with --black-box" in refused(capsys, "steps.log", "--max-num-seqs", "8")
     assert "Name step logs" in refused(capsys)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.core.block import full_groups
+from tokenmill.cli.step_logging import num_blocks_of
+from tokenmill.core.block import WINDOW, KVGroupSpec, full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import work_of
 from tokenmill.core.errors import ConfigError
@@ -65,6 +66,13 @@ def test_the_last_steps_and_requests_are_kept() -> None:
     assert found.num_lost == 5 and len(found.steps) == NUM_STEPS
     assert (found.steps[0].number, found.steps[-1].number) == (5, NUM_STEPS + 4)
     assert (found.requests[0].seq, len(found.requests)) == (3, NUM_REQUESTS)
+
+
+def test_a_log_tells_the_blocks_that_long_prompts_need() -> None:
+    """Pools of windows hold the last positions alone, whatever their size."""
+    windows = KVGroupSpec(WINDOW, 500, window=64), KVGroupSpec(WINDOW, 40, window=32)
+    assert num_blocks_of(full_groups(100)) == num_blocks_of((*full_groups(100), *windows)) == 100
+    assert num_blocks_of(windows) == 500
 
 
 def test_files_of_earlier_starts_are_kept_and_others_are_not_overwritten(tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ..core.block import KVGroupSpec
 from ..core.step_records import LogFacts
 from ..node.machine import read_machine
 
@@ -27,6 +28,13 @@ def step_logging(path: str, engine: Engine, model: str, beside: Watcher | None) 
         yield beside if writer is None else StepLog(writer, beside)
 
 
+def num_blocks_of(groups: Sequence[KVGroupSpec]) -> int:
+    """Of the pool that says how many tokens there is KV for: those of windows hold the last tokens alone."""
+    return min([group.num_blocks for group in groups if not group.window], default=0) or max(
+        group.num_blocks for group in groups
+    )
+
+
 def _facts(engine: Engine, model: str) -> LogFacts:
     config = engine.config
     return LogFacts(
@@ -36,7 +44,7 @@ def _facts(engine: Engine, model: str) -> LogFacts:
         isa=engine.kernels.partition(", threads")[0],
         threads=engine.settings.threads,
         block_size=config.block_size,
-        num_blocks=sum(group.num_blocks for group in config.groups),
+        num_blocks=num_blocks_of(config.groups),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         chosen_experts=config.chosen_experts,

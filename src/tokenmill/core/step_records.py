@@ -43,8 +43,8 @@ SIZE = _REQUESTS_AT + NUM_REQUESTS * _REQUEST.size
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What ran the steps. numerics_id, block_size, max_num_seqs, max_num_batched_tokens, chosen_experts: of its
-    EngineConfig; num_blocks: in all pools together. processor, isa, threads: what computed, on a machine of
-    so many cores (0: unknown)."""
+    EngineConfig; num_blocks: of the pool of layers that see everything, or where there are none, of the largest.
+    processor, isa, threads: what computed, on a machine of so many cores (0: unknown)."""
 
     model: str = ""
     numerics_id: str = ""

@@ -57,6 +57,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cluster", metavar="FILE", help="write a file for tokenmill simulate with these settings")
 
 
+def refuse_settings(args: argparse.Namespace) -> None:
+    """Of a calibration by step logs, which say all this. Raises ConfigError."""
+    is_given = {
+        "--hold-out": args.hold_out,
+        "--cluster": args.cluster,
+        "--max-num-seqs": args.max_num_seqs is not None,
+        "--max-num-batched-tokens": args.max_num_batched_tokens != MOST_TOKENS,
+        "--prefix-caching": args.prefix_caching,
+    }
+    for name, given in is_given.items():
+        if given:
+            raise ConfigError(f"{name} goes with --black-box.", param=name[2:].replace("-", "_"))
+
+
 def calibrate(args: argparse.Namespace) -> int:
     for option, name in ((args.logs, "LOG"), (args.runs, "--run"), (args.check, "--check")):
         if option:

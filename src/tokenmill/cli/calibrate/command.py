@@ -47,9 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def calibrate(args: argparse.Namespace) -> int:
     if args.black_box:
         return black_box.calibrate(args)
-    if args.hold_out or args.cluster:
-        name = "--hold-out" if args.hold_out else "--cluster"
-        raise ConfigError(f"{name} goes with --black-box.", param=name[2:].replace("-", "_"))
+    black_box.refuse_settings(args)
     if not args.logs:
         raise ConfigError("Name step logs, or results of bench serve by --black-box.", param="logs")
     logs = [read_steps(_read(path), path) for path in args.logs]
