@@ -27,7 +27,7 @@ def test_figures_are_of_their_units() -> None:
     for device in all_hardware().values():
         assert 20e9 < device.memory_bytes < 300e9 and 0.3e12 < device.memory_bytes_s < 10e12
         assert all(10e12 < rate < 10e15 for rate in device.flop_s.values())
-        assert 5e9 < device.network_bytes_s <= device.link_bytes_s < 1e12
+        assert 1e9 < device.network_bytes_s <= device.link_bytes_s < 1e12
         assert not device.price_hour_usd or 0.3 < device.price_hour_usd < 20
 
 
@@ -36,6 +36,9 @@ def test_precisions_that_a_device_lacks_are_computed_in_16_bits() -> None:
     assert hardware_named("A100").peak_flop_s("fp8") == 312e12
     assert hardware_named("h100").peak_flop_s("fp8") == 1979e12
     assert hardware_named("h100").peak_flop_s("int4") == 989e12
+    assert hardware_named("h20").peak_flop_s("int8") == 296e12 and hardware_named("h800").peak_flop_s("fp32") == 67e12
+    with pytest.raises(ConfigError, match="no FLOP/s for fp32; give fp32_flop_s"):
+        hardware_named("b200").peak_flop_s("fp32")
 
 
 def test_what_is_wrong_names_the_field_and_the_remedy() -> None:

@@ -82,7 +82,63 @@ def test_devices_that_share_layers_divide_the_work_and_tell_each_other() -> None
     eight = law("llama-3-70b", "h200", Parallel(8)).kv_token_bytes
     assert eight == law("llama-3-70b", "h200", Parallel(16)).kv_token_bytes == 327_680 / 8
     beyond = law("llama-3-70b", "h200", Parallel(16)).predict(work) - law("llama-3-70b", "h200").predict(work) / 16
-    assert beyond == pytest.approx(2 * 80 * 2 * 15 / 16 * 2048 * 8192 * 2 / 50e9, rel=1e-6)
+    # Rings of two nodes pass from one to the other on the networks of all eight devices: 400 GB/s.
+    assert beyond == pytest.approx(2 * 80 * 2 * 15 / 16 * 2048 * 8192 * 2 / 400e9, rel=1e-6)
+
+
+def test_a_mesh_has_as_many_links_as_there_are_others() -> None:
+    """Two MI300X have one of seven links between them, where eight have all; by a switch two have as much as eight."""
+    rates = [hardware_named("mi300x").link_rate(num) for num in (2, 4, 8)]
+    assert rates == pytest.approx([64e9, 192e9, 448e9])
+    assert hardware_named("h100").link_rate(2) == hardware_named("h100").link_rate(8) == 450e9
+    assert hardware_named("l40s").link_rate(4) == 32e9
+
+
+def test_the_logits_matrix_stays_in_16_bits() -> None:
+    """Of weights in 8 bits too: it is read, kept and multiplied so."""
+    reached = IDEAL._replace(compute_8bit=0.5)
+    base = law("llama-3-8b", "h100", precision=Precision("fp8"), reached=reached)
+    model = base.model
+    assert base.weight_bytes == model.weight_bytes("fp8") == model.fixed_weights + 2 * 2 * model.head_weights
+    read_s = (model.fixed_weights + 2 * model.head_weights) / 3.35e12
+    assert base.predict(decodes(1, 0)) == pytest.approx(read_s, rel=1e-3)
+    many = decodes(8192, 0)
+    flop_s = 2 * 8192 * (model.fixed_weights / 1979e12 / 0.5 + model.head_weights / 989e12)
+    assert base.predict(many) == pytest.approx(flop_s, rel=1e-3)
+    quantised = law("llama-3-8b", "h100", precision=Precision("q8_0"))
+    assert quantised.weight_bytes == pytest.approx((model.fixed_weights + 2 * model.head_weights) * 34 / 32)
+
+
+def test_stages_have_the_embedding_or_the_logits() -> None:
+    """Of a pipeline, no device has both."""
+    model = model_named("llama-3-70b")
+    one, two, four = (law("llama-3-70b", "h200", Parallel(4, stages)).weight_bytes for stages in (1, 2, 4))
+    layers = 2 * model.fixed_weights / 4
+    assert one == pytest.approx(layers + 2 * 2 * model.head_weights / 4)
+    assert (two, four) == pytest.approx(
+        (layers / 2 + 2 * model.head_weights / 4, layers / 4 + 2 * model.head_weights / 4)
+    )
+
+
+def test_projections_to_latents_lie_whole_on_each_device() -> None:
+    """Eight devices that share the heads of DeepSeek-V3 all need the latents of each position."""
+    model = model_named("deepseek-v3")
+    whole = model.num_layers * model.hidden * (1536 + 512 + 64)
+    assert model.undivided_weights == whole and model_named("llama-3-8b").undivided_weights == 0
+    one, eight = (law("deepseek-v3", "b200", Parallel(num), Precision("fp8")) for num in (1, 8))
+    assert eight.weight_bytes - one.weight_bytes / 8 == pytest.approx(whole * 7 / 8)
+    more = eight.predict(decodes(1, 0)) - one.predict(decodes(1, 0)) / 8
+    assert more == pytest.approx(whole * 7 / 8 / 7.7e12, rel=0.05)  # and all-reduces of one token
+
+
+def test_copies_without_shared_experts_have_all_of_them() -> None:
+    """Each reads those that its own tokens choose, and nothing is sent from copy to copy."""
+    mixtral = model_named("mixtral-8x7b")
+    alone, copies = law("mixtral-8x7b", "h200"), law("mixtral-8x7b", "h200", Parallel(1, 1, 4))
+    assert copies.weight_bytes == alone.weight_bytes
+    assert copies.predict(decodes(4, 0)) == pytest.approx(alone.predict(decodes(1, 0)), rel=1e-3)
+    spread = law("mixtral-8x7b", "h200", Parallel(1, 1, 4, True))
+    assert spread.weight_bytes == pytest.approx(alone.weight_bytes - 2 * mixtral.routed_weights * 3 / 4)
 
 
 def test_few_tokens_touch_few_experts() -> None:
@@ -107,7 +163,7 @@ def test_copies_of_the_attention_share_rows_and_experts() -> None:
     uneven = law("deepseek-v3", "h800", spread, Precision("fp8"), IDEAL._replace(imbalance=2.0))
     model = base.model
     more_flop = 2 * 1e5 * model.num_expert_layers * model.num_chosen * model.expert_weights / 32
-    more_bytes = 1e5 * model.num_expert_layers * model.num_chosen * model.hidden * 3 * 31 / 32 / 32
+    more_bytes = 1e5 * model.num_expert_layers * model.num_chosen * model.hidden * 3 * 24 / 32 / 32  # to other nodes
     more_s = more_flop / 1979e12 + more_bytes / 50e9
     assert uneven.predict(many) - base.predict(many) == pytest.approx(more_s, rel=1e-6)
 
@@ -165,7 +221,7 @@ def test_halves_of_a_batch_hide_the_all_to_all() -> None:
     assert halves.predict(few) > plain.predict(few)  # all is read twice
     assert halves.predict(many) < plain.predict(many)
     model = plain.model
-    told = 4096 * model.num_expert_layers * model.num_chosen * model.hidden * 3 * 31 / 32 / 32 / 50e9
+    told = 4096 * model.num_expert_layers * model.num_chosen * model.hidden * 3 * 24 / 32 / 32 / 50e9
     told += 2 * 2 * model.num_expert_layers * 1e-5 * 5
     assert halves.predict(many) == pytest.approx(told + 2 * model.num_layers * 1e-5, rel=1e-6)
     long = decodes(32 * 128, 30_000)

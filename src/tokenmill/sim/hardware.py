@@ -34,7 +34,8 @@ COMPUTE = {
 @dataclass(frozen=True)
 class Hardware:
     """One device. memory_bytes: 0 where it is not known. flop_s: peak operations a second by precision (bf16 stands for
-    fp16 too). link_bytes_s: one way between num_joined devices; network_bytes_s: beyond them, of one device.
+    fp16 too). link_bytes_s: one way between num_joined devices, or where is_mesh, of all the links that one has to
+    each of the others together; network_bytes_s: beyond them, of one device.
     price_hour_usd: 0 where no source has one. sources: of each figure."""
 
     name: str
@@ -46,6 +47,7 @@ class Hardware:
     pcie_bytes_s: float = 0.0
     network_bytes_s: float = 0.0
     price_hour_usd: float = 0.0
+    is_mesh: bool = False
     title: str = ""
     sources: Mapping[str, str] | None = None
 
@@ -55,9 +57,16 @@ class Hardware:
         if precision not in COMPUTE:
             raise ConfigError(f"precision.weights: {precision!r} is unknown; known are {', '.join(COMPUTE)}")
         for each in (COMPUTE[precision], "bf16", "fp32"):
-            if each in self.flop_s:
+            if each in self.flop_s and (precision != "fp32" or each == "fp32"):
                 return each
         raise ConfigError(f"hardware {self.name}: no FLOP/s for {precision}; give {COMPUTE[precision]}_flop_s")
+
+    def link_rate(self, num: int) -> float:
+        """Bytes a second, one way, that each of `num` devices which share a layer sends to the others. Where they are
+        more than are joined, rings pass the border of a node on all its devices' networks at once."""
+        if num > self.num_joined:
+            return min(self.link_bytes_s, self.num_joined * self.network_bytes_s)
+        return self.link_bytes_s * ((num - 1) / (self.num_joined - 1) if self.is_mesh else 1.0)
 
     def peak_flop_s(self, precision: str) -> float:
         """For weights of this precision. Raises ConfigError for one that is unknown."""
@@ -128,6 +137,7 @@ def read_device(fields: Fields, name: str, sources: Mapping[str, str]) -> Hardwa
         figure("pcie_bytes_s"),
         figure("network_bytes_s"),
         figure("price_hour_usd") if fields.has("price_hour_usd") else 0.0,
+        fields.flag("is_mesh"),
         fields.text("title", name),
         cited,
     )

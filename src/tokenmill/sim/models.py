@@ -33,6 +33,9 @@ WEIGHT_BYTES = {
 }
 """Bytes of one weight: fp4 with a scale of 8 bits for 16 (NVFP4), int4 with a scale and a zero for 128 (AWQ), GGUF's
 with theirs for 32."""
+_ONLY_LAYERS = ("fp8", "int8", "fp4", "int4")
+"""Precisions that leave the logits' matrix and the embedding in 16 bits: so do GPTQ (Frantar et al., 2023) and AWQ (Lin
+et al., 2024), and the checkpoints that llm-compressor and ModelOpt make (lm_head is ignored); DeepSeek-V3's too."""
 _PRECISION = "precision.weights"
 KV_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
 
@@ -86,6 +89,13 @@ class ModelShape:
         return query + kv + heads * self.head_dim * hidden
 
     @property
+    def undivided_weights(self) -> int:
+        """Of all layers, what each of several devices that share a layer has whole: the projections to inner ranks,
+        which all heads use (DeepSeek-AI, 2024)."""
+        width = self.query_rank + (self.kv_rank + self.rope_dim if self.kv_rank else 0)
+        return self.num_layers * self.hidden * width
+
+    @property
     def expert_weights(self) -> int:
         """Of one expert of one layer."""
         return (3 if self.is_gated else 2) * self.hidden * self.expert_ffn
@@ -109,9 +119,8 @@ class ModelShape:
         return self.hidden * self.vocab
 
     def head_bytes(self, precision: str) -> float:
-        """Of the logits' matrix, and of the embedding, which int4 leaves in 16 bits: GPTQ (Frantar et al., 2023) and
-        AWQ (Lin et al., 2024) quantise the matrices of layers. Raises ConfigError for a precision that is unknown."""
-        return self.head_weights * bytes_of("bf16" if precision == "int4" else precision, WEIGHT_BYTES, _PRECISION)
+        """Of the logits' matrix, and of the embedding. Raises ConfigError for a precision that is unknown."""
+        return self.head_weights * bytes_of(head_precision(precision), WEIGHT_BYTES, _PRECISION)
 
     @property
     def num_parameters(self) -> int:
@@ -154,6 +163,11 @@ class ModelShape:
     def kv_bytes(self, precision: str) -> float:
         """Of one position in all layers. Raises ConfigError for a precision that is unknown."""
         return self.kv_values * bytes_of(precision, KV_BYTES, "precision.kv")
+
+
+def head_precision(precision: str) -> str:
+    """Of the logits' matrix and the embedding, where layers have this one."""
+    return "bf16" if precision in _ONLY_LAYERS else precision
 
 
 def bytes_of(precision: str, known: Mapping[str, float], where: str) -> float:

@@ -30,7 +30,7 @@ step        = linear + attention + collectives + overheads
 Weights of 4 bits that a device cannot multiply (int4; fp4 before Blackwell) are unpacked on the way: they are
 multiplied at the peak of 16 bits, of which `compute_4bit` is reached, and read at `memory_4bit` of the memory's; each
 layer of experts takes `experts_4bit_s` more, because its kernel sorts tokens and pads those of each expert to a tile.
-The logits' matrix of int4 stays in 16 bits, as GPTQ and AWQ leave it.
+The logits' matrix and the embedding stay in 16 bits beside layers of fp8, int8, fp4 and int4, as checkpoints have them.
 
 Where two halves of a batch take turns (`expert_overlap`, as DeepSeek serves), each half reads weights, passes the
 layers and tells the other devices by itself, and the all-to-all of one passes while the other computes: a step takes
@@ -79,15 +79,18 @@ devices and spreads that nothing was fitted to. How far off loads on calibrated 
   third of the data sheet's bandwidth in bf16, 36 % in fp8 and 20 % in AWQ. Its GPTQ experts take 0.6 to 0.7 ms a layer
   (30B-A3B, 235B-A22B); the source itself says that their kernel needs work.
 - Prompts on experts of 4 bits: kernels made for decodes reach much less of the peak than with dense matrices
-  (DeepSeek-R1, predicted in 0.57 of the time). One point is known: fitted to it, nothing would be left to test it.
+  (DeepSeek-R1, predicted in 0.61 of the time). One point is known: fitted to it, nothing would be left to test it.
 - Decodes on experts of 4 bits: the overhead is as long on all devices, so that steps on H200 and A100 are predicted
   too fast; of 32 rows most.
 - Grouped KV heads: kernels that read KV for each query head take longer (TensorRT-LLM v0.6, 70B, long answers).
 - Experts on many devices: an all-to-all is taken for as many steps as the logarithm of the devices says, which RDMA
   need not take, so that decodes are predicted too slow there. How uneven the load of experts is, is one number,
   `imbalance`.
-- Pipelines: the law gives the time until a step's tokens are there; as many steps can overlap as there are stages, and
-  who simulates must let them.
+- Pipelines: the law gives the time until a step's tokens are there; as many steps can overlap as there are stages,
+  which a simulated worker does not let them ([simulate.md](simulate.md#what-is-modelled-and-what-is-not)).
+- Latents: for the later chunks of a prompt, keys and values of all positions before them are made again, or attention
+  works on latents; neither is counted, so that long prompts in short chunks are predicted too fast.
+- Devices that are joined in pairs (H100 PCIe, A40): beyond a pair the network is taken, not the node's PCIe.
 - Attention and FFN on different devices (MegaScale-Infer, Step-3) are not modelled.
 - Matrices that fill their tiles badly, and attention of many short rows, are as fast as all others.
 - Latencies of collectives are one number a software: fitted on A100, they are too long on H100 (Splitwise, TP8).

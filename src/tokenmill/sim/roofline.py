@@ -30,7 +30,7 @@ from typing import NamedTuple
 from ..core.cost import Work, read_share
 from ..core.errors import ConfigError
 from .hardware import Hardware
-from .models import KV_BYTES, WEIGHT_BYTES, ModelShape, bytes_of
+from .models import KV_BYTES, WEIGHT_BYTES, ModelShape, bytes_of, head_precision
 from .reached import USUAL, Reached
 
 _ACTIVATION_BYTES = 2.0
@@ -41,8 +41,8 @@ _DISPATCH_BYTES = 3.0
 class Parallel(NamedTuple):
     """How many devices, and who holds what. tensor: devices that share each layer; pipeline: stages of layers; data:
     copies of the attention, each with its own requests; is_expert: experts lie whole, spread over tensor * data
-    devices, not each cut by tensor; is_overlapped: two halves of the batch take turns, so that the all-to-all of one
-    hides behind the computing of the other (DeepSeek-AI, 2025)."""
+    devices, else each copy has all of them, cut by tensor; is_overlapped: two halves of the batch take turns, so that
+    the all-to-all of one hides behind the computing of the other (DeepSeek-AI, 2025)."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -85,23 +85,23 @@ class Roofline:
         group = tensor * data
         # Of a device of experts, the busiest counts.
         imbalance = reached.imbalance if parallel.is_expert and model.num_experts else 1.0
-        peak = hardware.peak_flop_s(precision.weights)
         self.is_unpacked = weight_bytes < 1 and hardware.computed_in(precision.weights) in ("bf16", "fp32")
-        is_short = peak > hardware.flop_s.get("bf16", peak)
-        compute, memory = reached.compute_8bit if is_short else reached.compute, reached.memory
-        head_flop_s = peak * compute
+        flop_s, memory = _matrix_flop_s(hardware, precision.weights, reached), reached.memory
         if self.is_unpacked:
-            compute, memory = reached.compute_4bit, reached.memory_4bit
-        flop_s, read_s = peak * compute, hardware.memory_bytes_s * memory
-        # The logits' matrix, as so many weights of layers: of int4 it is neither short nor unpacked.
+            flop_s, memory = hardware.peak_flop_s(precision.weights) * reached.compute_4bit, reached.memory_4bit
+        read_s = hardware.memory_bytes_s * memory
+        # The logits' matrix, as so many weights of layers: what is neither short nor unpacked counts more.
         head_weights = model.head_bytes(precision.weights) / weight_bytes * (memory / reached.memory)
 
         routed_token = model.num_expert_layers * model.num_chosen * model.expert_weights
-        own = (model.token_weights - routed_token) / group
+        own = (model.token_weights - routed_token - model.undivided_weights) / group + model.undivided_weights / data
         self._token_flop_s = 2 * (own + imbalance * routed_token / group) / flop_s
+        head_flop_s = _matrix_flop_s(hardware, head_precision(precision.weights), reached)
         self._draw_flop_s = 2 * model.head_weights / group / head_flop_s
-        self._fixed_read_s = (model.fixed_weights + head_weights) / tensor * weight_bytes / read_s
-        self._experts_read_s = model.routed_weights / group * weight_bytes / read_s
+        fixed = (model.fixed_weights - model.undivided_weights + head_weights) / tensor + model.undivided_weights
+        self._fixed_read_s = fixed * weight_bytes / read_s
+        self._num_copies = 1 if parallel.is_expert else data  # of all experts, each of which meets its own tokens
+        self._experts_read_s = model.routed_weights * self._num_copies / group * weight_bytes / read_s
         self._chosen = model.chosen
         self._overlap = reached.overlap
 
@@ -120,7 +120,7 @@ class Roofline:
         self._fixed_s += reached.step_s + layers_s
         if parallel.is_overlapped:
             # Each half goes through all layers by itself, and tells the other devices by itself.
-            self._fixed_s += layers_s - all_to_all.fixed_s
+            self._fixed_s += self._fixed_s - reached.step_s - 2 * all_to_all.fixed_s
             self._token_s -= all_to_all.token_s
         self._all_to_all = all_to_all
         self._row_s = reached.row_s / data
@@ -156,7 +156,7 @@ class Roofline:
         compute_s = self._token_flop_s * num_tokens + self._draw_flop_s * num_drawn
         read_s = self._fixed_read_s
         if self._chosen:
-            read_s += self._experts_read_s * read_share(self._chosen, num_tokens)
+            read_s += self._experts_read_s * read_share(self._chosen, num_tokens / self._num_copies)
         overlap = self._overlap
         longer, shorter = (compute_s, read_s) if compute_s > read_s else (read_s, compute_s)
         rounded: float = (1 + (shorter / longer) ** overlap) ** (1 / overlap)
@@ -166,9 +166,11 @@ class Roofline:
     def weight_bytes(self) -> float:
         """On each device."""
         model, parallel = self.model, self.parallel
-        heads = (1 if model.is_tied else 2) * model.head_bytes(self.precision.weights)
-        routed = model.routed_weights / parallel.num_devices
-        layers = model.fixed_weights / parallel.pipeline / parallel.tensor + routed
+        # Of several stages the first has the embedding, and the last the logits' matrix.
+        heads = (1 if model.is_tied or parallel.pipeline > 1 else 2) * model.head_bytes(self.precision.weights)
+        routed = model.routed_weights * self._num_copies / parallel.num_devices
+        divided = (model.fixed_weights - model.undivided_weights) / parallel.tensor
+        layers = (divided + model.undivided_weights) / parallel.pipeline + routed
         return layers * self._weight_bytes + heads / parallel.tensor
 
     @property
@@ -195,6 +197,13 @@ class Roofline:
         return self.hardware.price_s_usd() * self.parallel.num_devices
 
 
+def _matrix_flop_s(hardware: Hardware, precision: str, reached: Reached) -> float:
+    """What is reached where weights are multiplied as they are."""
+    peak = hardware.peak_flop_s(precision)
+    is_short = peak > hardware.flop_s.get("bf16", peak)
+    return peak * (reached.compute_8bit if is_short else reached.compute)
+
+
 def _attention_flop_s(hardware: Hardware, weights: str) -> float:
     """Attention is computed in 16 bits, where a device can; else as weights are."""
     return hardware.flop_s.get("bf16") or hardware.flop_s.get("fp32") or hardware.peak_flop_s(weights)
@@ -217,26 +226,30 @@ def _collectives(
     tensor, group = parallel.tensor, parallel.tensor * parallel.data
     is_spread = parallel.is_expert and bool(model.num_experts) and group > 1
 
-    def link_s(num: int) -> float:
-        return 1 / ((hardware.link_bytes_s if num <= hardware.num_joined else hardware.network_bytes_s) * reached.link)
-
     if tensor > 1:
         # A ring sends each part 2 (n - 1) / n times; after the attention and after the FFN, which experts that lie
         # whole replace by their all-to-all.
         num = 2 * model.num_layers - (model.num_expert_layers if is_spread else 0)
         fixed_s += num * reached.link_s * math.log2(tensor)
-        token_s += num * 2 * (tensor - 1) / tensor * token_bytes / parallel.data * link_s(tensor)
+        link_bytes_s = hardware.link_rate(tensor) * reached.link
+        token_s += num * 2 * (tensor - 1) / tensor * token_bytes / parallel.data / link_bytes_s
     if is_spread:
-        sent = model.num_expert_layers * model.num_chosen * model.hidden * _DISPATCH_BYTES * (group - 1) / group
+        # What goes to devices of the node takes its links, and what goes beyond, at the same time, the network.
+        sent = model.num_expert_layers * model.num_chosen * model.hidden * _DISPATCH_BYTES / group
+        near = min(group, hardware.num_joined)
+        near_s = (near - 1) / group / hardware.link_rate(near) if near > 1 else 0.0
+        far_s = (group - near) / group / hardware.network_bytes_s if group > near else 0.0
         all_to_all = _Told(
             2 * model.num_expert_layers * reached.link_s * math.log2(group),
-            sent / group * reached.imbalance * link_s(group),
+            sent * reached.imbalance * max(near_s, far_s) / reached.link,
         )
         fixed_s += all_to_all.fixed_s
         token_s += all_to_all.token_s
     if parallel.pipeline > 1:
         fixed_s += (parallel.pipeline - 1) * reached.link_s
-        token_s += (parallel.pipeline - 1) * token_bytes / parallel.data * link_s(parallel.num_devices)
+        is_near = parallel.num_devices <= hardware.num_joined
+        link_bytes_s = (hardware.link_bytes_s if is_near else hardware.network_bytes_s) * reached.link
+        token_s += (parallel.pipeline - 1) * token_bytes / parallel.data / link_bytes_s
     return fixed_s, token_s, all_to_all
 
 
