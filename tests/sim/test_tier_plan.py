@@ -18,7 +18,7 @@ from tokenmill.sim.fabric import Fabric
 from tokenmill.sim.fields import Fields
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.tier_plan import TierHosts, TierSpecs, read_tiers
-from tokenmill.sim.tiers import Medium, Pace, VirtualTier
+from tokenmill.sim.tiers import Medium, Pace, TierFaults, VirtualTier
 from tokenmill.sim.topology import Place, flat
 
 BLOCK = 1_000_000
@@ -64,6 +64,18 @@ def test_what_cannot_be_is_said_in_one_line(tables: list[dict[str, Any]], messag
     with pytest.raises(ConfigError) as raised:
         specs_of(*tables)
     assert raised.value.message.startswith(message)
+
+
+def test_each_tier_fails_by_its_own_rates() -> None:
+    """A host takes those of its disk and of the remote store from their tables, and none from the other."""
+    loop = VirtualLoop()
+    specs = specs_of(HOST, DISK | {"fail_rate": 0.5, "lose_rate": 0.1}, REMOTE | {"spoil_rate": 0.2})
+    made = TierHosts(specs, EngineConfig(groups=full_groups(64, BLOCK), max_model_len=512), loop, random.Random(1))
+
+    async def main() -> dict[str, TierFaults]:
+        return {kind: tier.faults for kind, tier in made.machine("w0")._tiers.items()}
+
+    assert loop.run(main()) == {"disk": TierFaults(fail=0.5, lose=0.1), "remote": TierFaults(spoil=0.2)}
 
 
 def test_a_tier_that_holds_no_block_is_refused() -> None:

@@ -30,7 +30,8 @@ from .timed_tiers import TimedTiers
 @dataclass(frozen=True, slots=True)
 class TierSpec:
     """kind: host, disk or remote. num_bytes: of each host; of a remote tier, in all. latency_s: of each job; of a
-    device with a queue_depth, of each block. node: where a remote tier is in the topology; "" if nowhere."""
+    device with a queue_depth, of each block. node: where a remote tier is in the topology; "" if nowhere.
+    faults: of its jobs and blocks."""
 
     kind: str
     num_bytes: int
@@ -41,6 +42,7 @@ class TierSpec:
     policy: str = policies.REPLACEMENT
     admission: str = policies.ADMISSION
     node: str = ""
+    faults: TierFaults = NO_FAULTS
 
     @property
     def pace(self) -> Pace:
@@ -61,7 +63,6 @@ class TierSpecs:
     shared_by: int = 1
     writes: str = WRITE_THROUGH
     is_told: bool = True
-    faults: TierFaults = NO_FAULTS
 
     @property
     def facts(self) -> tuple[TierFacts, ...]:
@@ -96,7 +97,7 @@ def read_tiers(fields: Fields, name: str = "tiers", nodes: Sequence[str] = ()) -
     if not tables:
         return None
     tiers: list[TierSpec] = []
-    shared_by, writes, is_told, faults = 1, WRITE_THROUGH, True, NO_FAULTS
+    shared_by, writes, is_told = 1, WRITE_THROUGH, True
     for each in tables:
         kind = each.text("kind", among=(HOST, DISK, REMOTE))
         if tiers and TIERS.index(kind) <= TIERS.index(tiers[-1].kind):
@@ -109,10 +110,6 @@ def read_tiers(fields: Fields, name: str = "tiers", nodes: Sequence[str] = ()) -
             shared_by = each.count("shared_by", 1, least=1)
             writes = each.text("writes", WRITE_THROUGH, among=WRITES)
             is_told = each.flag("is_told", True)
-        else:
-            faults = faults._replace(
-                **{part: rate for part in ("fail", "lose", "spoil") if (rate := _rate(each, part))}
-            )
         tiers.append(
             TierSpec(
                 kind,
@@ -124,14 +121,15 @@ def read_tiers(fields: Fields, name: str = "tiers", nodes: Sequence[str] = ()) -
                 each.text("policy", policies.REPLACEMENT, among=tuple(policies.REPLACEMENTS)) if kind != REMOTE else "",
                 each.text("admission", policies.ADMISSION, among=tuple(policies.ADMISSIONS)) if kind != HOST else "",
                 each.text("node", "", among=nodes) if kind == REMOTE else "",
+                _read_faults(each) if kind != HOST else NO_FAULTS,
             )
         )
         each.end()
-    return TierSpecs(tuple(tiers), shared_by, writes, is_told, faults)
+    return TierSpecs(tuple(tiers), shared_by, writes, is_told)
 
 
-def _rate(each: Fields, part: str) -> float:
-    return each.number(f"{part}_rate", 0.0, most=1.0)
+def _read_faults(each: Fields) -> TierFaults:
+    return TierFaults(**{part: each.number(f"{part}_rate", 0.0, most=1.0) for part in ("fail", "lose", "spoil")})
 
 
 class TierHosts:
@@ -183,7 +181,8 @@ class TierHosts:
                 media[tier.kind] = medium
                 if tier.node and self._fabric is not None:
                     ways[tier.kind] = self._way(host, tier.node)
-            made = ToyMachine(self._config, media, self._loop, self._rng, self.specs.faults, ways)
+            faults = {tier.kind: tier.faults for tier in self.specs.tiers[1:]}
+            made = ToyMachine(self._config, media, self._loop, self._rng, NO_FAULTS, ways, faults)
             made.start()
             self.hosts[host] = made
         return made

@@ -60,7 +60,8 @@ def sum_of(block: TierKey, content: Any) -> int:
 
 class ToyMachine:
     """What workers of one machine share. `is_up`: the store can be joined. num_spoilt: blocks that went wrong in a
-    tier, of all its lives. ways: to the media of tiers that are elsewhere."""
+    tier, of all its lives. ways: to the media of tiers that are elsewhere. faults: of its tiers, but for those that
+    `own_faults` has others of."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class ToyMachine:
         rng: random.Random,
         faults: TierFaults,
         ways: Mapping[str, Way] = MappingProxyType({}),
+        own_faults: Mapping[str, TierFaults] = MappingProxyType({}),
     ) -> None:
         self.config = config
         self.media = media
@@ -78,6 +80,7 @@ class ToyMachine:
         self._rng = rng
         self._faults = faults
         self._ways = ways
+        self._own_faults = own_faults
         self._tiers: dict[str, VirtualTier] = {}
         self._past: list[VirtualTier] = []
         self.slab: dict[int, Any] = {}
@@ -90,8 +93,9 @@ class ToyMachine:
 
     def start(self) -> None:
         self.slab = {}
+        own, usual = self._own_faults, self._faults
         self._tiers = {
-            name: VirtualTier(medium, self.slab, self._rng, self._faults, way=self._ways.get(name))
+            name: VirtualTier(medium, self.slab, self._rng, own.get(name, usual), way=self._ways.get(name))
             for name, medium in self.media.items()
         }
         manager = TierManager(self.config)
