@@ -57,6 +57,8 @@ def test_tiers_are_read() -> None:
         ([HOST, DISK | {"lose_rate": 2}], "tiers[1].lose_rate: a number that is 0 or more and at most 1"),
         ([HOST, REMOTE | {"node": "stor"}], "tiers[1].node: 'stor' is unknown; did you mean 'store'?"),
         ([HOST, DISK | {"admission": "none"}], "tiers[1].admission: 'none' is unknown; one of"),
+        ([HOST | {"write_bytes_s": 1e9}], "tiers[0].write_bytes_s: host memory has none"),
+        ([HOST | {"queue_depth": 8}], "tiers[0].queue_depth: host memory has none"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(tables: list[dict[str, Any]], message: str) -> None:

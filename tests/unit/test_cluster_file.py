@@ -159,6 +159,15 @@ def test_memory_bounds_the_blocks() -> None:
     assert smaller.config.groups[0].num_blocks == 2**30 // (16 * 131072)
 
 
+TIERS = """
+[[tiers]]
+kind = "host"
+bytes = "64GiB"
+[[tiers]]
+kind = "remote"
+bytes = "1TB"
+"""
+
 BAD = {
     "no TOML": ("[model", "is no TOML"),
     "no workers": ('[model]\nname = "llama-3-8b"', "workers: at least one"),
@@ -194,6 +203,14 @@ BAD = {
         "tiers[0].bytes: a block of this model's KV takes 2097152 bytes",
     ),
     "unknown node": (USUAL + 'node = "x"' + PLACED, "workers[0].node: 'x' is unknown"),
+    "remote tier on no node": (
+        USUAL + TIERS + 'node = "store"',
+        "tiers[1].node: 'store' needs [topology], which has the nodes",
+    ),
+    "weights of no node": (
+        USUAL + 'weights_node = "store"',
+        "workers[0].weights_node: needs [topology], which has the nodes",
+    ),
     "unknown fault": (
         USUAL + '[[faults]]\nkind = "crush"',
         "faults[0].kind: 'crush' is unknown; did you mean 'crash'?",

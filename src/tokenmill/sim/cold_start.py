@@ -40,6 +40,8 @@ def read_cold_start(fields: Fields, weights_bytes: int = 0, nodes: tuple[str, ..
         raise fields.error(
             "weights_node", "weights come from here or from a disk (weights_bytes_s), not both; keep one"
         )
+    if has_node and not nodes:
+        raise fields.error("weights_node", "needs [topology], which has the nodes; give one, or weights_bytes_s")
     bytes_s = fields.number("weights_bytes_s", 2e9, is_open=True)
     node = fields.text("weights_node", among=nodes) if has_node else ""
     return ColdStart(begin_s, weights_bytes if has_disk or has_node else 0, bytes_s, node)

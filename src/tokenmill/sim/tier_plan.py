@@ -107,6 +107,9 @@ def read_tiers(fields: Fields, name: str = "tiers", nodes: Sequence[str] = ()) -
         usual = USUAL_FACTS[kind]
         read_bytes_s = each.number("read_bytes_s", usual.bytes_s, is_open=True)
         if kind == HOST:
+            for key in ("write_bytes_s", "queue_depth"):
+                if each.has(key):
+                    raise each.error(key, "host memory has none: copies take its read_bytes_s both ways; take it out")
             shared_by = each.count("shared_by", 1, least=1)
             writes = each.text("writes", WRITE_THROUGH, among=WRITES)
             is_told = each.flag("is_told", True)
@@ -120,12 +123,19 @@ def read_tiers(fields: Fields, name: str = "tiers", nodes: Sequence[str] = ()) -
                 each.count("queue_depth", 0),
                 each.text("policy", policies.REPLACEMENT, among=tuple(policies.REPLACEMENTS)) if kind != REMOTE else "",
                 each.text("admission", policies.ADMISSION, among=tuple(policies.ADMISSIONS)) if kind != HOST else "",
-                each.text("node", "", among=nodes) if kind == REMOTE else "",
+                _read_node(each, nodes) if kind == REMOTE else "",
                 _read_faults(each) if kind != HOST else NO_FAULTS,
             )
         )
         each.end()
     return TierSpecs(tuple(tiers), shared_by, writes, is_told)
+
+
+def _read_node(each: Fields, nodes: Sequence[str]) -> str:
+    node = each.text("node", "", among=nodes)
+    if node and not nodes:
+        raise each.error("node", f"{node!r} needs [topology], which has the nodes; give one, or take this out")
+    return node
 
 
 def _read_faults(each: Fields) -> TierFaults:
