@@ -7,6 +7,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from tokenmill.cli.simulate.files import sources_beside
 from tokenmill.core.events import Output
 from tokenmill.core.request import Request, SamplingParams
@@ -66,6 +68,8 @@ def test_what_the_page_shows_can_be_read() -> None:
     assert made.parts.topology is not None and made.parts.tiers is not None
     assert (len(made.parts.faults), made.parts.cores.cores, len(made.parts.tiers.tiers)) == (2, 2, 3)
     assert [worker.node for worker in made.workers] == ["n0", "n1"]
+    cold = made.workers[0].cold
+    assert cold is not None and cold.alone_s == pytest.approx(28.0, abs=0.1)
 
 
 def test_the_page_has_every_key() -> None:

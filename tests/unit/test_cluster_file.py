@@ -211,6 +211,10 @@ BAD = {
         USUAL + 'weights_node = "store"',
         "workers[0].weights_node: needs [topology], which has the nodes",
     ),
+    "weights of no model": (
+        "[[workers]]\ncosts = { step_s = 1 }\nkv_blocks = 9\nweights_bytes_s = 2e9",
+        "workers[0].weights_bytes_s: needs a [model]",
+    ),
     "unknown fault": (
         USUAL + '[[faults]]\nkind = "crush"',
         "faults[0].kind: 'crush' is unknown; did you mean 'crash'?",

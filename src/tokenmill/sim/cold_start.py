@@ -33,13 +33,17 @@ class ColdStart:
 
 def read_cold_start(fields: Fields, weights_bytes: int = 0, nodes: tuple[str, ...] = ()) -> ColdStart:
     """From the fields of a table of workers: cold_start_s, weights_bytes_s or weights_node (without either, weights
-    take no time). weights_bytes: of the model. Raises ConfigError, which names the field."""
+    take no time). weights_bytes: of the model, 0 where its shape is not known. Raises ConfigError, which names
+    the field."""
     begin_s = fields.number("cold_start_s", 0.0)
     has_disk, has_node = fields.has("weights_bytes_s"), fields.has("weights_node")
     if has_disk and has_node:
         raise fields.error(
             "weights_node", "weights come from here or from a disk (weights_bytes_s), not both; keep one"
         )
+    if (has_disk or has_node) and not weights_bytes:
+        key = "weights_node" if has_node else "weights_bytes_s"
+        raise fields.error(key, "needs a [model]: its shape says how many bytes the weights have")
     if has_node and not nodes:
         raise fields.error("weights_node", "needs [topology], which has the nodes; give one, or weights_bytes_s")
     bytes_s = fields.number("weights_bytes_s", 2e9, is_open=True)
