@@ -185,6 +185,14 @@ BAD = {
     "KV twice": (USUAL + 'kv_blocks = 10\nkv_cache_memory_bytes = "1GiB"', "workers[0].kv_blocks: KV is sized once"),
     "heads": (USUAL + "tensor_parallel = 3", "workers[0].tensor_parallel: llama-3-8b has 32 heads"),
     "halves": (USUAL + "expert_overlap = true", "workers[0].expert_overlap: only the all-to-all of experts"),
+    "costs of several devices": (
+        "[[workers]]\ncosts = { step_s = 1 }\nkv_blocks = 9\ntensor_parallel = 2",
+        "workers[0].tensor_parallel: is of hardware: costs has what steps take on all devices",
+    ),
+    "overlap of a calibration": (
+        "[[workers]]\ncalibration = 'c.json'\nkv_blocks = 9\nexpert_overlap = true",
+        "workers[0].expert_overlap: is of hardware: calibration has",
+    ),
     "two laws": (USUAL + "costs = { step_s = 1 }", "workers[0].costs: what steps take is said once"),
     "no law": (USUAL + "[[workers]]\ncount = 1", "workers[1].hardware: give one of hardware, calibration, costs"),
     "no KV": (USUAL + "[[workers]]\ncosts = { step_s = 1 }", "workers[1].kv_blocks: is needed"),

@@ -41,6 +41,16 @@ def test_a_measured_machine_serves_in_a_cluster(report: str) -> None:
         read_deployment(text.replace("kv_blocks = 500", ""), SOURCES)
 
 
+def test_a_measured_machine_takes_no_gpu(report: str) -> None:
+    """It stands on nodes that have none, and its price is told where it can be given."""
+    text = f'{MODEL}count = 2\nhardware = "{report}"\nkv_blocks = 500\n[[topology.nodes]]\ncount = 2\n'
+    assert [(each.node, each.gpus) for each in read_deployment(text, SOURCES).workers] == [("n0", ()), ("n1", ())]
+    with pytest.raises(ConfigError, match=r"workers\[0\].price_hour_usd: no price of \S+kernels.json is known"):
+        read_deployment(f"{text}[prices]\n", SOURCES)
+    priced = text.replace("kv_blocks", "price_hour_usd = 0.5\nkv_blocks")
+    assert read_deployment(f"{priced}[prices]\n", SOURCES).price_per_h == 1.0
+
+
 def test_software_reaches_what_was_fitted_to_it() -> None:
     """`software` takes its coefficients; a name that is not there is told at its place."""
     text = '[model]\nname = "llama-3-8b"\n[[workers]]\nhardware = "a100"\nsoftware = "lmdeploy"\n'

@@ -149,11 +149,11 @@ def _check_prices(groups: list[Group]) -> None:
     """Who has a section of prices asks for costs."""
     for number, group in enumerate(groups):
         if not group.plans[0].price_per_h:
-            if group.hardware is not None:
-                where, what = f"prices.{group.hardware.name}", f"no price of {group.hardware.name} is known"
-            else:
-                where, what = f"workers[{number}].price_hour_usd", "no price of these workers is known"
-            raise ConfigError(f"{where}: {what}; give dollars an hour", param=where)
+            device = group.hardware
+            name = device.name if device is not None else "these workers"
+            in_table = device is not None and not device.is_cpu
+            where = f"prices.{name}" if in_table else f"workers[{number}].price_hour_usd"
+            raise ConfigError(f"{where}: no price of {name} is known; give dollars an hour", param=where)
 
 
 def _facts(model: Model, groups: list[Group]) -> tuple[tuple[str, str], ...]:

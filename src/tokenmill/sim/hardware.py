@@ -35,8 +35,8 @@ COMPUTE = {
 class Hardware:
     """One device. memory_bytes: 0 where it is not known. flop_s: peak operations a second by precision (bf16 stands for
     fp16 too). link_bytes_s: one way between num_joined devices, or where is_mesh, of all the links that one has to
-    each of the others together; network_bytes_s: beyond them, of one device.
-    price_hour_usd: 0 where no source has one. sources: of each figure."""
+    each of the others together; network_bytes_s: beyond them, of one device. price_hour_usd: 0 where no source has one.
+    sources: of each figure. is_cpu: a machine that was measured, which computes on its cores and is in no table."""
 
     name: str
     memory_bytes: float
@@ -50,6 +50,7 @@ class Hardware:
     is_mesh: bool = False
     title: str = ""
     sources: Mapping[str, str] | None = None
+    is_cpu: bool = False
 
     def computed_in(self, precision: str) -> str:
         """What it multiplies weights of this precision in: those that it cannot multiply as they are, in bf16 or, where
@@ -167,4 +168,5 @@ def measured_hardware(
         flops,
         title=name,
         sources={"memory_bytes_s": source, "flop_s": source},
+        is_cpu=True,
     )

@@ -24,7 +24,7 @@ from .models import KV_BYTES, WEIGHT_BYTES, ModelShape, model_named, read_model
 from .parts import PartsPlan
 from .parts_file import Placer, no_topology, read_cold
 from .reached import reached_named
-from .roofline import Parallel, Precision, Roofline
+from .roofline import ALONE, Parallel, Precision, Roofline
 from .topology import Topology
 
 POOLS = ("mixed", "prefill", "decode")
@@ -33,6 +33,8 @@ LONGEST = 131072
 MOST_WORKERS = 100_000
 """Of a table: more would fill memory before anything is said."""
 _LAWS = ("hardware", "calibration", "costs")
+_SPREAD = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel", "expert_overlap")
+"""The fields of roofline.Parallel, in its order."""
 _PLACES = {
     "parallel.tensor": "tensor_parallel",
     "parallel.pipeline": "pipeline_parallel",
@@ -148,7 +150,8 @@ def read_group(
     # The first life is warm unless it is said otherwise.
     start_s = fields.number("start_s", 0.0)
     threads = fields.count("threads", 1, least=1)
-    placed = placer.place(fields, devices, count)
+    num_gpus = 0 if hardware is not None and hardware.is_cpu else devices
+    placed = placer.place(fields, num_gpus, count)
     fields.end()
     plans = tuple(
         WorkerPlan(f"{name}{first + number}", pool, config, law, node, start_s, price, gpus, threads, cold)
@@ -169,6 +172,10 @@ def _read_law(fields: Fields, model: Model, sources: Sources) -> tuple[StepLaw, 
         fields.flag("expert_parallel"),
         fields.flag("expert_overlap"),
     )
+    if given != ["hardware"]:
+        for key, value, alone in zip(_SPREAD, parallel, ALONE, strict=True):
+            if value != alone:
+                raise fields.error(key, f"is of hardware: {given[0]} has what steps take on all devices; take it out")
     if given == ["costs"]:
         return _read_costs(fields.table("costs")), None, parallel
     if given == ["calibration"]:
