@@ -12,6 +12,7 @@ from tokenmill.cli.simulate.loads import with_changes
 from tokenmill.core.cost import Work
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.step_records import Machine
+from tokenmill.core.terms import Terms
 from tokenmill.sim.calibrated import Calibrated, Curve
 from tokenmill.sim.cluster_file import NO_SOURCES, parse, read_deployment
 from tokenmill.sim.roofline import Roofline
@@ -109,6 +110,19 @@ def test_workers_take_the_gpus_of_nodes_in_turn() -> None:
     assert placed == [(names[0], (0, 1, 2, 3)), (names[0], (4, 5, 6, 7)), (names[1], (0, 1, 2, 3))]
     with pytest.raises(ConfigError, match=r"workers\[0\].count: of 25 workers"):
         read_deployment(USUAL.replace("count = 2", "count = 25") + PLACED)
+
+
+def test_who_is_no_known_tenant_has_what_all_may_expect() -> None:
+    """Requests of no tenant and of one without a table have `[slo]`; what a request says itself goes before."""
+    gateway = read_deployment(USUAL + "[slo]\nttft_ms = 500\n[tenants.gold]\nttft_ms = 100\n").gateway
+    assert gateway is not None
+    tenants = ("", "other", "gold")
+    found = [gateway.terms_of(Terms(tenant)) for tenant in tenants]
+    assert found == [Terms("", ttft_s=0.5), Terms("other", ttft_s=0.5), Terms("gold", ttft_s=0.1)]
+    own = Terms("other", ttft_s=3.0)
+    assert gateway.terms_of(own) == own
+    plain = read_deployment(USUAL + "[tenants.gold]\nttft_ms = 100\n").gateway
+    assert plain is not None and plain.terms_of(Terms("other")) == Terms("other")
 
 
 def test_a_calibration_says_what_its_engine_was() -> None:

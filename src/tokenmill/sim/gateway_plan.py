@@ -26,7 +26,7 @@ class GatewayPlan:
     """Policies by name. max_queue_s: a call that would wait longer is refused, 0: none is. admission: whether calls are
     refused that are expected to miss their targets. shares_rows: tenants and clients have the engines' rows in turn;
     else each request goes to its engine when it comes. own_admission: instead of all that refuses. terms: what the
-    requests of a tenant may expect; under "" of those that name none."""
+    requests of a tenant may expect; under "" those of all others."""
 
     routing_policy: str = USUAL_ROUTING
     disaggregation: str = "cost"
@@ -51,11 +51,10 @@ class GatewayPlan:
         )
 
     def terms_of(self, terms: Terms) -> Terms:
-        """With what the tenant has, where the request does not say."""
-        known = self.terms.get(terms.tenant)
-        if known is None or terms != USUAL._replace(tenant=terms.tenant):
+        """With what the tenant has, or else all have, where the request does not say."""
+        if terms != USUAL._replace(tenant=terms.tenant):
             return terms
-        return known
+        return self.terms.get(terms.tenant) or self.terms.get("", USUAL)._replace(tenant=terms.tenant)
 
 
 def read_gateway(fields: Fields) -> GatewayPlan:
