@@ -211,6 +211,10 @@ BAD = {
     "no law": (USUAL + "[[workers]]\ncount = 1", "workers[1].hardware: give one of hardware, calibration, costs"),
     "no KV": (USUAL + "[[workers]]\ncosts = { step_s = 1 }", "workers[1].kv_blocks: is needed"),
     "nothing costs": (USUAL + "[[workers]]\ncosts = {}\nkv_blocks = 9", "workers[1].costs.step_s: a step takes time"),
+    "more than all experts": (
+        "[[workers]]\ncosts = { step_s = 1, experts_s = 1, chosen = 2 }\nkv_blocks = 9",
+        "workers[0].costs.chosen: a number that is 0 or more and at most 1",
+    ),
     "prefill alone": (USUAL + 'pool = "prefill"', "workers[0].pool: workers of pool 'prefill' need some"),
     "unlike blocks": (
         USUAL + '[[workers]]\nhardware = "h100"\n[workers.engine]\nblock_size = 32',

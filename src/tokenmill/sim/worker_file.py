@@ -204,8 +204,9 @@ def _measured(law: StepLaw) -> dict[str, int]:
 
 
 def _read_costs(fields: Fields) -> Costs:
-    """Coefficients, in seconds."""
-    costs = Costs(**{name: fields.number(name, 0.0) for name in Costs._fields})
+    """Coefficients, in seconds, and a share."""
+    seconds = {name: fields.number(name, 0.0) for name in Costs._fields if name != "chosen"}
+    costs = Costs(**seconds, chosen=fields.number("chosen", 0.0, most=1.0))
     fields.end()
     if not costs.is_known:
         raise fields.error("step_s", "a step takes time; give step_s, row_s or token_s")
