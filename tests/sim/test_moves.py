@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 
+from tokenmill.core.block import full_groups
+from tokenmill.core.errors import EngineFailed
+from tokenmill.core.moves import EndMove, KVSource, PullBlocks, SendBlocks
 from tokenmill.engine import offers, pulls
 from tokenmill.sim.executor import Violation
+from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.moves import Report, run_moves
+from tokenmill.sim.peers import ToyNetwork, ToyPeer
+from tokenmill.sim.pools import ToyPool
 
 SEEDS = range(60)
 
@@ -25,6 +32,30 @@ def test_moved_requests_are_their_solo_runs_and_no_block_is_lost() -> None:
     assert total.num_moves > 300 and total.num_warm > 80 and total.num_pulled > 500, total
     assert total.num_lost > 20 and total.num_prefetched > 50 and total.num_preemptions > 5, total
     assert total.ends.keys() >= {"length", "stop", "abort", "internal_error"}, total
+
+
+def test_a_ticket_is_forgotten_when_its_pull_has_ended() -> None:
+    """A move that is over while KV is waited for fails the jobs of both ends, and neither keeps anything of it."""
+    loop = VirtualLoop()
+    network = ToyNetwork()
+    (group,) = full_groups(4)
+    one, two = (
+        ToyPeer(network, name, f"{name}.1", [ToyPool(group, 4)], 4, lambda holds, message: None) for name in "ab"
+    )
+
+    async def main() -> None:
+        sending = loop.create_task(one.send(SendBlocks(0, "t", ((0, 0, 1),), 4, False)))
+        source = KVSource("a", "a.1", "a", "a", "t")
+        pulling = loop.create_task(two.pull(PullBlocks(0, source, 0, ((2, 3),), is_final=True)))
+        await asyncio.sleep(0.01)
+        for peer, job in ((two, pulling), (one, sending)):
+            peer.end(EndMove("t"))
+            with pytest.raises(EngineFailed, match="The move is over"):
+                await job
+
+    loop.run(main())
+    for peer in (one, two):
+        assert not (peer._given_up or peer._pulling or peer._boards), peer.address
 
 
 def test_a_run_is_repeated_exactly() -> None:

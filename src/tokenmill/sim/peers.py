@@ -11,6 +11,7 @@ import asyncio
 import json
 import random
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -106,7 +107,8 @@ class ToyPeer:
         self._check = check
         self._boards: dict[str, _Board] = {}
         self._unknown: list[asyncio.Future[None]] = []
-        self._given_up: dict[str, None] = {}
+        self._pulling: Counter[str] = Counter()  # jobs under way, by ticket
+        self._given_up: dict[str, None] = {}  # of these tickets, those that are over
         network.peers[address] = self
 
     def leave(self) -> None:
@@ -152,9 +154,15 @@ class ToyPeer:
             for block in ids:
                 if block >= 0:
                     self._fill(group, block, is_begin=True)
+        ticket = job.source.ticket
+        self._pulling[ticket] += 1
         try:
             return await self._pull(job)
         finally:
+            self._pulling[ticket] -= 1
+            if not self._pulling[ticket]:
+                del self._pulling[ticket]
+                self._given_up.pop(ticket, None)
             for group, ids in enumerate(job.blocks):
                 for block in ids:
                     if block >= 0:
@@ -162,7 +170,8 @@ class ToyPeer:
 
     def end(self, job: EndMove) -> str:
         """Jobs under the ticket fail, those that send and those that pull."""
-        self._given_up[job.ticket] = None
+        if job.ticket in self._pulling:
+            self._given_up[job.ticket] = None
         for peer in self._network.peers.values():
             if job.ticket in peer._boards:
                 peer._boards[job.ticket].wake()
