@@ -41,6 +41,7 @@ def test_faults_are_read() -> None:
         ({"kind": "crash", "target": "w0", "at_s": 1, "for_s": 2}, "faults[0].for_s: no such key"),
         ({"kind": "slow", "target": "w0", "at_s": 1, "factor": 0.5}, "faults[0].factor: a number that is 1 or more"),
         ({"kind": "corrupt", "target": "w0", "at_s": 1, "factor": 2}, "faults[0].factor: a number that is 0 or more"),
+        ({"kind": "crash", "target": "w0", "at_s": 1, "until_s": 9}, "faults[0].until_s: is of faults that come again"),
         ({"kind": "crash", "mean_time_between_s": 0}, "faults[0].mean_time_between_s: a number that is more than 0"),
     ],
 )

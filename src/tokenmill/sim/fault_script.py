@@ -79,7 +79,10 @@ def _read_fault(each: Fields) -> Fault:
         most = 1.0 if kind in ("flap", "corrupt") else float("inf")
         factor = each.number("factor", _FACTOR[kind], least=1.0 if kind == "slow" else 0.0, most=most)
     between_s = each.number("mean_time_between_s", is_open=True) if is_again else 0.0
-    until_s = each.number("until_s", float("inf")) if each.has("until_s") and is_again else float("inf")
+    for key in ("until_s", "seed"):
+        if not is_again and each.has(key):
+            raise each.error(key, "is of faults that come again and again; give mean_time_between_s, or take it out")
+    until_s = each.number("until_s") if each.has("until_s") else float("inf")
     seed = each.count("seed", 0) if is_again else 0
     each.end()
     return Fault(each.where, kind, target, at_s, for_s, factor, between_s, until_s, seed)
