@@ -56,7 +56,7 @@ def test_what_is_said_is_there() -> None:
         max_num_seqs = 32
         max_num_batched_tokens = 2048
         enable_prefix_caching = false
-        scheduling_policy = "fcfs"
+        scheduling_policy = "priority"
         [router]
         routing_policy = "least_load"
         disaggregation = "never"

@@ -18,7 +18,7 @@ from ..core.effects import WRITES
 from ..core.options import check, option, size
 from ..core.own_policy import Kind
 from ..core.policy import Eviction, Order
-from ..sched.policies import ORDERS
+from ..sched.policies import ORDERS, SCHEDULING_POLICIES
 from .policy_file import take_own_policies
 
 KV_SHARE = 0.4
@@ -55,9 +55,7 @@ KV_CACHE_DTYPES = {
 LATENT_DTYPE = "bf16"
 """What "auto" is for latents, whose products are of this type on all kernels."""
 
-SCHEDULING_POLICIES = {name: name for name in ORDERS} | {"priority": "fcfs"}
 OWN_POLICIES = {"scheduling_policy": Kind("scheduling", Order), "eviction_policy": Kind("eviction", Eviction)}
-"""As asked, in our words or vLLM's, whose 'priority' is arrival within a priority -> the order of service."""
 
 _COUNT = re.compile(r"(\d+|\d*\.\d+(?=[kmgt]))([kKmMgGtT]?)")
 

@@ -15,7 +15,7 @@ from ..core.block import full_groups
 from ..core.config import BLOCK_SIZE, STEPS_IN_FLIGHT, EngineConfig
 from ..core.cost import Costs, StepLaw
 from ..core.errors import ConfigError
-from ..sched.policies import ORDERS
+from ..sched.policies import SCHEDULING_POLICIES
 from .calibrated import Calibrated
 from .deployment import WorkerPlan
 from .fields import Fields
@@ -97,9 +97,11 @@ def read_engine(fields: Fields, usual: Mapping[str, Any]) -> dict[str, Any]:
         found["max_num_waiting"] = fields.count("max_num_waiting", least=1)
     if fields.has("enable_prefix_caching"):
         found["enable_prefix_caching"] = fields.flag("enable_prefix_caching")
-    for name, known in (("scheduling_policy", tuple(ORDERS)), ("eviction_policy", tuple(EVICTIONS))):
-        if fields.has(name):
-            found[name] = fields.text(name, among=known)
+    if fields.has("scheduling_policy"):
+        asked = fields.text("scheduling_policy", among=tuple(SCHEDULING_POLICIES))
+        found["scheduling_policy"] = SCHEDULING_POLICIES[asked]
+    if fields.has("eviction_policy"):
+        found["eviction_policy"] = fields.text("eviction_policy", among=tuple(EVICTIONS))
     fields.end()
     return found
 

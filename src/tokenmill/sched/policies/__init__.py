@@ -20,6 +20,9 @@ ORDERS: Mapping[str, Order] = {
     "lpm": LongestPrefixFirst(),
 }
 
+SCHEDULING_POLICIES = {name: name for name in ORDERS} | {"priority": "fcfs"}
+"""As asked, in our words or vLLM's, whose 'priority' is arrival within a priority -> the order of service."""
+
 
 @dataclass(frozen=True, slots=True)
 class Policies:
