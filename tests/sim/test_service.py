@@ -16,7 +16,10 @@ from tokenmill.core.errors import Overloaded
 from tokenmill.core.events import Output
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.sim.deployment import Deployment, WorkerPlan
+from tokenmill.sim.fault_script import read_faults
+from tokenmill.sim.fields import Fields
 from tokenmill.sim.loop import VirtualLoop
+from tokenmill.sim.parts import PartsPlan
 from tokenmill.sim.service import Service
 from tokenmill.sim.timed import END_TOKEN
 
@@ -146,6 +149,34 @@ def test_steps_beyond_what_a_law_was_measured_on_are_counted() -> None:
 
     loop.run(main())
     assert service.report.unseen == {(1, 128): 1}
+
+
+def test_preemptions_of_all_lives_are_counted() -> None:
+    """A worker without room for what its requests grow to has as many whether it dies afterwards or not."""
+
+    def num_preemptions(*tables: dict[str, object]) -> int:
+        loop = VirtualLoop()
+        worker = WorkerPlan("w0", "mixed", replace(CONFIG, groups=full_groups(16), max_model_len=256), COSTS)
+        faults = read_faults(Fields({"faults": list(tables)}))
+        service = Service(Deployment((worker,), parts=PartsPlan(faults=faults)), loop)
+
+        async def main() -> None:
+            await service.start()
+            heards = [Heard(loop) for _ in range(4)]
+            for number, heard in enumerate(heards):
+                service.open(request(number, num_prompt=48, most=100), "a", heard)
+            for heard in heards:
+                await heard.end.wait()
+            assert loop.time() < 20.0
+            await asyncio.sleep(30.0 - loop.time())
+            await service.stop()
+
+        loop.run(main())
+        assert len(service.report.faults) == len(tables)
+        return service.report.num_preemptions
+
+    crash = {"kind": "crash", "target": "w0", "at_s": 20.0}
+    assert num_preemptions(crash) == num_preemptions() > 0
 
 
 def test_a_cold_start_keeps_its_worker_away() -> None:

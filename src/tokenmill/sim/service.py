@@ -149,7 +149,7 @@ class Service:
         report.faults = [(each.at_s, each.kind, each.target) for each in self._faults.struck]
         if self.parts.fabric is not None:
             report.carried_bytes = {use.name: round(use.carried_bytes) for use in self.parts.fabric.use()}
-        report.num_preemptions = sum(worker.core.stats().num_preemptions for worker in self.workers)
+        report.num_preemptions = sum(worker.num_preemptions for worker in self.workers)
         for name, executor in self._made:
             report.busy_s[name] = report.busy_s.get(name, 0.0) + executor.busy_s
             report.steps[name] = report.steps.get(name, 0) + executor.num_steps

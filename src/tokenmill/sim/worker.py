@@ -158,6 +158,7 @@ class Worker:
         self.name = name
         self.pool = pool
         self.num_lives = 0
+        self._num_preemptions = 0  # of the lives before
         self.is_up = False
         self.links: dict[int, Link] = {}
         self.numbers: dict[int, int] = {}
@@ -185,6 +186,11 @@ class Worker:
         for event in first:
             self._shell.hear(event)
         self._is_leaving = False
+
+    @property
+    def num_preemptions(self) -> int:
+        """Of all its lives."""
+        return self._num_preemptions + self.core.stats().num_preemptions
 
     def _record(self, entry: Entry) -> None:
         if self._rng.random() < self._build.check_rate:
@@ -214,6 +220,7 @@ class Worker:
                 await self._build.come_back(self.name)
             else:
                 await asyncio.sleep(self._rng.uniform(0.0, 0.1))
+            self._num_preemptions = self.num_preemptions
             self._begin()
 
     def _places(self) -> range:
