@@ -7,12 +7,13 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from topologies import flat
 
 from tokenmill.core.errors import ConfigError
 from tokenmill.sim.fabric import Fabric
 from tokenmill.sim.fair_share import Bundle, fair_rates
 from tokenmill.sim.loop import VirtualLoop
-from tokenmill.sim.topology import Place, Topology, flat, read_topology
+from tokenmill.sim.topology import Place, Topology, read_topology
 
 GB = 10**9
 PAIR = flat(("a", "b", "c", "d"), bytes_s=1e9, latency_s=0.001)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
+from topologies import flat
 
 from tokenmill.cli.simulate.shared import fault_doubts, lines_of
 from tokenmill.cluster.gateway import Gateway
@@ -27,7 +28,6 @@ from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.parts import CorePlan, FrontCosts, PartsPlan, read_cores
 from tokenmill.sim.service import Service, ServiceReport
 from tokenmill.sim.tier_plan import read_tiers
-from tokenmill.sim.topology import flat
 
 BLOCK_BYTES = 1_000_000
 CONFIG = EngineConfig(groups=full_groups(512, BLOCK_BYTES), max_model_len=1024, max_num_batched_tokens=512)
@@ -127,7 +127,7 @@ def test_kv_goes_over_the_links_that_the_topology_has() -> None:
     nodes = {"node": lambda number: f"n{number}"}
 
     def second_token_s(bytes_s: float) -> tuple[float, ServiceReport]:
-        parts = PartsPlan(topology=flat(("n0", "n1"), bytes_s=bytes_s, latency_s=0.0))
+        parts = PartsPlan(topology=flat(("n0", "n1"), bytes_s=bytes_s))
         heard, report = serve(deploy(parts, ("prefill", "decode"), **nodes), 1, prompt=64)
         return heard[0][1] - heard[0][0], report
 
@@ -272,7 +272,7 @@ def test_prefixes_come_back_from_tiers_and_spoilt_blocks_are_computed_again() ->
 def test_what_is_shared_is_told() -> None:
     """Faults with cold starts, the busiest links, and how busy front end and clients are; nothing where nothing is."""
     parts = PartsPlan(
-        topology=flat(("n0", "n1"), bytes_s=1e8, latency_s=0.0),
+        topology=flat(("n0", "n1"), bytes_s=1e8),
         faults=faults({"kind": "crash", "target": "w1", "at_s": 0.5}).faults,
         cores=CorePlan(4, FrontCosts(token_s=0.001), 0.001),
     )

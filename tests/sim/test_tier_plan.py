@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from topologies import flat
 
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
@@ -19,7 +20,7 @@ from tokenmill.sim.fields import Fields
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.tier_plan import TierHosts, TierSpecs, read_tiers
 from tokenmill.sim.tiers import Medium, Pace, TierFaults, VirtualTier
-from tokenmill.sim.topology import Place, flat
+from tokenmill.sim.topology import Place
 
 BLOCK = 1_000_000
 HOST = {"kind": "host", "bytes": "64GiB", "read_bytes_s": 2e10, "shared_by": 2}
@@ -132,7 +133,7 @@ def test_hosts_share_one_remote_store_over_the_network() -> None:
     """Two workers a host; each host has its own disk, all one remote medium, whose network port they share."""
     loop = VirtualLoop()
     nodes = {"w0": "n0", "w1": "n0", "w2": "n1"}
-    topology = flat(("n0", "n1", "store"), bytes_s=1e9, latency_s=0.0)
+    topology = flat(("n0", "n1", "store"))
     fabric = Fabric(loop, topology.wire([Place(name, node) for name, node in nodes.items()]))
     remote = REMOTE | {"read_bytes_s": 1e12, "latency_s": 0.0, "admission": "all"}
     specs = specs_of(HOST, DISK, remote)

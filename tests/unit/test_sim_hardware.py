@@ -42,7 +42,7 @@ def test_precisions_that_a_device_lacks_are_computed_in_16_bits() -> None:
 
 
 def test_what_is_wrong_names_the_field_and_the_remedy() -> None:
-    """Unknown hardware, a figure without source, a source that is not there, and a price that nobody knows."""
+    """Unknown hardware, a figure without source, and a source that is not there."""
     with pytest.raises(ConfigError, match=r"workers\[0\].hardware: 'h10' is unknown; did you mean 'h100'") as raised:
         hardware_named("h10", "workers[0].hardware")
     assert raised.value.param == "workers[0].hardware"
@@ -50,9 +50,6 @@ def test_what_is_wrong_names_the_field_and_the_remedy() -> None:
         read_hardware("[sources]\nus='by hand'\n[own]\nbf16_flop_s={value=1,source='me'}")
     with pytest.raises(ConfigError, match=r"own.bf16_flop_s.value: a number that is more than 0"):
         read_hardware("[sources]\nus='by hand'\n[own]\nbf16_flop_s={value=0,source='us'}")
-    with pytest.raises(ConfigError, match=r"hardware.price_hour_usd: no price of h200-sxm is known"):
-        hardware_named("h200").price_s_usd()
-    assert hardware_named("h800").price_s_usd() == pytest.approx(2 / 3600)
 
 
 def test_a_measured_machine_is_hardware() -> None:

@@ -149,11 +149,6 @@ class Process:
         self._running = 0  # threads of the job that runs
         self._number = -1  # of the job that runs; -1: none does
 
-    @property
-    def num_waiting(self) -> int:
-        """Jobs that wait for their turn or run."""
-        return len(self._jobs)
-
     def submit(self, seconds: float, then: Callable[[], object], threads: int = 0, crowded_s: float = 0.0) -> None:
         """A job of so many seconds on cores of its own; `then` is called at its end. threads: 0: as many as ever.
         crowded_s: by so much longer it takes where steps of others have all cores that its threads leave."""
@@ -162,17 +157,6 @@ class Process:
         if len(self._jobs) == 1:
             self._began_s = self._loop.time()
             self.host._begin(self)
-
-    async def compute(self, seconds: float) -> None:
-        """Returns when such a job has been done. One that nobody waits for any more is done all the same."""
-        done: asyncio.Future[None] = self._loop.create_future()
-
-        def end() -> None:
-            if not done.done():
-                done.set_result(None)
-
-        self.submit(seconds, end)
-        await done
 
     def kill(self) -> None:
         """It has died: its jobs never end."""

@@ -123,11 +123,6 @@ class FaultRunner:
             elif not self._targets(fault.kind):
                 raise Fields({}, fault.where).error("kind", f"there is nothing here that {fault.kind} can strike")
 
-    @property
-    def counts(self) -> Counter[str]:
-        """How many of each kind."""
-        return Counter(each.kind for each in self.struck)
-
     def start(self) -> None:
         for number, fault in enumerate(self._faults):
             self._loop.spawn(self._run(fault, number), f"fault {number}")

@@ -13,7 +13,6 @@ from ..cluster.replication import replication_named
 from ..cluster.rescheduling import POLICIES as MIGRATION
 from ..cluster.rescheduling import policy_named
 from ..cluster.router import ROUTING_POLICIES, USUAL_ROUTING
-from ..core.policy import Admission
 from ..core.terms import NUM_PRIORITY_CLASSES, USUAL, Terms
 from .fields import Fields
 
@@ -25,8 +24,8 @@ _FOREVER_S = 1e9
 class GatewayPlan:
     """Policies by name. max_queue_s: a call that would wait longer is refused, 0: none is. admission: whether calls are
     refused that are expected to miss their targets. shares_rows: tenants and clients have the engines' rows in turn;
-    else each request goes to its engine when it comes. own_admission: instead of all that refuses. terms: what the
-    requests of a tenant may expect; under "" those of all others."""
+    else each request goes to its engine when it comes. terms: what the requests of a tenant may expect; under "" those
+    of all others."""
 
     routing_policy: str = USUAL_ROUTING
     disaggregation: str = "cost"
@@ -37,7 +36,6 @@ class GatewayPlan:
     max_open_requests: int = 8192
     max_open_tokens: int = 2_000_000
     shares_rows: bool = True
-    own_admission: Admission | None = None
     terms: Mapping[str, Terms] = field(default_factory=dict)
 
     def set_up(self, gateway: Gateway) -> None:
@@ -46,7 +44,7 @@ class GatewayPlan:
         gateway.pools.decision = decision_named(self.disaggregation)
         gateway.reviews.policy = policy_named(self.migration)
         gateway.reviews.replication = replication_named(self.replication)
-        gateway.admission = self.own_admission or BoundedWait(
+        gateway.admission = BoundedWait(
             self.max_open_requests, self.max_open_tokens, self.max_queue_s or _FOREVER_S, self.admission != "off"
         )
 

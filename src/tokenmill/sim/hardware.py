@@ -73,14 +73,6 @@ class Hardware:
         """For weights of this precision. Raises ConfigError for one that is unknown."""
         return self.flop_s[self.computed_in(precision)]
 
-    def price_s_usd(self) -> float:
-        """Dollars a second. Raises ConfigError where no source has a price."""
-        if not self.price_hour_usd:
-            raise ConfigError(
-                f"hardware.price_hour_usd: no price of {self.name} is known; give one", param="hardware.price_hour_usd"
-            )
-        return self.price_hour_usd / 3600
-
 
 def hardware_named(name: str, where: str = "hardware") -> Hardware:
     """Of the table, by name or alias in any case. Raises ConfigError, which names the field and the nearest ones."""

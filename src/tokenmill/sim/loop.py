@@ -20,11 +20,6 @@ T = TypeVar("T")
 _MANY = 1000
 
 
-def _wake(sleeper: asyncio.Future[None]) -> None:
-    if not sleeper.done():
-        sleeper.set_result(None)
-
-
 class Deadlock(RuntimeError):
     """Nothing is ready and no timer is armed: the run can never go on."""
 
@@ -142,16 +137,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """What the clock shows from now on; what it showed before."""
         now_s, self._now_s = self._now_s, when_s
         return now_s
-
-    async def sleep_until(self, when_s: float) -> None:
-        """Until this very time, which may be now: `asyncio.sleep` of a difference would be off by a rounding."""
-        if when_s > self._now_s:
-            woken: asyncio.Future[None] = self.create_future()
-            timer = self.call_at(when_s, _wake, woken)
-            try:
-                await woken
-            finally:
-                timer.cancel()
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Start a node: a task whose death ends the run."""

@@ -192,10 +192,6 @@ class Roofline:
             )
         return num_blocks * self.parallel.data
 
-    def price_s_usd(self) -> float:
-        """Dollars a second of all devices. Raises ConfigError where no price is known."""
-        return self.hardware.price_s_usd() * self.parallel.num_devices
-
 
 def _matrix_flop_s(hardware: Hardware, precision: str, reached: Reached) -> float:
     """What is reached where weights are multiplied as they are."""

@@ -105,15 +105,6 @@ def read_topology(table: Mapping[str, Any] | Fields) -> Topology:
     return Topology(nodes, over, latency_s)
 
 
-def flat(
-    names: Iterable[str], kind: str = "ethernet", bytes_s: float = 0.0, latency_s: float | None = None
-) -> Topology:
-    """A node for each name, with one NIC. bytes_s, latency_s: of the kind, if not given."""
-    each_s = LATENCY_S[kind] if latency_s is None else latency_s
-    width = bytes_s or BYTES_S[kind]
-    return Topology({name: Node(name, nic=kind, nic_bytes_s=width, nic_latency_s=each_s) for name in names})
-
-
 def _read_nodes(each: Fields) -> list[Node]:
     name = each.text("name", "n")
     count = each.count("count", 1, least=1)

@@ -108,13 +108,11 @@ def read_engine(fields: Fields, usual: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One table of workers. devices: accelerators of each, 0 where it computes on cores. weight_bytes: of the model on
-    all its devices together, 0 where its shape is not known."""
+    """One table of workers. devices: of the hardware of each, 0 without any."""
 
     plans: tuple[WorkerPlan, ...]
     devices: int
     hardware: Hardware | None
-    weight_bytes: float
 
 
 def read_group(
@@ -159,7 +157,7 @@ def read_group(
         WorkerPlan(f"{name}{first + number}", pool, config, law, node, start_s, price, gpus, threads, cold)
         for number, (node, gpus) in enumerate(placed)
     )
-    return Group(plans, devices, hardware, weight_bytes)
+    return Group(plans, devices, hardware)
 
 
 def _read_law(fields: Fields, model: Model, sources: Sources) -> tuple[StepLaw, Hardware | None, Parallel]:
