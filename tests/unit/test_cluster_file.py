@@ -128,7 +128,7 @@ def test_who_is_no_known_tenant_has_what_all_may_expect() -> None:
 def test_a_calibration_says_what_its_engine_was() -> None:
     """Its KV and batches are the usual ones, and its front end's computing counts."""
     curve = Curve((0.0,), (1e-4,))
-    machine = Machine("m", "n", block_size=32, num_blocks=77, max_num_seqs=5, max_num_batched_tokens=99)
+    machine = Machine("m", "n", "", "", 0, 32, 77, 5, 99, chosen_experts=0.25)
     law = Calibrated(machine, 0.01, 0.0, 0.0, curve, curve, curve)
     sources = replace(NO_SOURCES, calibration=lambda name: law)
     text = "[[workers]]\ncalibration = 'c.json'\n"
@@ -136,7 +136,9 @@ def test_a_calibration_says_what_its_engine_was() -> None:
     config = deployment.workers[0].config
     assert (config.block_size, config.groups[0].num_blocks) == (32, 77)
     assert (config.max_num_seqs, config.max_num_batched_tokens) == (4, 99)
-    assert deployment.parts.cores.front is law
+    assert deployment.parts.cores.front is law and config.chosen_experts == 0.25
+    costs = "[[workers]]\nkv_blocks = 9\ncosts = { step_s = 1, experts_s = 1, chosen = 0.5 }"
+    assert read_deployment(costs, NO_SOURCES).workers[0].config.chosen_experts == 0.5
     other = replace(law, step_s=0.5)
     sources = replace(NO_SOURCES, calibration=lambda name: other if name == "o.json" else law)
     front = read_deployment(text + "[host]\ncalibration = 'o.json'", sources).parts.cores.front

@@ -140,7 +140,7 @@ def read_group(
     config = EngineConfig(
         groups=full_groups(num_blocks, round(token_bytes * block_size)),
         numerics_id=model.numerics_id,
-        chosen_experts=model.shape.chosen if model.shape is not None else 0.0,
+        chosen_experts=_chosen(model, law),
         **settings,
     )
     devices = parallel.num_devices if hardware is not None else 0
@@ -201,6 +201,15 @@ def _measured(law: StepLaw) -> dict[str, int]:
         return {}
     names = ("block_size", "max_num_seqs", "max_num_batched_tokens")
     return {name: getattr(law.machine, name) for name in names if getattr(law.machine, name)}
+
+
+def _chosen(model: Model, law: StepLaw) -> float:
+    """The share of a layer's experts that a token chooses, which engines fit their costs with."""
+    if model.shape is not None:
+        return model.shape.chosen
+    if isinstance(law, Calibrated):
+        return law.machine.chosen_experts
+    return law.chosen if isinstance(law, Costs) else 0.0
 
 
 def _read_costs(fields: Fields) -> Costs:
