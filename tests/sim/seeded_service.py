@@ -67,7 +67,9 @@ def main(seed: int) -> None:
     load = make_load(parser.parse_args(flags), flags, None)
     runners: list[FaultRunner] = []
 
-    def watch(loop: VirtualLoop, service: Service) -> None:
+    def begin(loop: VirtualLoop, seed: int) -> Service:
+        service = Service(deployment(), loop, seed=seed, set_up=set_up)
+
         async def strike() -> None:
             await asyncio.sleep(1.0)
             workers = {worker.name: worker for worker in service.workers}
@@ -75,10 +77,9 @@ def main(seed: int) -> None:
             runners[0].start()
 
         loop.spawn(strike(), "faults")
+        return service
 
-    made = simulate(
-        lambda loop, seed: Service(deployment(), loop, seed=seed, set_up=set_up), load, About(), watch=watch
-    )  # fmt: skip
+    made = simulate(begin, load, About())
     report, run = made.service.report, made.run
     happened = {
         "struck": len(runners[0].struck),

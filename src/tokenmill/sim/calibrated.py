@@ -336,7 +336,7 @@ def _machine(table: Fields) -> Machine:
         num_blocks=table.count("num_blocks"),
         max_num_seqs=table.count("max_num_seqs"),
         max_num_batched_tokens=table.count("max_num_batched_tokens"),
-        chosen_experts=table.number("chosen_experts"),
+        chosen_experts=table.number("chosen_experts", most=1.0),
         cores=table.count("cores"),
     )
     table.end()
