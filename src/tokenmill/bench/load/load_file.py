@@ -76,6 +76,11 @@ class LoadFile(argparse.Action):
         setattr(namespace, self.dest, Given(path, table, parser))
 
 
+def given_flags(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> list[argparse.Action]:
+    """Those with another value than their default, in the order in which they were added."""
+    return [each for each in parser._actions if getattr(namespace, each.dest, each.default) != each.default]
+
+
 def apply_load(
     parser: argparse.ArgumentParser,
     namespace: argparse.Namespace,
@@ -85,9 +90,7 @@ def apply_load(
 ) -> None:
     """Set what `table` says, as far as `namespace` leaves it open. Raises ConfigError that names the key."""
     settle(namespace)
-    given = {
-        action.dest for action in parser._actions if getattr(namespace, action.dest, action.default) != action.default
-    }
+    given = {action.dest for action in given_flags(parser, namespace)}
     shut = {*ARRIVALS, "max_concurrency"} if given & {*ARRIVALS, "dataset_name"} else set()
     shut |= DATA if "dataset_name" in given else set()
     known = {

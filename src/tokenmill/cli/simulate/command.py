@@ -15,7 +15,7 @@ from rich.console import Console
 from ...bench.html.report import write_report
 from ...bench.load.body import CHAT_APIS
 from ...bench.load.command import check_outputs
-from ...bench.load.load_file import apply_load
+from ...bench.load.load_file import apply_load, given_flags
 from ...bench.load.show import runs_of
 from ...bench.output import console_beside, write_json
 from ...bench.result import Result, Run
@@ -142,8 +142,8 @@ def doubts_of(report: ServiceReport) -> list[str]:
 
 def _check_against(args: argparse.Namespace) -> None:
     """Raises ConfigError for flags of a load, and others that it has no use for."""
-    for action in args.parser._actions:
-        if action.dest not in _OF_AGAINST and getattr(args, action.dest, action.default) != action.default:
+    for action in given_flags(args.parser, args):
+        if action.dest not in _OF_AGAINST:
             name = next(name for name in action.option_strings if name.startswith("--"))
             raise ConfigError(f"{name} is not of --against: live results say their load.", param=action.dest)
     check_outputs(args)
