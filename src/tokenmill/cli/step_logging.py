@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..core.block import KVGroupSpec
 from ..core.step_records import LogFacts
 from ..node.machine import read_machine
+from ..node.pools import longest
 
 if TYPE_CHECKING:
     from ..engine.flight import Watcher
@@ -30,9 +31,8 @@ def step_logging(path: str, engine: Engine, model: str, beside: Watcher | None) 
 
 def num_blocks_of(groups: Sequence[KVGroupSpec]) -> int:
     """Of the pool that says how many tokens there is KV for: those of windows hold the last tokens alone."""
-    return min([group.num_blocks for group in groups if not group.window], default=0) or max(
-        group.num_blocks for group in groups
-    )
+    most = max(group.num_blocks for group in groups)
+    return longest(groups, block_size=1, max_context=most)  # in blocks, not tokens
 
 
 def _facts(engine: Engine, model: str) -> LogFacts:
