@@ -23,7 +23,7 @@ from tokenmill.engine.link import local_link
 from tokenmill.sim.executor import ToyExecutor
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.tier_store import ToyMachine
-from tokenmill.sim.tiers import NO_FAULTS, Medium, Pace
+from tokenmill.sim.tiers import Medium, Pace
 
 BLOCK_BYTES = 368_640
 COSTS = Costs(step_s=0.02, token_s=0.001, position_s=1e-7)
@@ -41,7 +41,7 @@ def mean_ttft_s(pace: Pace | None) -> tuple[float, EngineStats]:
             CONFIG.numerics_id, (BLOCK_BYTES,), 80 * BLOCK_BYTES, (DISK,), 1 << 40, admissions={DISK: "all"}
         )
         medium = Medium(1 << 40, (BLOCK_BYTES,), pace=pace)
-        machine = ToyMachine(config, {DISK: medium}, loop, rng, NO_FAULTS)
+        machine = ToyMachine(config, {DISK: medium}, loop, rng)
     executor = ToyExecutor(CONFIG, loop, costs=COSTS, machine=machine, incarnation="worker")
     engine_end, front_end = local_link()
     first = [StoreOpened(tiers=SAID)] if machine is not None else []

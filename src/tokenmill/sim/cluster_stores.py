@@ -46,7 +46,7 @@ class Stores:
             )  # fmt: skip
             faults = TierFaults(*(rng.choice([0.0, 0.0, 0.1]) for _ in TierFaults._fields))
             media = {DISK: Medium(4 * most * BLOCK_BYTES, sizes, pace=Pace(0.001, 1e8)), REMOTE: shared}
-            self.machines.append(ToyMachine(made, media, loop, rng, faults))
+            self.machines.append(ToyMachine(made, media, loop, rng, dict.fromkeys(media, faults)))
 
     def start(self) -> None:
         for machine in self.machines:

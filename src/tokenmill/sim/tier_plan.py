@@ -192,7 +192,7 @@ class TierHosts:
                 if tier.node and self._fabric is not None:
                     ways[tier.kind] = self._way(host, tier.node)
             faults = {tier.kind: tier.faults for tier in self.specs.tiers[1:]}
-            made = ToyMachine(self._config, media, self._loop, self._rng, NO_FAULTS, ways, faults)
+            made = ToyMachine(self._config, media, self._loop, self._rng, faults, ways)
             made.start()
             self.hosts[host] = made
         return made

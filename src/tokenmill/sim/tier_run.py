@@ -90,7 +90,7 @@ def _machine(rng: random.Random, scenario: Scenario, clock: VirtualLoop, trouble
         pace = Pace(rng.choice([0.0001, 0.002, 0.05]), rng.choice([1e6, 1e7, 1e9]), rng.choice([0.0, 0.05]), 2.0)
         num_bytes = disk if tier == DISK else 100 * disk
         media[tier] = Medium(num_bytes, block_bytes, is_shared=tier == REMOTE, pace=pace)
-    return ToyMachine(config, media, clock, rng, trouble.faults)
+    return ToyMachine(config, media, clock, rng, dict.fromkeys(media, trouble.faults))
 
 
 class _Node:

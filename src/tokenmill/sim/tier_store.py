@@ -47,7 +47,7 @@ from ..core.tiers import (
     Written,
 )
 from .store import KVJob, Pool, Slots
-from .tiers import GARBAGE, Medium, TierFaults, VirtualTier, Way
+from .tiers import GARBAGE, NO_FAULTS, Medium, TierFaults, VirtualTier, Way
 
 STORE_S = 300.0
 """A store that takes longer to keep blocks has not kept them."""
@@ -60,8 +60,8 @@ def sum_of(block: TierKey, content: Any) -> int:
 
 class ToyMachine:
     """What workers of one machine share. `is_up`: the store can be joined. num_spoilt: blocks that went wrong in a
-    tier, of all its lives. ways: to the media of tiers that are elsewhere. faults: of its tiers, but for those that
-    `own_faults` has others of."""
+    tier, of all its lives. faults: by tier; those that are not named have none. ways: to the media of tiers that are
+    elsewhere."""
 
     def __init__(
         self,
@@ -69,9 +69,8 @@ class ToyMachine:
         media: Mapping[str, Medium],
         clock: Clock,
         rng: random.Random,
-        faults: TierFaults,
+        faults: Mapping[str, TierFaults] = MappingProxyType({}),
         ways: Mapping[str, Way] = MappingProxyType({}),
-        own_faults: Mapping[str, TierFaults] = MappingProxyType({}),
     ) -> None:
         self.config = config
         self.media = media
@@ -80,7 +79,6 @@ class ToyMachine:
         self._rng = rng
         self._faults = faults
         self._ways = ways
-        self._own_faults = own_faults
         self._tiers: dict[str, VirtualTier] = {}
         self._past: list[VirtualTier] = []
         self.slab: dict[int, Any] = {}
@@ -93,9 +91,9 @@ class ToyMachine:
 
     def start(self) -> None:
         self.slab = {}
-        own, usual = self._own_faults, self._faults
+        faults, ways = self._faults, self._ways
         self._tiers = {
-            name: VirtualTier(medium, self.slab, self._rng, own.get(name, usual), way=self._ways.get(name))
+            name: VirtualTier(medium, self.slab, self._rng, faults.get(name, NO_FAULTS), way=ways.get(name))
             for name, medium in self.media.items()
         }
         manager = TierManager(self.config)
