@@ -175,15 +175,6 @@ def test_memory_bounds_the_blocks() -> None:
     assert smaller.config.groups[0].num_blocks == 2**30 // (16 * 131072)
 
 
-TIERS = """
-[[tiers]]
-kind = "host"
-bytes = "64GiB"
-[[tiers]]
-kind = "remote"
-bytes = "1TB"
-"""
-
 BAD = {
     "no TOML": ("[model", "is no TOML"),
     "no workers": ('[model]\nname = "llama-3-8b"', "workers: at least one"),
@@ -232,7 +223,7 @@ BAD = {
     ),
     "unknown node": (USUAL + 'node = "x"' + PLACED, "workers[0].node: 'x' is unknown"),
     "remote tier on no node": (
-        USUAL + TIERS + 'node = "store"',
+        USUAL + '[[tiers]]\nkind = "host"\nbytes = "64GiB"\n[[tiers]]\nkind = "remote"\nbytes = "1TB"\nnode = "store"',
         "tiers[1].node: 'store' needs [topology], which has the nodes",
     ),
     "weights of no node": (
