@@ -79,7 +79,7 @@ devices and spreads that nothing was fitted to. How far off loads on calibrated 
   third of the data sheet's bandwidth in bf16, 36 % in fp8 and 20 % in AWQ. Its GPTQ experts take 0.6 to 0.7 ms a layer
   (30B-A3B, 235B-A22B); the source itself says that their kernel needs work.
 - Prompts on experts of 4 bits: kernels made for decodes reach much less of the peak than with dense matrices
-  (DeepSeek-R1, predicted in 0.61 of the time). One point is known: fitted to it, nothing would be left to test it.
+  (DeepSeek-V3 in int4 on eight H100, above). One point is known: fitted to it, nothing would be left to test it.
 - Decodes on experts of 4 bits: the overhead is as long on all devices, so that steps on H200 and A100 are predicted
   too fast; of 32 rows most.
 - Grouped KV heads: kernels that read KV for each query head take longer (TensorRT-LLM v0.6, 70B, long answers).
