@@ -22,6 +22,7 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -81,7 +82,8 @@ def bodies(rng: random.Random, number: int, max_tokens: int) -> list[dict[str, A
     return found
 
 
-def ask(port: int, body: dict[str, Any]) -> Got:
+def ask(port: int, body: dict[str, Any], heard: threading.Semaphore | None = None) -> Got:
+    """What a client received of a call. `heard` is released once for each event of a stream."""
     got = Got(body["model"], len(body["prompt"]))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
@@ -100,6 +102,8 @@ def ask(port: int, body: dict[str, Any]) -> Got:
                 got.is_complete = True
             elif line.startswith(b"data: "):
                 event = json.loads(line[6:])
+                if heard:
+                    heard.release()
                 got.usage = event.get("usage") or got.usage
                 got.output += sum(len(choice["text"]) for choice in event["choices"])
     return got
@@ -154,16 +158,20 @@ def engine_kills(model: Path, folder: Path, rng: random.Random, num_kills: int, 
 
 
 def front_end_kills(model: Path, folder: Path, rng: random.Random, num_kills: int, max_tokens: int) -> list[str]:
-    """What is wrong after so many kills of all of a server's processes, each in the middle of twelve calls."""
+    """What is wrong after so many kills of all of a server's processes, each in the middle of twelve calls.
+
+    Each comes when clients have heard so many events, which is fewer than one of their streams has."""
     problems: list[str] = []
     over: dict[str, list[int]] = {STREAMED: [], WHOLE: []}
     num_received = num_cut = 0
     before = billed(folder)
     for number in range(num_kills):
         with Server(*ARGS, *lora_of(model), "--usage-dir", str(folder), model=str(model)) as server:
+            heard, num_events = threading.Semaphore(0), rng.randrange(1, max_tokens // 4)
             with ThreadPoolExecutor(12) as pool:
-                asking = [pool.submit(ask, server.port, body) for body in bodies(rng, 12, max_tokens)]
-                time.sleep(rng.uniform(0.05, 0.8))
+                asking = [pool.submit(ask, server.port, body, heard) for body in bodies(rng, 12, max_tokens)]
+                for _ in range(num_events):
+                    assert heard.acquire(timeout=60), f"clients have not heard {num_events} events"
                 os.killpg(server.process.pid, signal.SIGKILL)
                 given = [each.result() for each in asking]
             server.process.wait()
