@@ -122,7 +122,8 @@ float16 already. A matrix whose scales float16 cannot represent is kept in float
 """
 
 FOLDERS = """
-Folders in Hugging Face format (safetensors, one file or sharded with an index):
+Folders in Hugging Face format (`model.safetensors`, else what its index lists, else every .safetensors file; the same
+weights in a second layout beside these, `consolidated.safetensors`, are neither read nor fetched):
 
 | stored | in memory | tested against |
 |---|---|---|

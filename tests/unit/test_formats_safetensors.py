@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tokenmill.core.errors import BadCheckpoint
+from tokenmill.formats.digest import weight_files
 from tokenmill.formats.safetensors import INDEX_NAME, open_safetensors
 
 
@@ -57,6 +58,18 @@ def test_reads_all_files_of_a_folder_without_index(tmp_path: Path) -> None:
     write(tmp_path / "three.safetensors", {"a": f32([1], 0, 4)}, b"aaaa")
     with pytest.raises(BadCheckpoint, match="more than one file"):
         open_safetensors(tmp_path)
+
+
+def test_a_second_copy_of_the_weights_does_not_count(tmp_path: Path) -> None:
+    """model.safetensors alone is the model, else what the index lists, as in transformers; the digest sees no more."""
+    write(tmp_path / "consolidated.safetensors", {"layers.a": f32([1], 0, 4), "b": f32([1], 4, 8)}, b"otheroth")
+    write(tmp_path / "shard.safetensors", {"a": f32([1], 0, 4)}, b"shar")
+    (tmp_path / INDEX_NAME).write_text(json.dumps({"weight_map": {"a": "shard.safetensors"}}))
+    assert {name: bytes(t.data) for name, t in open_safetensors(tmp_path).items()} == {"a": b"shar"}
+    assert [file.name for file in weight_files(tmp_path)] == ["config.json", "shard.safetensors"]
+    write(tmp_path / "model.safetensors", {"b": f32([1], 0, 4)}, b"whol")
+    assert {name: bytes(t.data) for name, t in open_safetensors(tmp_path).items()} == {"b": b"whol"}
+    assert [file.name for file in weight_files(tmp_path)] == ["config.json", "model.safetensors"]
 
 
 DAMAGE = {

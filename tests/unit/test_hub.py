@@ -4,6 +4,7 @@ and huggingface_hub are stand-ins."""
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tokenmill.core.errors import ConfigError, FetchError
 from tokenmill.formats import digest, hub
 from tokenmill.formats import wheel as wheels
 from tokenmill.formats.hub import WheelModel, cached_path, list_models, remove_model, resolve_model, verify_model
+from tokenmill.formats.sentence import SentenceConfig, read_sentence_config
 
 CONTENT = b"GGUF" + bytes(100_000)
 
@@ -356,6 +358,53 @@ def test_a_safetensors_folder_is_fetched_whole(cache: Path, online: dict[str, by
     online.clear()
     online["error"] = b""
     assert resolve_model("org/x", cache_dir=cache).path == path
+
+
+def test_a_sentence_transformers_repository_is_fetched_with_its_modules(cache: Path, online: dict[str, bytes]) -> None:
+    """The pooling that it gives vectors by comes along, other folders do not; rm takes it away with the rest."""
+    modules = [
+        {"path": "", "type": "sentence_transformers.models.Transformer"},
+        {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+    ]
+    files = {
+        "config.json": b"{}",
+        "model.safetensors": b"w",
+        "modules.json": json.dumps(modules).encode(),
+        "1_Pooling/config.json": b'{"pooling_mode_cls_token": true}',
+    }
+    online.update({**files, "onnx/config.json": b"{}"})
+    path = resolve_model("org/x", cache_dir=cache).path
+    assert {str(f.relative_to(path)) for f in path.rglob("*") if f.is_file()} == {*files, ".complete"}
+    assert read_sentence_config(path) == SentenceConfig("cls", True)
+    (listed,) = list_models(cache_dir=cache)
+    assert listed.size_bytes == sum(map(len, files.values()))
+    remove_model("org/x", cache_dir=cache)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_second_copy_of_the_weights_is_not_fetched(cache: Path, online: dict[str, bytes], sharded: bool) -> None:
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    weights = {"model.safetensors": b"w"}
+    if sharded:
+        weights = dict.fromkeys(index["weight_map"].values(), b"w")
+        online["model.safetensors.index.json"] = json.dumps(index).encode()
+    online.update({"config.json": b"{}", "consolidated.safetensors": b"c", **weights})
+    path = resolve_model("org/x", cache_dir=cache).path
+    assert {file.name for file in path.glob("*.safetensors")} == weights.keys()
+
+
+def test_a_shard_that_the_repository_lacks_is_named(cache: Path, online: dict[str, bytes]) -> None:
+    online.update(
+        {
+            "a.safetensors": b"a",
+            "config.json": b"{}",
+            "model.safetensors.index.json": b'{"weight_map": {"a": "b.safetensors"}}',
+        }
+    )
+    with pytest.raises(FetchError, match=r"lacks b\.safetensors, which its model\.safetensors\.index\.json names"):
+        resolve_model("org/x", cache_dir=cache)
 
 
 def test_a_folder_that_broke_off_is_not_taken_for_whole(cache: Path, online: dict[str, bytes]) -> None:

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from .gguf import split_parts
+from .safetensors import weights_of
 
 _CHUNK_BYTES = 1 << 20
 
@@ -33,9 +34,9 @@ def file_digest(path: str | Path, cache_dir: Path) -> str:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """What a checkpoint computes with: the GGUF file or all its parts, or config.json and all weight files of a
-    folder."""
-    return sorted([path / "config.json", *path.glob("*.safetensors")]) if path.is_dir() else split_parts(path)
+    """What a checkpoint computes with: the GGUF file or all its parts, or config.json and the weight files of a
+    folder. Raises BadCheckpoint for an index that cannot be read."""
+    return sorted([path / "config.json", *weights_of(path)]) if path.is_dir() else split_parts(path)
 
 
 def remembered_digest(path: Path, cache_dir: Path) -> tuple[str, bool] | None:

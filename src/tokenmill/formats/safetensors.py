@@ -1,4 +1,4 @@
-"""Reads safetensors: one file, or a folder of shards with `model.safetensors.index.json`.
+"""Reads safetensors: a file, or of a folder `model.safetensors` or what `model.safetensors.index.json` lists.
 
     header length u64 | JSON header: name -> {dtype, shape, data_offsets} | data
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -23,20 +24,21 @@ KINDS = {
     "BOOL": "bool",
 }  # fmt: skip
 
+WHOLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
 MAX_DIMS = 16
 
 
 def open_safetensors(path: str | Path) -> dict[str, Tensor]:
-    """Tensors of a .safetensors file, or of a folder: those its index lists, else those of all its .safetensors files.
-    Bytes are mapped, not read. Raises BadCheckpoint."""
+    """Tensors of a .safetensors file, or of those of a folder that hold its model. Bytes are mapped, not read. Raises
+    BadCheckpoint."""
     path = Path(path)
     if not path.is_dir():
         return _open_file(path)
-    if (path / INDEX_NAME).is_file():
+    if not (path / WHOLE_NAME).is_file() and (path / INDEX_NAME).is_file():
         return _open_shards(path)
-    files = sorted(path.glob("*.safetensors"))
+    files = weights_of(path)
     if not files:
         raise BadCheckpoint(f"{path} holds no .safetensors file.")
     tensors: dict[str, Tensor] = {}
@@ -48,17 +50,42 @@ def open_safetensors(path: str | Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _open_shards(folder: Path) -> dict[str, Tensor]:
-    index = read_json(folder / INDEX_NAME)
-    weight_map = index.get("weight_map")
+def choose_weights(names: Iterable[str], shards: Callable[[], list[str]]) -> list[str]:
+    """Of the names of a folder's files, those that hold its model: model.safetensors alone, else the `shards` of its
+    index, else every .safetensors file. Repositories put the same weights beside these in a second layout."""
+    names = set(names)
+    if WHOLE_NAME in names:
+        return [WHOLE_NAME]
+    return shards() if INDEX_NAME in names else sorted(name for name in names if name.endswith(".safetensors"))
+
+
+def weights_of(folder: Path) -> list[Path]:
+    """The files of a folder that hold its model, by name. Raises BadCheckpoint for an index that cannot be read."""
+    names = (file.name for file in folder.glob("*.safetensors*"))
+    return [folder / name for name in choose_weights(names, lambda: list_shards(folder))]
+
+
+def list_shards(folder: Path) -> list[str]:
+    """The files that the folder's index names. Raises BadCheckpoint."""
+    return sorted(set(_read_index(folder).values()))
+
+
+def _read_index(folder: Path) -> dict[str, str]:
+    """Tensor name -> file name."""
+    weight_map = read_json(folder / INDEX_NAME).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise BadCheckpoint(f"{folder / INDEX_NAME}: weight_map must map tensor names to file names.")
+    for file in weight_map.values():
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise BadCheckpoint(f"{folder / INDEX_NAME} names {file!r}, which is not a shard of the same folder.")
+    return weight_map
+
+
+def _open_shards(folder: Path) -> dict[str, Tensor]:
     shards: dict[str, dict[str, Tensor]] = {}
     tensors = {}
-    for name, file in weight_map.items():
+    for name, file in _read_index(folder).items():
         if file not in shards:
-            if Path(file).name != file or not file.endswith(".safetensors"):
-                raise BadCheckpoint(f"{folder / INDEX_NAME} names {file!r}, which is not a shard of the same folder.")
             shards[file] = _open_file(folder / file)
         if name not in shards[file]:
             raise BadCheckpoint(f"{folder / file} lacks tensor {name!r}, which the index places there.")

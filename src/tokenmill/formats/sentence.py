@@ -16,6 +16,8 @@ from typing import Any
 from ..core.errors import BadCheckpoint
 from .safetensors import read_json, read_json_value
 
+MODULES_NAME = "modules.json"
+
 _POOLINGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -39,14 +41,11 @@ class SentenceConfig:
 
 def read_sentence_config(folder: Path) -> SentenceConfig | None:
     """None where `folder` is none of sentence-transformers'. Raises BadCheckpoint, naming the module or key."""
-    path = folder / "modules.json"
+    path = folder / MODULES_NAME
     if not path.is_file():
         return None
-    modules = read_json_value(path)
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise BadCheckpoint(f"{path} must be a list of modules.")
     pooling, normalize = "mean", False
-    for module in modules:
+    for module in _modules(folder):
         kind = str(module.get("type", "")).rpartition(".")[2]
         if kind == "Pooling":
             pooling = _pooling(_inside(folder, module) / "config.json")
@@ -60,10 +59,23 @@ def read_sentence_config(folder: Path) -> SentenceConfig | None:
     )
 
 
+def module_configs(folder: Path) -> list[str]:
+    """Where the settings of the folder's modules are, relative to it. Raises BadCheckpoint."""
+    paths = (_inside(folder, module).relative_to(folder) for module in _modules(folder))
+    return [(path / "config.json").as_posix() for path in paths if path.parts]
+
+
+def _modules(folder: Path) -> list[dict[str, Any]]:
+    modules = read_json_value(folder / MODULES_NAME)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise BadCheckpoint(f"{folder / MODULES_NAME} must be a list of modules.")
+    return modules
+
+
 def _inside(folder: Path, module: dict[str, Any]) -> Path:
     path = module.get("path")
     if not isinstance(path, str) or Path(path).is_absolute() or ".." in Path(path).parts:
-        raise BadCheckpoint(f"{folder / 'modules.json'}: {path!r} is not a folder inside this one.")
+        raise BadCheckpoint(f"{folder / MODULES_NAME}: {path!r} is not a folder inside this one.")
     return folder / path
 
 
