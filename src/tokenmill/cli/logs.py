@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from ..server.call_context import CALL, names_of
+from ..server.json_encoder import IN_TEXT
 
 FORMATS = ("text", "json")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -49,4 +50,4 @@ class JSONLines(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return hide_secrets(json.dumps(line, ensure_ascii=False, default=str))
+        return hide_secrets(json.dumps(line, ensure_ascii=False, default=str)).translate(IN_TEXT)

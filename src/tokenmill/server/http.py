@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
@@ -16,6 +15,7 @@ from ..core.errors import AuthenticationFailed, EngineFailed, Forbidden, Tokenmi
 from .call_context import CALL
 from .clients import Clients
 from .errors import Fault, Style, anthropic_style, describe, headers, style_of
+from .json_encoder import encode_json
 from .tenants.access import Access, Credential
 from .tenants.keys import digest_of
 from .tenants.tenant import ADAPTERS, ANYONE, NO_LIMITS, OPERATOR
@@ -34,7 +34,7 @@ class JSONReply(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return msgspec.json.encode(content)
+        return encode_json(content)
 
 
 class Gate:

@@ -14,6 +14,7 @@ import msgspec
 
 from ..core.step import TokenLogprob
 from ..text.tokenizer import Tokenizer
+from .json_encoder import encode_json
 from .pieces import Work
 
 ENTRIES_AT_ONCE = 1024
@@ -23,7 +24,6 @@ _LEAST = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
 _MAX_KEPT = 4096
-_encode = msgspec.json.encode
 
 
 class TokenNames:
@@ -50,7 +50,7 @@ class TokenNames:
         if known is None:
             if len(self._names) >= _MAX_KEPT:
                 self._names.clear()
-            known = self._names[token] = _encode(self.name(token))
+            known = self._names[token] = encode_json(self.name(token))
         return known
 
     def chat_entry(self, token: int) -> tuple[bytes, bytes]:
@@ -60,7 +60,7 @@ class TokenNames:
             if len(self._chat) >= _MAX_KEPT:
                 self._chat.clear()
             head = b'{"token":' + self.json_name(token) + b',"logprob":'
-            known = self._chat[token] = head, b',"bytes":' + _encode(list(self.raw(token)))
+            known = self._chat[token] = head, b',"bytes":' + encode_json(list(self.raw(token)))
         return known
 
 
@@ -116,7 +116,7 @@ def completion_logprobs(
                 ranked[name_of(other)] = _number(logprob)
             tops.append(b"{%s}" % b",".join([b"%s:%s" % pair for pair in ranked.items()]))
     shaped = b'{"tokens":[%s],"token_logprobs":[%s],"top_logprobs":[%s],"text_offset":%s}' % (
-        b",".join(tokens), b",".join(values), b",".join(tops), _encode(offsets),
+        b",".join(tokens), b",".join(values), b",".join(tops), encode_json(offsets),
     )  # fmt: skip
     return msgspec.Raw(shaped), offset
 
@@ -134,7 +134,7 @@ def prompt_logprobs(entries: Sequence[TokenLogprob], names: TokenNames, num_top:
             known = []
             for token, logprob in ranked.items():
                 rank = entry.rank if token == entry.token else ranks[token]
-                text = _encode(names.text(token))
+                text = encode_json(names.text(token))
                 line = b'"%d":{"logprob":%s,"rank":%d,"decoded_token":%s}'
                 known.append(line % (token, _number(logprob), rank, text))
             parts.append(b"{%s}" % b",".join(known))

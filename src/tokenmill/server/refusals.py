@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import msgspec
-
 from .bounds import HttpBounds
 from .errors import Fault, Style, openai_style
+from .json_encoder import encode_json
 
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 _REASONS = {
@@ -58,7 +57,7 @@ def refusal_bytes(refusal: Refusal, usual: Iterable[Line], style: Style = openai
     is_busy = refusal.status == 503
     kind, retry = ("unavailable_error", b"retry-after: 1\r\n") if is_busy else ("invalid_request_error", b"")
     fault = Fault(refusal.status, refusal.message, kind, code=503 if is_busy else None)
-    body = msgspec.json.encode(style(fault))
+    body = encode_json(style(fault))
     line = b"HTTP/1.1 %d %s\r\n" % (refusal.status, _REASONS[refusal.status])
     shared = b"".join(b"%s: %s\r\n" % header for header in usual)
     length = b"content-length: %d\r\n" % len(body)

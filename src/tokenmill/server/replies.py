@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from ..core.errors import TokenmillError
 from ..core.events import FINISH_STOP
 from ..core.request import EXPORT
@@ -18,12 +16,12 @@ from ..core.step import TokenLogprob
 from ..text.choice import Choice, Piece
 from .answer import Answer
 from .errors import describe
+from .json_encoder import encode_json
 from .logprobs import prompt_logprobs
 from .pieces import Work
 from .spoken import delta_of, message_of
 from .tooling import FUNCTION_CALL
 
-_encode = msgspec.json.Encoder().encode
 _PREFIX, _END = b"data: ", b"\n\n"
 _CHOICES_AT_ONCE = 8
 _NEXT = {"do_remote_prefill": True, "do_remote_decode": False}
@@ -59,7 +57,7 @@ def whole_body(answer: Answer, pieces: Sequence[Sequence[Piece]]) -> Work[bytes]
         body |= yield from _prompt_extras(answer, answer.choices[0])
     if answer.call.handoff == EXPORT:
         body["kv_transfer_params"] = _NEXT if all(choice.is_saved for choice in answer.choices) else None
-    return _encode(body)
+    return encode_json(body)
 
 
 def _whole_choice(answer: Answer, choice: Choice, pieces: Sequence[Piece]) -> Work[dict[str, Any]]:
@@ -117,7 +115,7 @@ class Chunks:
         )
         self.is_plain = self._says_text_alone and not call.echo
         self._shows_tokens = call.sampling.logprobs is not None or call.return_token_ids or call.continuous_usage
-        head = _PREFIX + _encode(answer.head(self._kind))[:-1] + b',"choices":[{"index":'
+        head = _PREFIX + encode_json(answer.head(self._kind))[:-1] + b',"choices":[{"index":'
         text = b',"delta":{"content":' if answer.is_chat else b',"text":'
         self._unechoed = set(range(len(answer.choices))) if call.echo else set()
         self._heads = [head + str(choice.index).encode() + text for choice in answer.choices]
@@ -140,7 +138,7 @@ class Chunks:
     def text(self, choice: Choice, piece: Piece) -> bytes:
         """The chunk of a piece that is nothing but text; nothing where it has none."""
         assert self.is_plain and piece.finish_reason is None, piece
-        return self._heads[choice.index] + _encode(piece.text) + self._tail if piece.text else b""
+        return self._heads[choice.index] + encode_json(piece.text) + self._tail if piece.text else b""
 
     def piece(self, choice: Choice, piece: Piece) -> Work[bytes]:
         """The chunk of any piece, behind the prompt where that is to be shown first; nothing where it has nothing to
@@ -181,11 +179,11 @@ class Chunks:
         if not self._answer.call.include_usage:
             return DONE
         usage = self._answer.head(self._kind) | {"choices": [], "usage": self._answer.usage()}
-        return _PREFIX + _encode(usage) + _END + DONE
+        return _PREFIX + encode_json(usage) + _END + DONE
 
     def failure(self, error: TokenmillError) -> bytes:
         """In place of all that was still to come."""
-        return _PREFIX + _encode(describe(error)) + _END
+        return _PREFIX + encode_json(describe(error)) + _END
 
     def _event(self, choices: list[dict[str, Any]], extras: dict[str, Any] | None = None) -> bytes:
         body = self._answer.head(self._kind) | {"choices": choices} | (extras or {})
@@ -193,4 +191,4 @@ class Chunks:
             body["usage"] = self._answer.usage()
         elif self._answer.call.include_usage:
             body["usage"] = None
-        return _PREFIX + _encode(body) + _END
+        return _PREFIX + encode_json(body) + _END

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from ..core.errors import InvalidRequest
 from ..text.tokenizer import Tokenizer
 from .conversations import Conversation, parse_conversation
 from .fields import Fields
+from .json_encoder import encode_json
 from .logprobs import TokenNames
 from .prompts import Prompt, token_ids
 from .rules import Rules
@@ -133,4 +132,4 @@ FORMS: Mapping[str, Callable[[list[int], TokenNames, int], dict[str, Any]]] = {
 
 
 def tokenize_body(tokenizer: Tokenizer, ids: Iterable[int], form: str, max_model_len: int) -> bytes:
-    return msgspec.json.encode(FORMS[form](list(ids), TokenNames(tokenizer), max_model_len))
+    return encode_json(FORMS[form](list(ids), TokenNames(tokenizer), max_model_len))

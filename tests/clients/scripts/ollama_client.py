@@ -35,6 +35,13 @@ def test_a_streamed_chat(client: Client, model: str) -> None:
     assert (chunks[-1].total_duration or 0) >= (chunks[-1].eval_duration or 0) > 0
 
 
+def test_a_stream_with_characters_that_end_lines(client: Client, model: str) -> None:
+    """The package splits what comes by `str.splitlines`."""
+    said = "a\u2028b\u2029c\x85d"
+    chunks = client.chat(model=model, messages=CAPITAL, format={"const": said}, stream=True)
+    assert json.loads("".join(chunk.message.content or "" for chunk in chunks)) == said
+
+
 def test_generate(client: Client, model: str) -> None:
     prompt = "Name the capital of France."
     answer = client.generate(model=model, prompt=prompt, system="Be brief.", options=GREEDY)

@@ -13,6 +13,7 @@ import msgspec
 
 from ...core.request import IDLE_PRIORITY
 from ...core.units import format_bytes
+from ..json_encoder import encode_json
 from ..tiers import FLEX
 
 ENDPOINTS = (
@@ -174,13 +175,13 @@ def answered(line_id: str, custom_id: str, status: int, request_id: str, body: b
     except msgspec.MsgspecError:
         told = body.decode("utf8", "replace")
     response = {"status_code": status, "request_id": request_id, "body": told}
-    return msgspec.json.encode({"id": line_id, "custom_id": custom_id, "response": response, "error": None}) + b"\n"
+    return encode_json({"id": line_id, "custom_id": custom_id, "response": response, "error": None}) + b"\n"
 
 
 def unanswered(line_id: str, custom_id: str, code: str, message: str) -> bytes:
     """The line for a call that was not made."""
     error = {"code": code, "message": message}
-    return msgspec.json.encode({"id": line_id, "custom_id": custom_id, "response": None, "error": error}) + b"\n"
+    return encode_json({"id": line_id, "custom_id": custom_id, "response": None, "error": error}) + b"\n"
 
 
 class _Done(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ import msgspec
 
 from ...core.errors import InvalidRequest, NotFound, Unavailable
 from ...core.units import GiB, MiB, format_bytes
+from ..json_encoder import encode_json
 
 MAX_FILE_BYTES = 200 * MiB
 MAX_BYTES = 4 * GiB
@@ -262,7 +263,7 @@ class FileStore:
         path = self._folder / folder / f"{identifier}.json"
         beside = path.with_suffix(".new")
         with open(os.open(beside, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(record))
+            file.write(encode_json(record))
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)

@@ -12,11 +12,11 @@ from ...core.step import TokenLogprob
 from ...text.choice import Choice, Piece
 from ..answer import Answer
 from ..errors import describe
+from ..json_encoder import encode_json
 from ..logprobs import ENTRIES_AT_ONCE, chat_logprobs, prompt_logprobs
 from ..pieces import Work
 from ..replies import DONE
 
-_encode = msgspec.json.Encoder().encode
 _PREFIX, _END = b"data: ", b"\n\n"
 
 
@@ -36,7 +36,7 @@ class IdsShape:
         if answer.call.prompt_logprobs is not None:
             scores = answer.choices[0].prompt_logprobs
             body["prompt_logprobs"] = yield from prompt_logprobs(scores, answer.names, answer.call.prompt_logprobs)
-        return _encode(body | {"usage": answer.usage()})
+        return encode_json(body | {"usage": answer.usage()})
 
     def chunks(self, answer: Answer) -> _Chunks:
         def event(choice: Choice, piece: Piece) -> Work[Any]:
@@ -76,7 +76,7 @@ class SGLangShape:
             bodies.append(told.body())
             yield
         is_list = answer.call.extras["is_list"] or len(bodies) > 1
-        return _encode(bodies if is_list else bodies[0])
+        return encode_json(bodies if is_list else bodies[0])
 
     def chunks(self, answer: Answer) -> _Chunks:
         told = _Told(answer, answer.choices[0])
@@ -146,7 +146,7 @@ class _GrowingList:
 
     def add(self, items: Sequence[Any]) -> None:
         if items:
-            self._json += (b"," if len(self._json) > 1 else b"") + _encode(items)[1:-1]
+            self._json += (b"," if len(self._json) > 1 else b"") + encode_json(items)[1:-1]
 
     def whole(self) -> msgspec.Raw:
         return msgspec.Raw(bytes(self._json) + b"]")
@@ -170,12 +170,12 @@ class _Chunks:
     def piece(self, choice: Choice, piece: Piece) -> Work[bytes]:
         if not (piece.tokens or piece.text or piece.finish_reason):
             return b""
-        return _PREFIX + _encode((yield from self._event(choice, piece))) + _END
+        return _PREFIX + encode_json((yield from self._event(choice, piece))) + _END
 
     def end(self) -> bytes:
         if self._last is None:
             return DONE
-        return _PREFIX + _encode({**self._last, "usage": self._last["usage"]()}) + _END + DONE
+        return _PREFIX + encode_json({**self._last, "usage": self._last["usage"]()}) + _END + DONE
 
     def failure(self, error: TokenmillError) -> bytes:
-        return _PREFIX + _encode(describe(error)) + _END
+        return _PREFIX + encode_json(describe(error)) + _END

@@ -12,13 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from ...cluster.keys import keys_of
 from ...core.block import KEY_BYTES, split_keys
 from ...core.errors import InvalidRequest
 from ..generation import Generation
 from ..helper import Caller
+from ..json_encoder import encode_json
 from .store import FOR_EVER, AskStore
 
 
@@ -44,7 +43,7 @@ async def read_wanted(generation: Generation, body: dict[str, Any], caller: Call
     if is_chat and "add_generation_prompt" not in body and _is_begun(body["messages"]):
         body = {**body, "add_generation_prompt": False}
     call, rendered = await generation.read(
-        "chat" if is_chat else "completion", msgspec.json.encode({**body, "max_tokens": 1}), caller
+        "chat" if is_chat else "completion", encode_json({**body, "max_tokens": 1}), caller
     )
     if len(call.prompts) > 1:
         raise InvalidRequest("Give one prompt at a time.", param="prompt")

@@ -13,11 +13,11 @@ from ...text.choice import Choice, Piece
 from ..answer import Answer
 from ..durations import durations
 from ..errors import describe, llama_style
+from ..json_encoder import encode_json
 from ..logprobs import ENTRIES_AT_ONCE, TokenNames
 from ..pieces import Work
 from .settings import settings
 
-_encode = msgspec.json.Encoder().encode
 _PREFIX, _END = b"data: ", b"\n\n"
 _NO_SLOT = -1
 
@@ -42,7 +42,7 @@ class LlamaShape:
             body = events.last(choice, mine[-1], text) | {"content": text, "tokens": tokens}
             bodies.append(events.chosen(body | (yield from events.probabilities(entries))))
             yield
-        return _encode(bodies if len(bodies) > 1 else bodies[0])
+        return encode_json(bodies if len(bodies) > 1 else bodies[0])
 
     def chunks(self, answer: Answer) -> Events:
         return Events(answer, self._now)
@@ -177,7 +177,7 @@ class Events:
         )
 
     def _event(self, body: dict[str, Any]) -> bytes:
-        return _PREFIX + _encode(body) + _END
+        return _PREFIX + encode_json(body) + _END
 
 
 def _rates(what: str, number: int, seconds: float) -> dict[str, float]:

@@ -10,18 +10,16 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
-
 from ...core.errors import TokenmillError
 from ...core.events import FINISH_LENGTH
 from ...text.choice import Choice, Piece
 from ...text.parts import CallArguments, CallStart, Content, Part, Reasoning
 from ..answer import Answer
 from ..errors import anthropic_style, describe
+from ..json_encoder import encode_json
 from ..partial_json import read_object
 from ..pieces import Work
 
-_encode = msgspec.json.Encoder().encode
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 _AT_ONCE = 1000
@@ -45,7 +43,7 @@ class MessageShape:
                     yield
         reason, sequence = stop_of(answer, choice, shown[-1])
         message = start_of(answer) | {"content": blocks.end(), "stop_reason": reason, "stop_sequence": sequence}
-        return _encode(message | {"usage": usage_of(answer)})
+        return encode_json(message | {"usage": usage_of(answer)})
 
     def chunks(self, answer: Answer) -> MessageChunks:
         return MessageChunks(answer)
@@ -157,7 +155,7 @@ class MessageChunks:
             return b""
         if self._kind != "text":
             return b"".join([*self._begin(), *self._add(Content(piece.text))])
-        return self._text_head + _encode(piece.text) + b"}}\n\n"
+        return self._text_head + encode_json(piece.text) + b"}}\n\n"
 
     def piece(self, choice: Choice, piece: Piece) -> Work[bytes]:
         piece = self._answer.shown(piece)
@@ -177,7 +175,7 @@ class MessageChunks:
         return _event("message_delta", {"delta": delta, "usage": usage_of(self._answer)}) + _STOP
 
     def failure(self, error: TokenmillError) -> bytes:
-        return b"event: error\ndata: " + _encode(describe(error, anthropic_style)) + b"\n\n"
+        return b"event: error\ndata: " + encode_json(describe(error, anthropic_style)) + b"\n\n"
 
     def _begin(self) -> Iterable[bytes]:
         if not self._has_begun:
@@ -200,7 +198,7 @@ class MessageChunks:
             if not self._answer.call.extras["hides_thinking"]:
                 yield self._delta({"type": "thinking_delta", "thinking": part.text})
         else:
-            yield self._text_head + _encode(part.text) + b"}}\n\n"
+            yield self._text_head + encode_json(part.text) + b"}}\n\n"
 
     def _open(self, kind: str, block: dict[str, Any]) -> Iterable[bytes]:
         yield from self._close()
@@ -228,4 +226,4 @@ class MessageChunks:
 
 
 def _event(kind: str, data: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind} | data))
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode_json({"type": kind} | data))

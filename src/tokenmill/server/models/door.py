@@ -21,6 +21,7 @@ from ...core.ports import Clock
 from ..errors import ClientGone
 from ..helper import HEAVY_BYTES
 from ..http import route_of
+from ..json_encoder import encode_json
 from ..limits import Limits
 from .book import ModelBook, ServedModel
 from .canaries import Canaries, Canary
@@ -64,7 +65,6 @@ _NAMES = re.compile(rb'(?<!\\)"model"\s*:\s*("(?:[^"\\]|\\.){0,1200}")')
 _read_text = msgspec.json.Decoder(str).decode
 _read = msgspec.json.Decoder(_Named).decode
 _read_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_encode = msgspec.json.Encoder().encode
 
 
 class ModelDoor:
@@ -133,7 +133,7 @@ class ModelDoor:
         self, canary: Canary, session: str, path: str, data: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         name = canary.choose(session)
-        data = _encode(_read_fields(data) | {"model": name})
+        data = encode_json(_read_fields(data) | {"model": name})
         watch = AnswerWatch(self._clock.now, partial(self._canaries.note, canary, name), name.encode())
         state = scope["state"]
         direct, watched = state.get("send"), watch.through(send)

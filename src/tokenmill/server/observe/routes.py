@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
@@ -18,6 +17,7 @@ from ...core.flight import NUM_STEPS, Flight, reading
 from ...core.ports import Clock
 from ..client import EngineClient
 from ..http import JSONReply
+from ..json_encoder import encode_json
 from ..pieces import in_turns
 from ..scopes import require_operator
 from ..tenants.tenant import ADMIN
@@ -120,10 +120,10 @@ async def _written(flight: Flight, name: str) -> AsyncIterator[bytes]:
     comma = b'{"traceEvents":['
     for part in trace_parts(flight, name):
         if part:
-            yield comma + msgspec.json.encode(part)[1:-1]
+            yield comma + encode_json(part)[1:-1]
             comma = b","
         await asyncio.sleep(0)
-    yield b"]," + msgspec.json.encode(facts_of(flight))[1:]
+    yield b"]," + encode_json(facts_of(flight))[1:]
 
 
 def _count(text: str, name: str, most: int) -> int:

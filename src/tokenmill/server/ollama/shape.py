@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from ...core.errors import TokenmillError
 from ...core.step import TokenLogprob
 from ...text.choice import Choice, Piece
@@ -16,11 +14,10 @@ from ...text.parts import CallArguments, CallStart, Content, Part, Reasoning
 from ..answer import Answer
 from ..durations import durations
 from ..errors import describe, ollama_style
+from ..json_encoder import encode_json
 from ..logprobs import chat_entries
 from ..pieces import Work
 from .form import nanoseconds, timestamp
-
-_encode = msgspec.json.Encoder().encode
 
 
 class OllamaShape:
@@ -39,7 +36,7 @@ class OllamaShape:
         parts = [part for piece in pieces[0] for part in piece.parts]
         entries = [entry for piece in pieces[0] for entry in piece.logprobs]
         said = lines.said(parts, is_last=True)
-        return _encode(lines.head() | said | (yield from lines.logprobs(entries)) | lines.last(choice, pieces[0]))
+        return encode_json(lines.head() | said | (yield from lines.logprobs(entries)) | lines.last(choice, pieces[0]))
 
     def chunks(self, answer: Answer) -> Lines:
         return Lines(answer, self._now, is_chat=self.is_chat)
@@ -59,7 +56,7 @@ class Lines:
         self._gives_context = bool(answer.call.extras.get("gives_context"))
         self.is_plain = answer.call.sampling.logprobs is None and choice.parser is None
         opening = b',"message":{"role":"assistant","content":' if is_chat else b',"response":'
-        self._opening = _encode(self.head())[:-1] + opening
+        self._opening = encode_json(self.head())[:-1] + opening
         self._closing = (b"}" if is_chat else b"") + b',"done":false}\n'
 
     def head(self) -> dict[str, Any]:
@@ -71,7 +68,7 @@ class Lines:
     def text(self, choice: Choice, piece: Piece) -> bytes:
         if self._gives_context:
             self._tokens.extend(piece.tokens)
-        return self._opening + _encode(piece.text) + self._closing if piece.text else b""
+        return self._opening + encode_json(piece.text) + self._closing if piece.text else b""
 
     def piece(self, choice: Choice, piece: Piece) -> Work[bytes]:
         if self._gives_context:
@@ -81,16 +78,16 @@ class Lines:
         logprobs = yield from self.logprobs(piece.logprobs)
         line = b""
         if logprobs or not self._is_nothing(said):
-            line = _encode(self.head() | said | logprobs | {"done": False}) + b"\n"
+            line = encode_json(self.head() | said | logprobs | {"done": False}) + b"\n"
         if not is_last:
             return line
-        return line + _encode(self.head() | self.said((), is_last=True) | self.last(choice, [piece])) + b"\n"
+        return line + encode_json(self.head() | self.said((), is_last=True) | self.last(choice, [piece])) + b"\n"
 
     def end(self) -> bytes:
         return b""
 
     def failure(self, error: TokenmillError) -> bytes:
-        return _encode(describe(error, ollama_style)) + b"\n"
+        return encode_json(describe(error, ollama_style)) + b"\n"
 
     def said(self, parts: Sequence[Part], *, is_last: bool) -> dict[str, Any]:
         """The fields that carry what is said. A call is told when it is whole; one that the end has cut is not."""

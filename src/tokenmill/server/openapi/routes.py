@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ... import __version__
+from ..json_encoder import encode_json
 from .page import STYLE, render
 
 DOCUMENT = Path(__file__).parent / "document.json"
@@ -42,7 +43,7 @@ def routes(root_path: str) -> list[Route]:
 
     @cache
     def as_json() -> bytes:
-        return msgspec.json.encode(document())
+        return encode_json(document())
 
     @cache
     def as_page() -> str:

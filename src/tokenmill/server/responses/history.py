@@ -9,6 +9,7 @@ import msgspec
 from ...core.errors import InvalidRequest, PreviousResponseNotFound
 from ..helper import Caller, Helper, is_heavy
 from ..jobs import Skim
+from ..json_encoder import encode_json
 from .outline import outline_of, unpack_outline
 from .output import INCOMPLETE, response_of
 from .store import MAX_CHAIN, Record, ResponseStore
@@ -57,7 +58,7 @@ async def with_history(
         record = await store.get(owner, response_of(name))
         if record is not None:
             known.update((id_of(item), item) for item in items_of(record) if id_of(item) == name)
-    tail = msgspec.json.encode({"before": before, "known": known})
+    tail = encode_json({"before": before, "known": known})
     return b'{"body":' + body.strip() + b"," + tail[1:]
 
 

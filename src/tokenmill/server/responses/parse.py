@@ -15,6 +15,7 @@ import msgspec
 
 from ...core.errors import InvalidRequest
 from ..fields import MAX_SPELLED, Fields, kind_name
+from ..json_encoder import encode_json
 from ..openai import Call, Rules, parse_chat
 from ..other_fields import Ignored, Refused, Table, check
 from ..spelling import nearest
@@ -306,7 +307,7 @@ def _tool(where: str, tool: Any) -> dict[str, Any]:
 def _as_json(value: Any, param: str) -> bytes:
     """What a response repeats and nobody here reads again: as JSON it costs little, however large it is."""
     try:
-        return msgspec.json.encode(value)
+        return encode_json(value)
     except OverflowError:
         raise InvalidRequest(f"{param} holds an integer of more than 64 bits.", param=param) from None
 

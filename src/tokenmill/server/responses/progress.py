@@ -11,6 +11,7 @@ import msgspec
 from ...core.errors import InvalidRequest, Overloaded, TokenmillError
 from ...text.choice import Piece
 from ..answer import Answer
+from ..json_encoder import encode_json
 from ..logprobs import chat_logprobs
 from ..pieces import Work
 from ..tiers import FLEX
@@ -19,7 +20,6 @@ from .output import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, Output, item_id
 
 CANCELLED, FAILED = "cancelled", "failed"
 _HEAD, _TAIL = len(b'{"content":'), len(b"}")
-_encode = msgspec.json.Encoder().encode
 
 
 class Progress:
@@ -137,7 +137,7 @@ class Progress:
         self.status = status
         if status == COMPLETED:
             self._completed_at = int(self._wall_s())
-        self.sealed = _encode(self.body())
+        self.sealed = encode_json(self.body())
         self._on_end(self)
 
 

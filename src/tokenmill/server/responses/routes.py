@@ -20,6 +20,7 @@ from ..deltas import Stream
 from ..generation import Generation
 from ..helper import caller_of
 from ..http import JSONReply
+from ..json_encoder import encode_json
 from ..limits import wait_ready
 from ..openai import Call
 from ..renamed import said_as
@@ -186,7 +187,7 @@ class _Responses:
         identifier, owner = request.path_params["response_id"], request.state.owner
         running = self._find_running(request)
         if running is not None:
-            previous, given = running[0].settings["previous_response_id"], msgspec.json.encode(running[0].input)
+            previous, given = running[0].settings["previous_response_id"], encode_json(running[0].input)
         else:
             record = await self._find(request, identifier)
             previous, given = record.previous, record.input
@@ -247,7 +248,7 @@ class _Responses:
         if self._running.pop(progress.answer.id, None) is None or self._store is None:
             return
         previous = progress.settings["previous_response_id"] or ""
-        given = msgspec.json.encode(progress.input)
+        given = encode_json(progress.input)
         self._store.put(Record(progress.answer.id, owner, previous, progress.sealed, given))
 
     def _find_running(self, request: HttpRequest) -> tuple[Progress, Stream] | None:

@@ -15,12 +15,12 @@ from ...core.errors import TokenmillError
 from ...text.choice import Choice, Piece
 from ...text.parts import Content
 from ..answer import Answer
+from ..json_encoder import encode_json
 from ..pieces import Work
 from .output import Event
 from .progress import Progress
 
 PREFIX = "resp"
-_encode = msgspec.json.Encoder().encode
 _TEXT_DELTA = "response.output_text.delta"
 
 
@@ -58,7 +58,7 @@ class ResponseChunks:
         self.is_plain = progress.answer.call.sampling.logprobs is None
 
     def start(self) -> bytes:
-        body = msgspec.Raw(_encode(self._progress.body()))
+        body = msgspec.Raw(encode_json(self._progress.body()))
         return self._events(("response." + name, {"response": body}) for name in ("created", "in_progress"))
 
     def text(self, choice: Choice, piece: Piece) -> bytes:
@@ -76,7 +76,7 @@ class ResponseChunks:
             self._head = _head(item, index)
         output.add_text(text)
         number = self._next_number()
-        return b'%s%d,"delta":%s}\n\n' % (self._head, number, _encode(text))
+        return b'%s%d,"delta":%s}\n\n' % (self._head, number, encode_json(text))
 
     def piece(self, choice: Choice, piece: Piece) -> Work[bytes]:
         self._progress.is_known = True
@@ -101,10 +101,10 @@ class ResponseChunks:
 
     def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
         body = {"type": kind, "sequence_number": self._next_number()} | fields
-        return b"event: %s\ndata: %s\n\n" % (kind.encode(), _encode(body))
+        return b"event: %s\ndata: %s\n\n" % (kind.encode(), encode_json(body))
 
 
 def _head(item: str, index: int) -> bytes:
     """The event of a delta of text without log probabilities, up to its number."""
     fields = {"type": _TEXT_DELTA, "item_id": item, "output_index": index, "content_index": 0, "logprobs": []}
-    return b'event: %s\ndata: %s,"sequence_number":' % (_TEXT_DELTA.encode(), _encode(fields)[:-1])
+    return b'event: %s\ndata: %s,"sequence_number":' % (_TEXT_DELTA.encode(), encode_json(fields)[:-1])

@@ -21,6 +21,7 @@ import msgspec
 
 from ...core.errors import ConfigError, NotFound, Unavailable
 from ..database import open_database
+from ..json_encoder import encode_json
 from .keys import digest_of, hint_of, new_key
 from .records import KeyRecord, TenantRecord, check_key_name, check_tenant_id
 from .settings import TenantSettings
@@ -265,4 +266,4 @@ def _tenant(identifier: str, created_s: float, settings: str, deleted_s: float) 
 
 
 def _written(settings: TenantSettings) -> str:
-    return msgspec.json.encode(settings.changes()).decode()
+    return encode_json(settings.changes()).decode()

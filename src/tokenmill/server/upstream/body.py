@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ...core.errors import InvalidRequest
+from ..json_encoder import encode_json
 from ..tenants.tenant import Tenant
 
 _USAGE_PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -16,7 +17,6 @@ _USAGE_PATHS = ("/v1/chat/completions", "/v1/completions")
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_any = msgspec.json.Decoder().decode
-_encode = msgspec.json.Encoder().encode
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -46,7 +46,7 @@ class Passed:
 
     def body(self, model: str) -> bytes:
         """For an upstream that calls the model so."""
-        return _encode(self._fields | {"model": model})
+        return encode_json(self._fields | {"model": model})
 
     def _value(self, name: str) -> Any:
         raw = self._fields.get(name)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
@@ -23,6 +22,7 @@ from ...core.ports import Clock
 from ...core.request import Request, SamplingParams
 from ..errors import ClientGone, describe, openai_style
 from ..helper import Caller, caller_of
+from ..json_encoder import encode_json
 from ..limits import Limits
 from ..models.book import UPSTREAM
 from ..tenants.quotas import RESERVED_OUTPUT
@@ -42,7 +42,6 @@ _HELD_BYTES = 64 << 10
 NOT_EXACT = (b"x-tokenmill-exact", b"false")
 _RESPONSES = "/v1/responses"
 _STREAM, _JSON = "text/event-stream", "application/json"
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
@@ -351,6 +350,6 @@ def _headers(scope: Scope) -> dict[str, str]:
 def _failure(path: str, error: TokenmillError) -> bytes:
     """The last words of a stream that is not complete."""
     if path != _RESPONSES:
-        return b"data: " + _encode(describe(error, openai_style)) + b"\n\n"
+        return b"data: " + encode_json(describe(error, openai_style)) + b"\n\n"
     body = {"type": "error", "code": error.kind, "message": error.message, "param": None}
-    return b"event: error\ndata: " + _encode(body) + b"\n\n"
+    return b"event: error\ndata: " + encode_json(body) + b"\n\n"
