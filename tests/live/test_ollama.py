@@ -332,6 +332,18 @@ def thinker() -> Iterator[Served]:
         yield running
 
 
+def test_a_call_whose_arguments_are_no_object_locks_no_conversation(thinker: Served) -> None:
+    """As a client has it that keeps calls of OpenAI's API: arguments are text, which may be cut off."""
+    calls = [{"function": {"name": "weather", "arguments": '{"city": "Bo'}}]
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "no such city", "tool_name": "weather"},
+    ]
+    body = {"model": "toy", "messages": messages, "stream": False}
+    assert ask(thinker, "/api/chat", body)[0] == 200
+
+
 def test_calls_of_tools_are_told_whole_with_their_arguments_as_objects(thinker: Served) -> None:
     body = {"model": "toy", "messages": user("hi"), "tools": TOOLS}
     whole = ask(thinker, "/api/chat", body | {"stream": False})[1]

@@ -118,17 +118,23 @@ def test_a_call_without_its_result_is_refused(client: OpenAI) -> None:
     assert caught.value.param == "input" and response.output[2].call_id in str(caught.value)
 
 
-def test_a_call_that_was_cut_off_is_no_part_of_the_conversation(client: OpenAI, model: Model) -> None:
-    """It is shown as incomplete, and the conversation goes on without it."""
+def test_a_call_that_was_cut_off_locks_no_conversation(client: OpenAI, model: Model) -> None:
+    """It is shown as incomplete. With its output it is part of the conversation, without one it is not, by id and by
+    items alike."""
     whole = create(client)
     most = whole.usage.output_tokens - 15
     response = create(client, max_output_tokens=most)
     assert (response.status, response.output[-1].type, response.output[-1].status) == (
         "incomplete", "function_call", "incomplete",
     )  # fmt: skip
-    create(client, input=[*outputs_of_whole(response), {"role": "user", "content": "go on"}],
-           previous_response_id=response.id)  # fmt: skip
-    assert model.prompts[-1].count('<tool_call>{"name"') == 1
+    cut = {"type": "function_call_output", "call_id": response.output[-1].call_id, "output": "that was cut off"}
+    for extra, num_calls in (([], 1), ([cut], 2)):
+        new = [*outputs_of_whole(response), *extra, {"role": "user", "content": "go on"}]
+        create(client, input=new, previous_response_id=response.id)
+        create(client, input=[{"role": "user", "content": "4 and 5?"}, *response.output, *new])
+        assert model.prompts[-1] == model.prompts[-2]
+        assert model.prompts[-1].count('<tool_call>{"name"') == num_calls
+        assert ("that was cut off" in model.prompts[-1]) == bool(extra)
 
 
 def outputs_of_whole(response: Any) -> list[Any]:

@@ -1,7 +1,8 @@
 """`messages` and what steers the chat template, validated and in the form that templates read.
 
 Calls of tools in earlier messages get their arguments as objects, however the caller wrote them, and each must be
-answered by the messages behind it, as models have learned it. Pure.
+answered by the messages behind it, as models have learned it. Models write arguments that are no objects, and answers
+are cut off within them: those stay text. One that is cut off so and that nobody answers is no call. Pure.
 """
 
 from __future__ import annotations
@@ -123,12 +124,15 @@ class _History:
 
     def __init__(self, speech: Speech) -> None:
         self._id_size = speech.family.id_size
+        self._answered: set[str] = set()
         self._open: dict[str, str] = {}
         self._names: dict[str, str] = {}
         self._made_at = ""
 
     def read(self, given: Sequence[Any]) -> list[dict[str, Any]]:
         messages = []
+        ids = [message.get("tool_call_id") for message in given if isinstance(message, dict)]
+        self._answered = {call_id for call_id in ids if isinstance(call_id, str)}
         for number, message in enumerate(given):
             where = f"messages[{number}]"
             messages.append(self._message(where, message))
@@ -176,12 +180,16 @@ class _History:
             raise InvalidRequest(f"{where}.tool_calls must be an array, got {kind_name(calls)}.", param="messages")
         self._made_at = where
         name = f"{where}.function_call" if older is not None else ""
-        read["tool_calls"] = [
+        made = [
             self._call(name or f"{where}.tool_calls[{number}]", call, is_old=bool(name))
             for number, call in enumerate(calls)
         ]
+        read["tool_calls"] = [call for call in made if call is not None]
+        if not read["tool_calls"]:
+            del read["tool_calls"]
 
-    def _call(self, where: str, call: Any, *, is_old: bool) -> dict[str, Any]:
+    def _call(self, where: str, call: Any, *, is_old: bool) -> dict[str, Any] | None:
+        """None for one that was cut off and that nobody answers."""
         if not isinstance(call, dict):
             raise InvalidRequest(f"{where} must be an object, got {kind_name(call)}.", param="messages")
         if call.get("type", "function") != "function":
@@ -197,9 +205,11 @@ class _History:
         name = function.get("name")
         if not isinstance(name, str) or not name:
             raise InvalidRequest(f"{where}.name must be a string that is not empty.", param="messages")
+        arguments = _arguments(f"{where}.arguments", function.get("arguments"))
+        if isinstance(arguments, str) and not is_old and call_id not in self._answered:
+            return None
         self._open[call_id] = name
         self._names[call_id] = name
-        arguments = _arguments(f"{where}.arguments", function.get("arguments"))
         return {
             "id": self._known_id(call_id),
             "type": "function",
@@ -245,17 +255,23 @@ class _History:
         return call_ids(call_id, size)(0)
 
 
-def _arguments(where: str, given: Any) -> dict[str, Any]:
+def _arguments(where: str, given: Any) -> dict[str, Any] | str:
     if isinstance(given, str):
-        try:
-            given = msgspec.json.decode(given) if given.strip() else {}
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidRequest(f"{where} is not valid JSON: {error}.", param="messages") from None
+        return read_arguments(given)
     if given is None:
         return {}
     if not isinstance(given, dict):
         raise InvalidRequest(f"{where} must be an object as JSON text, got {kind_name(given)}.", param="messages")
     return given
+
+
+def read_arguments(text: str) -> dict[str, Any] | str:
+    """The object that the text writes; the text as it is where it writes none."""
+    try:
+        found = msgspec.json.decode(text) if text.strip() else {}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return text
+    return found if isinstance(found, dict) else text
 
 
 def _content(where: str, message: dict[str, Any], role: str) -> str | list[dict[str, str]] | None:

@@ -73,6 +73,7 @@ class Renderer:
         self._takes_parts: bool | None = None
         self._takes_null: bool | None = None
         self._takes_objects: bool | None = None
+        self._takes_text: bool | None = None
 
     def render(
         self,
@@ -130,8 +131,8 @@ class Renderer:
         """A copy of the message with its content in the form the template reads: a string, or a list of parts."""
         if not isinstance(message, Mapping):
             raise InvalidRequest(f"messages[{index}] must be an object.", param="messages")
-        if message.get("tool_calls") and not self._reads_objects():
-            message = {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls"):
+            message = {**message, "tool_calls": [self._readable(call) for call in message["tool_calls"]]}
         content = message.get("content")
         if isinstance(content, list):
             texts = [_part_text(index, part) for part in content]
@@ -180,6 +181,26 @@ class Renderer:
                     break
         return self._takes_objects
 
+    def _reads_text(self) -> bool:
+        """Whether the template writes arguments that are text as they are, rather than as a string of JSON."""
+        if self._takes_text is None:
+            text = '{"' + _PROBE
+            prompts = [self._try_call(content, text) for content in (None, "")]
+            self._takes_text = any(prompt is not None and text in prompt for prompt in prompts)
+        return self._takes_text
+
+    def _readable(self, call: Any) -> Any:
+        """The call with its arguments in the form that the template reads. What is no object comes as text."""
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            return call
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            arguments = arguments if self._reads_text() else {}
+        elif not self._reads_objects():
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": arguments}}
+
     def _try_call(self, content: str | None, arguments: Any) -> str | None:
         """A conversation with a call of a tool; None where that cannot be rendered."""
         call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": arguments}}
@@ -198,14 +219,6 @@ class Renderer:
         except InvalidRequest:
             return False
         return _PROBE in prompt and f"'{_PROBE}'" not in prompt and f'"{_PROBE}"' not in prompt
-
-
-def _with_text(call: Any) -> Any:
-    """The call with its arguments as JSON text."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or isinstance(function.get("arguments"), str):
-        return call
-    return {**call, "function": {**function, "arguments": json.dumps(function.get("arguments"), ensure_ascii=False)}}
 
 
 def _part_text(index: int, part: Any) -> str:

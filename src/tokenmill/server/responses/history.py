@@ -11,7 +11,7 @@ from ..helper import Caller, Helper, is_heavy
 from ..jobs import Skim
 from ..json_encoder import encode_json
 from .outline import outline_of, unpack_outline
-from .output import INCOMPLETE, response_of
+from .output import response_of
 from .store import MAX_CHAIN, Record, ResponseStore
 
 _decode = msgspec.json.decode
@@ -24,9 +24,7 @@ class _Stored(msgspec.Struct):
 class _Named(msgspec.Struct):
     """Of an item that is stored."""
 
-    type: str = ""
     id: str = ""
-    status: str = ""
 
 
 async def with_history(
@@ -96,13 +94,8 @@ async def earlier_items(store: ResponseStore, owner: str, identifier: str, most_
 
 
 def items_of(record: Record) -> list[msgspec.Raw]:
-    """What a response adds to its conversation, as JSON: a call that was cut off is no call."""
-    given = _decode(record.input, type=list[msgspec.Raw])
-    for item in _decode(record.body, type=_Stored).output:
-        named = _decode(item, type=_Named)
-        if named.type != "function_call" or named.status != INCOMPLETE:
-            given.append(item)
-    return given
+    """What a response adds to its conversation, as JSON."""
+    return _decode(record.input, type=list[msgspec.Raw]) + _decode(record.body, type=_Stored).output
 
 
 def id_of(item: msgspec.Raw) -> str:

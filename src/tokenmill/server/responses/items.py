@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from ...core.errors import InvalidRequest
+from ..conversations import read_arguments
 from ..fields import kind_name
 
 Item = dict[str, Any]
@@ -40,13 +39,16 @@ def read_items(value: Any, known: Mapping[str, Item]) -> list[Item]:
 def to_messages(items: Sequence[Item], instructions: str | None, num_before: int = 0) -> list[dict[str, Any]]:
     """The conversation for a chat template. Instructions come first, in one message with the system message that
     follows them, if one does. `num_before`: items that are not of this call's input. Raises InvalidRequest for an
-    output without its call and for a call without its output."""
+    output without its call, and for a call without its output unless it was cut off: that one is no call."""
     messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    answered = {item["call_id"] for item in items if item["type"] == "function_call_output"}
     unanswered: dict[str, str] = {}
     assistant: dict[str, Any] | None = None
     for index, item in enumerate(items):
         where = f"input[{index - num_before}]" if index >= num_before else "an earlier item"
         kind = item["type"]
+        if kind == "function_call" and item["call_id"] not in answered and _is_cut(item):
+            continue
         is_assistant = kind in ("function_call", "reasoning") or item.get("role") == "assistant"
         if is_assistant:
             if assistant is None or not _joins(assistant, item):
@@ -155,12 +157,6 @@ def _read_call(where: str, item: Item) -> Item:
         if not isinstance(value, str) or (not value and name != "arguments"):
             raise _wrong(f"{where}.{name}", f"must be a string, got {kind_name(value)}")
         found[name] = value
-    try:
-        arguments = msgspec.json.decode(found["arguments"] or "{}")
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise _wrong(f"{where}.arguments", f"is not valid JSON: {error}") from None
-    if not isinstance(arguments, dict):
-        raise _wrong(f"{where}.arguments", f"must be an object as JSON text, got {kind_name(arguments)}")
     return found
 
 
@@ -200,6 +196,10 @@ _READERS = {
     "function_call_output": _read_output,
     "reasoning": _read_reasoning,
 }
+
+
+def _is_cut(call: Item) -> bool:
+    return call.get("status") == "incomplete" or isinstance(read_arguments(call["arguments"]), str)
 
 
 def _joins(assistant: dict[str, Any], item: Item) -> bool:

@@ -57,7 +57,9 @@ def _as_text(message: Mapping[str, Any], form: Form) -> dict[str, Any]:
 
 
 def _call(function: Mapping[str, Any], form: Form) -> str:
-    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
     return form.opening.replace("{name}", function["name"]) + arguments + form.closing
 
 
