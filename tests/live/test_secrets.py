@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,28 @@ def ask(server: Server, method: str, path: str, body: Any, headers: dict[str, st
         return response.status, response.read().decode("utf8", "replace")
     finally:
         connection.close()
+
+
+def misplaced(key: str) -> Iterator[tuple[str, str, Any, dict[str, str]]]:
+    """Calls of callers who put their key where none belongs: (method, path, body, headers)."""
+    encoded = "".join(f"%{ord(each):02x}" for each in key)
+    for place in (key, encoded, f"v1/x_{key}", f"v1/models/{key}", f"{'a' * (195 - len(key) // 2)}/{key}"):
+        yield "GET", f"/{place}", None, {}
+        yield "DELETE", f"/v1/responses/{place}", None, {}
+        yield "DELETE", f"/admin/tenants/{place}", None, {"authorization": f"Bearer {key}"}
+    good = {"prompt": PROMPT, "max_tokens": 2}
+    for headers in (
+        {"x-request-id": key}, {"x-request-id": f"job_{key}"}, {"idempotency-key": key}, {"user-agent": key},
+        {"traceparent": "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01", "tracestate": f"vendor={key}"},
+        {"x-request-id": key, "x-tokenmill-resume": "true", "x-custom": key},
+    ):  # fmt: skip
+        for stream in (False, True):
+            yield "POST", f"/v1/completions?t={key}", good | {"stream": stream}, headers
+        yield "POST", "/v1/messages", {"a": 1}, headers
+    for more in ({"model": key}, {"request_id": key}, {"user": key}, {f"{key}": 1}, {"cache_salt": key}):
+        yield "POST", "/v1/completions", good | more, {}
+    for path in ("/v1/load_lora_adapter", "/admin/models"):
+        yield "POST", path, {"lora_name": key, "lora_path": key, "model": key}, {}
 
 
 def shown_by_the_system(server: Server) -> str:
@@ -62,8 +85,10 @@ def test_no_key_and_no_prompt_is_where_it_should_not_be(smollm2: Path, tmp_path:
     except ImportError:
         pass
     env = {"TOKENMILL_API_KEY": f"{KEY}-of-the-environment"}
+    kept = ["--resume-file", str(tmp_path / "resume.db"), "--step-log", str(tmp_path / "steps")]
+    audit += ["--audit-prompts", "text"] if audit else []
     answers = []
-    with Server("--log-level", "debug", "--enable-log-requests", *arguments, *audit, env=env) as server:
+    with Server("--log-level", "debug", "--enable-log-requests", *arguments, *audit, *kept, env=env) as server:
         document = json.loads(ask(server, "GET", "/openapi.json", None, {})[1])
         bodies = [
             {"prompt": PROMPT, "max_tokens": 2},
@@ -86,6 +111,12 @@ def test_no_key_and_no_prompt_is_where_it_should_not_be(smollm2: Path, tmp_path:
                 for body in bodies[:2]:
                     path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
                     answers.append(ask(server, "POST", path + query, body | {"max_tokens": 2}, headers)[1] * 0)
+        for key in (KEY, given):
+            for method, path, body, headers in misplaced(key):
+                signed = {"x-api-key": given} | headers
+                status, text = ask(server, method, path, body, signed)
+                assert status < 500, (method, path, body, headers, status, text)
+        answers.append(ask(server, "GET", "/admin/requests", None, {"x-api-key": given})[1])
         metrics = ask(server, "GET", "/metrics", None, {"x-api-key": given})[1]
         answers.append(metrics)
         processes = shown_by_the_system(server)
@@ -108,7 +139,7 @@ def test_no_key_and_no_prompt_is_where_it_should_not_be(smollm2: Path, tmp_path:
         assert not [name for name, data in files.items() if secret.encode() in data]
     assert "?api_key=...&token=..." in log
     assert PROMPT not in log and PROMPT not in metrics
-    held = {Path(name).name for name, data in files.items() if PROMPT.encode() in data}
+    held = {Path(name).name for name, data in files.items() if PROMPT.encode() in data} - {"audit"}
     assert not [name for name in held if not name.startswith("responses.db")], (
         held
     )  # which clients ask for with `store`

@@ -17,6 +17,7 @@ pytest.importorskip("cryptography")
 
 from tokenmill.cli.main import main
 from tokenmill.core.errors import ConfigError
+from tokenmill.core.masking import Mask
 from tokenmill.server.audit import log as log_module
 from tokenmill.server.audit import segments
 from tokenmill.server.audit.chain import START, Tip, head_of, line_after, tip_of
@@ -374,7 +375,7 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path, key: Path) 
         with pytest.raises(ConfigError, match=message):
             AuditOptions(**given)
     with pytest.raises(ConfigError, match="outside of the audit log's folder"):
-        AuditOptions(audit_log=str(key.parent / "a.jsonl"), audit_key=str(key)).open()
+        AuditOptions(audit_log=str(key.parent / "a.jsonl"), audit_key=str(key)).open(Mask())
     with pytest.raises(ConfigError, match="--audit-syslog must be"):
-        AuditOptions(audit_log=log, audit_key=str(key), audit_syslog="somewhere").open()
-    assert AuditOptions().open() is None
+        AuditOptions(audit_log=log, audit_key=str(key), audit_syslog="somewhere").open(Mask())
+    assert AuditOptions().open(Mask()) is None

@@ -24,6 +24,7 @@ from scripted import Served
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError
+from tokenmill.core.masking import Mask
 from tokenmill.server.observe import traces
 from tokenmill.server.observe.traces import CONTENT_VARIABLE, Tracing, open_tracing
 
@@ -78,9 +79,9 @@ def values(attributes: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def traced(receiver: Receiver, **settings: Any) -> Iterator[Served]:
+def traced(receiver: Receiver, mask: Mask | None = None, **settings: Any) -> Iterator[Served]:
     """A server whose spans have all arrived when the block ends."""
-    tracing = Tracing(OTLPSpanExporter(receiver.url), "1.2")
+    tracing = Tracing(OTLPSpanExporter(receiver.url), "1.2", mask)
     try:
         with Served(tracing=tracing, **settings) as served:
             yield served
@@ -163,6 +164,18 @@ def test_a_resumed_request_shows_both_engines_and_a_bad_call_its_status() -> Non
     assert receiver.named("POST /v1/completions")[-1].status.code == 0
 
 
+def test_no_span_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where callers put it: in the path, the name of the call, the state of their own trace, the prompt."""
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true")
+    body = {"prompt": "my key is swordfish-of-flags", "max_tokens": 2}
+    heads = {"traceparent": PARENT, "tracestate": "vendor=swordfish-of-flags", "x-request-id": "swordfish-of-flags"}
+    with Receiver() as receiver, traced(receiver, Mask(["swordfish-of-flags"])) as served:
+        ask(served, "/v1/completions", body, **heads)
+        served.ask("/v1/swordfish-of-flags")
+    assert len(receiver.spans) > 2 and "my key is ***" in str(receiver.spans)
+    assert "swordfish" not in str(receiver.spans)
+
+
 def test_prompts_are_shown_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenTelemetry's variable for message content puts the prompt into the request's span."""
     monkeypatch.setenv(CONTENT_VARIABLE, "true")
@@ -195,27 +208,27 @@ def test_each_line_of_a_batch_is_a_trace(tmp_path: Path) -> None:
 def test_a_bad_endpoint_names_the_flag(endpoint: str) -> None:
     """What is no HTTP address is refused with an example."""
     with pytest.raises(ConfigError, match="--otlp-traces-endpoint must be an address such as"):
-        open_tracing(endpoint, "1")
+        open_tracing(endpoint, "1", Mask())
 
 
 def test_traces_are_made_only_where_somebody_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """No flag and no variable: none; OTEL_* variables turn them on and off; without the SDK the remedy is named."""
     for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER"):
         monkeypatch.delenv(name, raising=False)
-    assert open_tracing(None, "1") is None
+    assert open_tracing(None, "1", Mask()) is None
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    tracing = open_tracing(None, "1")
+    tracing = open_tracing(None, "1", Mask())
     assert tracing is not None
     tracing.close()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     with pytest.raises(ConfigError, match="http/protobuf"):
-        open_tracing(None, "1")
+        open_tracing(None, "1", Mask())
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_PROTOCOL")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"tokenmill\[otel\]"):
-        open_tracing("http://127.0.0.1:9", "1")
+        open_tracing("http://127.0.0.1:9", "1", Mask())
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-    assert open_tracing("http://127.0.0.1:9", "1") is None
+    assert open_tracing("http://127.0.0.1:9", "1", Mask()) is None
 
 
 def test_a_server_that_ends_does_not_wait_for_a_collector_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

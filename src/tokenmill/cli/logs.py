@@ -4,39 +4,41 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import time
 from typing import Any
 
+from ..core.masking import Mask
 from ..server.call_context import CALL, names_of
 from ..server.json_encoder import IN_TEXT
 
 FORMATS = ("text", "json")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-_SECRETS = re.compile(r"\btm-[A-Za-z0-9_-]{20,}|(?<=Bearer )[^\s\"']+|(?<=[?&]key=)[^\s&\"]+")
-"""API keys of tokenmill, bearer tokens, keys in addresses."""
-_HIDDEN = "***"
 
 
-def set_up_logging(level: str, form: str) -> None:
-    """For this process. `form`: one of FORMATS."""
+def set_up_logging(level: str, form: str, mask: Mask | None = None) -> None:
+    """For this process. `form`: one of FORMATS; `mask`: of what no line shows; None: of keys known by their form."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JSONLines() if form == "json" else TextLines(_TEXT))
+    mask = mask or Mask()
+    handler.setFormatter(JSONLines(mask) if form == "json" else TextLines(mask))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
-def hide_secrets(text: str) -> str:
-    return _SECRETS.sub(_HIDDEN, text)
-
-
 class TextLines(logging.Formatter):
+    def __init__(self, mask: Mask) -> None:
+        super().__init__(_TEXT)
+        self._mask = mask
+
     def format(self, record: logging.LogRecord) -> str:
-        return hide_secrets(super().format(record))
+        return self._mask(super().format(record))
 
 
 class JSONLines(logging.Formatter):
     """{"time", "level", "logger", "message"}, then of the call that it is about "request_id", "tenant" and "trace_id",
     the record's own "facts", and "exception" with the traceback."""
+
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        self._mask = mask
 
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -50,4 +52,5 @@ class JSONLines(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return hide_secrets(json.dumps(line, ensure_ascii=False, default=str)).translate(IN_TEXT)
+        text = json.dumps(self._mask.deep(line), ensure_ascii=False, default=lambda other: self._mask(str(other)))
+        return text.translate(IN_TEXT)

@@ -248,8 +248,10 @@ class HttpOptions:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{root_path}"
 
 
-def server_config(args: argparse.Namespace, options: ServeOptions, http: HttpOptions, own_name: str) -> ServerConfig:
-    """own_name: of the model, where the flags name none. Raises ConfigError."""
+def server_config(
+    args: argparse.Namespace, options: ServeOptions, http: HttpOptions, own_name: str, api_keys: tuple[str, ...]
+) -> ServerConfig:
+    """own_name: of the model, where the flags name none; api_keys: as `read_api_keys` gave them. Raises ConfigError."""
     own_names = _model_names(http.served_model_name, own_name, is_model_named=args.model != DEFAULT_MODEL)
     names = [*own_names, *(adapter for adapter, _ in options.lora_modules)]
     if len(set(names)) != len(names):
@@ -264,7 +266,7 @@ def server_config(args: argparse.Namespace, options: ServeOptions, http: HttpOpt
         ServerConfig,
         args,
         model_names=own_names,
-        api_keys=_api_keys(http),
+        api_keys=api_keys,
         allowed_hosts=_allowed_hosts(args.allowed_hosts, http),
         lora_dir=os.path.abspath(lora_dir) if lora_dir else "",
         files_dir=_files_dir(args.files_dir),
@@ -289,8 +291,8 @@ def _model_names(given: tuple[str, ...], own: str, *, is_model_named: bool) -> t
     return tuple(names)
 
 
-def _api_keys(options: HttpOptions) -> tuple[str, ...]:
-    """Those of flags, file and environment together, each once."""
+def read_api_keys(options: HttpOptions) -> tuple[str, ...]:
+    """Those of flags, file and environment together, each once. Raises ConfigError."""
     keys = [*options.api_key]
     if options.api_key_file is not None:
         try:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from .. import __version__
 from ..core.errors import ConfigError, TokenmillError
 from ..core.events import Ready
+from ..core.masking import Mask
 from ..core.policy import Order
 from ..core.units import format_parts
 from ..formats.hub import ResolvedModel, default_cache_dir
@@ -47,7 +48,7 @@ from .models import resolve_model
 from .options import flags_of, given_options
 from .plan import print_facts
 from .quiet import until_quiet
-from .serve_options import HttpOptions, ServeOptions, server_config, set_access_log
+from .serve_options import HttpOptions, ServeOptions, read_api_keys, server_config, set_access_log
 from .state import open_access, open_answer_store, open_books, open_response_store, open_resume_store, require_keys
 from .upstream_options import UpstreamOptions
 from .worker_options import LinkOptions, ListenOptions
@@ -87,7 +88,8 @@ class _Given:
 def serve(args: argparse.Namespace) -> int:
     started_s = time.monotonic()
     options, http = given_options(ServeOptions, args), given_options(HttpOptions, args)
-    set_up_logging(options.log_level, options.log_format)
+    api_keys = read_api_keys(http)
+    set_up_logging(options.log_level, options.log_format, Mask(api_keys))
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     # Until the server listens for it, a SIGTERM ends this process as Ctrl-C would: with its contexts left in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -96,15 +98,20 @@ def serve(args: argparse.Namespace) -> int:
         print(f"tokenmill: {note}", file=sys.stderr)
     set_access_log(http)
     with kv_tiers(args, options.log_level, options.log_format) as tiers:
-        return _serve_with(args, options, http, tiers, started_s)
+        return _serve_with(args, options, http, api_keys, tiers, started_s)
 
 
 def _serve_with(
-    args: argparse.Namespace, options: ServeOptions, http: HttpOptions, tiers: KVTiers, started_s: float
+    args: argparse.Namespace,
+    options: ServeOptions,
+    http: HttpOptions,
+    api_keys: tuple[str, ...],
+    tiers: KVTiers,
+    started_s: float,
 ) -> int:
     tls = http.tls()
     model = resolve_model(args.model)
-    config = server_config(args, options, http, model.served_name)
+    config = server_config(args, options, http, model.served_name, api_keys)
     engine = tiers.engine
     if options.kv_pin and tiers.desk is None:
         raise ConfigError("--kv-pin needs KV tiers: --kv-host, --kv-disk, --kv-remote or --kv-store.", param="kv_pin")
@@ -114,7 +121,7 @@ def _serve_with(
     # Their own machine, a socket of this user's, or a certificate that every client must have.
     require_keys(http.host, access, is_guarded=bool(http.uds or http.insecure or http.ssl_cert_reqs == 2))
     audit = given_options(AuditOptions, args)
-    tracing = open_tracing(options.otlp_traces_endpoint, __version__)
+    tracing = open_tracing(options.otlp_traces_endpoint, __version__, config.mask)
     given = _Given(
         options, http, given_options(TextOptions, args), config, tls, order, saves_kv, access, audit, tracing,
         given_options(UpstreamOptions, args), tiers, read_pins(options.kv_pin),
@@ -234,7 +241,7 @@ async def _serve(
     books = open_books(config.usage_dir, config.usage_kept_days)
     resume = open_resume_store(config)
     signer = load_signer(config.sign_responses, "--sign-responses") if config.sign_responses else None
-    audit = given.audit.open()
+    audit = given.audit.open(config.mask)
     if audit is not None:
         audit.note(started(__version__, models=list(config.model_names), keys=len(config.api_keys)))
         if (watch := given.audit.watch(audit, client, text, config.model_names[0])) is not None:

@@ -14,6 +14,7 @@ from urllib.parse import unquote_to_bytes
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..core.masking import Mask
 from .http import is_open, route_of
 
 ACCESS_LOGGER = "tokenmill.access"
@@ -46,13 +47,13 @@ class Noting:
             del state["send"]  # it may hold the scope, and each would keep the other
 
 
-def log_access(scope: Mapping[str, Any], taken_s: float, *, has_left: bool = False) -> None:
+def log_access(scope: Mapping[str, Any], taken_s: float, mask: Mask, *, has_left: bool = False) -> None:
     """Called when a request is over."""
     if not _log.isEnabledFor(logging.INFO):
         return
     client = scope["client"]
     status = scope["state"].get("status", _LEFT)
-    target = _target(scope["raw_path"], scope["query_string"])
+    target = _target(scope["raw_path"], scope["query_string"], mask)
     _log.log(
         logging.DEBUG if status < 400 and is_open(route_of(scope)) else logging.INFO,
         '%s "%s %s HTTP/%s" %d %.3f s%s',
@@ -76,7 +77,7 @@ def log_access(scope: Mapping[str, Any], taken_s: float, *, has_left: bool = Fal
     )
 
 
-def _without_secrets(query: bytes) -> bytes:
+def without_secrets(query: bytes) -> bytes:
     """Some clients send a key in the URL too, where this server does not look for one."""
     parts = query.split(b"&")
     for index, part in enumerate(parts):
@@ -86,8 +87,9 @@ def _without_secrets(query: bytes) -> bytes:
     return b"&".join(parts)
 
 
-def _target(path: bytes, query: bytes) -> str:
+def _target(path: bytes, query: bytes, mask: Mask) -> str:
     """As it came, in printable ASCII: nothing a client sends may look like a line of this log."""
-    text = (path + b"?" + _without_secrets(query) if query else path).decode("ascii", "backslashreplace")
+    text = (path + b"?" + without_secrets(query) if query else path).decode("ascii", "backslashreplace")
+    text = mask(text)
     text = text if text.isprintable() and '"' not in text else ascii(text)
     return text if len(text) <= _MAX_TARGET else text[:_MAX_TARGET] + "..."

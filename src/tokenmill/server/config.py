@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..core.errors import ConfigError
+from ..core.masking import Mask
 from ..core.options import check, option, seconds, size
 from ..core.slo import AUTO, OFF, PROFILES
 from ..core.units import MiB
@@ -239,6 +240,11 @@ class ServerConfig:
         metavar="FILE|off",
         group=KEYS,
     )
+
+    @property
+    def mask(self) -> Mask:
+        """Of its API keys, for all that is written down of calls."""
+        return Mask(self.api_keys)
 
     @property
     def longest_wait_s(self) -> float:

@@ -117,7 +117,7 @@ class Connection(HttpToolsProtocol):
         now = self.loop.time()
         for cycle, _, start_s in self._open:
             _lose(cycle)
-            log_access(cycle.scope, now - start_s, has_left=True)
+            log_access(cycle.scope, now - start_s, self._door.mask, has_left=True)
         self._open.clear()
         self.pipeline.clear()
         super().connection_lost(exc)
@@ -251,7 +251,7 @@ class Connection(HttpToolsProtocol):
         cycle, held_bytes, start_s = self._open.popleft()
         self._held_bytes -= held_bytes
         self._settle()
-        log_access(cycle.scope, self.loop.time() - start_s)
+        log_access(cycle.scope, self.loop.time() - start_s, self._door.mask)
         if self._last_words is not None and not self._open and not self.transport.is_closing():
             self._end(self._last_words)
             return

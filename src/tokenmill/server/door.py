@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Callable
 from typing import Protocol
 
+from ..core.masking import Mask
 from .bounds import HttpBounds
 from .peers import Peers
 
@@ -24,7 +25,7 @@ class Checked(Protocol):
 
 
 class Door:
-    """Make it inside a running loop; `open` starts the clock that `close` stops.
+    """Make it inside a running loop; `open` starts the clock that `close` stops. mask: of what the access log shows.
 
     note_refused  called with the status of a request that was refused before the application saw it
     on_shrunk     called when far fewer connections are left than there were: memory may be given back
@@ -33,6 +34,7 @@ class Door:
     def __init__(
         self,
         bounds: HttpBounds,
+        mask: Mask,
         *,
         root_path: str = "",
         tls: ssl.SSLContext | None = None,
@@ -40,6 +42,7 @@ class Door:
         on_shrunk: Callable[[], None] = lambda: None,
     ) -> None:
         self.bounds = bounds
+        self.mask = mask
         self.root_path = root_path
         self.tls = tls
         self.peers = Peers(bounds.max_connections, bounds.max_heads_bytes)

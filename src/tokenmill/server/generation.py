@@ -79,6 +79,7 @@ class Generation:
     ) -> None:
         assert client.hearers.metrics is not None
         self.config = config
+        self._mask = config.mask
         self.text = text
         self.client = client
         self.metrics = client.hearers.metrics
@@ -242,7 +243,7 @@ class Generation:
             grammar = await self.grammars.compile(constraint, caller)
             call = replace(call, sampling=replace(call.sampling, grammar=grammar))
         root_id = self.new_id(prefix)
-        given_id = call.request_id or request_id
+        given_id = self._mask(call.request_id or request_id)
         digest = "" if adapter is None else adapter.digest
         longest = max((len(prompt.tokens) for prompt in prompts), default=0)
         recognised = ""

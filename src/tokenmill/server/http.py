@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.errors import AuthenticationFailed, EngineFailed, Forbidden, TokenmillError
+from ..core.masking import Mask
 from .call_context import CALL
 from .clients import Clients
 from .errors import Fault, Style, anthropic_style, describe, headers, style_of
@@ -40,9 +41,10 @@ class JSONReply(Response):
 class Gate:
     """ASGI middleware: checks where a call comes from and its API key, and echoes the caller's X-Request-Id.
 
-    That identifier, or "", is in `scope["state"]["request_id"]`, and who calls in `scope["state"]["client"]`; what is
-    kept for a caller is `scope["state"]["owner"]`'s, "" without keys; `tenant` and `scopes` say on what terms it is
-    served and what it may do, `key` which of the keys given out it has, if any. Paths that monitoring needs stay open.
+    That identifier, "" where there is none, is in `scope["state"]["request_id"]`, without what `mask` hides, and who
+    calls in `scope["state"]["client"]`; what is kept for a caller is `scope["state"]["owner"]`'s, "" without keys;
+    `tenant` and `scopes` say on what terms it is served and what it may do, `key` which of the keys given out it has,
+    if any. Paths that monitoring needs stay open.
     Who speaks Anthropic's API gets a `request-id` too, made here by `new_id` where the caller gave none:
     `scope["state"]["told_id"]`, "" for others.
     """
@@ -55,8 +57,10 @@ class Gate:
         visitors: Visitors,
         clients: Clients,
         new_id: Callable[[str], str],
+        mask: Mask,
     ) -> None:
         self._app = app
+        self._mask = mask
         self._new_id = new_id
         self._visitors = visitors
         self._clients = clients
@@ -70,6 +74,7 @@ class Gate:
         request_id = given.get("x-request-id", "")
         if not (0 < len(request_id) <= _MAX_ID and request_id.isprintable()):
             request_id = ""
+        request_id = self._mask(request_id)
         told_id = (request_id or self._new_id("req")) if style_for(scope) is anthropic_style else ""
         scope.setdefault("state", {}).update(request_id=request_id, told_id=told_id)
 

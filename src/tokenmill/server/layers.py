@@ -64,7 +64,7 @@ def layers(
         found.append(cors)
     visitors = Visitors(config.allowed_hosts, config.cors_origins)
     clients = Clients(config.trusted_proxies)
-    found.append(Middleware(Gate, access=access, visitors=visitors, clients=clients, new_id=new_id))
+    found.append(Middleware(Gate, access=access, visitors=visitors, clients=clients, new_id=new_id, mask=config.mask))
     if signer is not None:
         found.append(Middleware(Signing, signer=signer))
     if book is not None:

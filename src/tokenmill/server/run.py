@@ -54,6 +54,7 @@ async def serve(
         _log.warning("At most %d connections can be open here (ulimit -n).", bounds.max_connections)
     door = Door(
         bounds,
+        config.mask,
         root_path=config.root_path,
         tls=tls,
         note_refused=app.state.client.hearers.metrics.call_refused,

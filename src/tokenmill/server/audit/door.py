@@ -76,7 +76,7 @@ class Audited:
                     if status >= 400 and scope.get("state", {}).get("tenant") is None:
                         self._note_refused(scope, action, route, status)
                     else:
-                        self._log.note(_entry(scope, action, route, status))
+                        self._log.note(self._entry(scope, action, route, status))
             await send(message)
 
         await self._app(scope, receive, noting)
@@ -92,7 +92,23 @@ class Audited:
                 self._timer = loop.call_later(_TELL_COUNT_S, self.tell_count)
             return
         self._tokens -= 1
-        self._log.note(_entry(scope, action, route, status))
+        self._log.note(self._entry(scope, action, route, status))
+
+    def _entry(self, scope: Scope, action: str, route: str, status: int) -> dict[str, Any]:
+        state = scope.get("state", {})
+        peer = scope.get("client")
+        tenant = state.get("tenant")
+        actor = {
+            "tenant": "" if tenant is None else tenant.id,
+            "client": state.get("client", ""),
+            "address": "" if peer is None else peer[0],
+        }
+        if key := state.get("key"):
+            actor["key"] = key
+        entry = {"actor": actor, "action": action, "object": self._log.mask(route)[:_MAX_PATH], "outcome": str(status)}
+        if request_id := state.get("request_id"):
+            entry["request"] = request_id
+        return entry | state.get("audited", {})
 
     def tell_count(self) -> None:
         """Note how many refusals have no entry of their own."""
@@ -110,20 +126,3 @@ def _is_action(method: str, route: str) -> bool:
 
 def _is_view(method: str, route: str) -> bool:
     return method in ("GET", "HEAD") and route.startswith("/admin/")
-
-
-def _entry(scope: Scope, action: str, route: str, status: int) -> dict[str, Any]:
-    state = scope.get("state", {})
-    peer = scope.get("client")
-    tenant = state.get("tenant")
-    actor = {
-        "tenant": "" if tenant is None else tenant.id,
-        "client": state.get("client", ""),
-        "address": "" if peer is None else peer[0],
-    }
-    if key := state.get("key"):
-        actor["key"] = key
-    entry = {"actor": actor, "action": action, "object": route[:_MAX_PATH], "outcome": str(status)}
-    if request_id := state.get("request_id"):
-        entry["request"] = request_id
-    return entry | state.get("audited", {})

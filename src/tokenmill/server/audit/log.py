@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
+from ...core.masking import Mask
 from ...core.units import MiB
 from ..signing import Signer
 from .chain import Tip, head_of, line_after, tip_of
@@ -35,9 +36,19 @@ STOPPED: Event = {"action": "server.stop", "outcome": "done"}
 
 
 class AuditLog:
-    """Between `open` and `close`, `note` may be called by any thread. `syslog`: heads go there too."""
+    """Between `open` and `close`, `note` may be called by any thread. `syslog`: heads go there too; `mask`: of what no
+    entry has."""
 
-    def __init__(self, path: str, signer: Signer, *, syslog: Syslog | None = None, max_bytes: int = 64 * MiB) -> None:
+    def __init__(
+        self,
+        path: str,
+        signer: Signer,
+        *,
+        syslog: Syslog | None = None,
+        max_bytes: int = 64 * MiB,
+        mask: Mask | None = None,
+    ) -> None:
+        self.mask = mask or Mask()
         self.before_close: list[Callable[[], None]] = []
         """Called before the last entry: by whom something is still to be noted."""
         self._path = Path(path)
@@ -165,7 +176,7 @@ class AuditLog:
             tip, lines = segments.tip, []
             for index in range(num):
                 time_s, event = self._pending[index]
-                line = _line(tip, time_s, event)
+                line = _line(tip, time_s, event, self.mask)
                 tip = tip_of(tip.seq + 1, line)
                 lines.append(line)
             segments.append(lines, tip)
@@ -210,10 +221,10 @@ class AuditLog:
             self._failure = ""
 
 
-def _line(tip: Tip, time_s: float, event: Event | Callable[[], Event]) -> bytes:
-    """A bug in what makes an entry must not end the log."""
+def _line(tip: Tip, time_s: float, event: Event | Callable[[], Event], mask: Mask) -> bytes:
+    """Masked before it is chained. A bug in what makes an entry must not end the log."""
     try:
-        return line_after(tip, time_s, event() if callable(event) else event)
+        return line_after(tip, time_s, mask.deep(event() if callable(event) else event))
     except Exception as error:
         _log.exception("An entry of the audit log could not be made.")
         return line_after(tip, time_s, {"action": "log.bug", "outcome": type(error).__name__})

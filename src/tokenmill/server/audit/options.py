@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...core.errors import ConfigError
+from ...core.masking import Mask
 from ...core.options import check, option, size
 from ...core.units import KiB, MiB
 
@@ -64,8 +65,8 @@ class AuditOptions:
                 "--audit-log needs --audit-key; make one with: tokenmill audit keygen FILE", param="audit_log"
             )
 
-    def open(self) -> AuditLog | None:
-        """The log, open; None: there is to be none. Raises ConfigError."""
+    def open(self, mask: Mask) -> AuditLog | None:
+        """The log, open; None: there is to be none. `mask`: of what no entry has. Raises ConfigError."""
         from ..signing import load_signer
         from .log import AuditLog
         from .syslog import Syslog
@@ -81,7 +82,7 @@ class AuditOptions:
         signer = load_signer(key, "--audit-key")
         address = self.audit_syslog or (SYSLOG if os.path.exists(SYSLOG) else "off")
         syslog = None if address == "off" else Syslog(address)
-        log = AuditLog(path, signer, syslog=syslog, max_bytes=self.audit_max_bytes)
+        log = AuditLog(path, signer, syslog=syslog, max_bytes=self.audit_max_bytes, mask=mask)
         log.open()
         return log
 

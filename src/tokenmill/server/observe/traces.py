@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from ...core.errors import ConfigError
+from ...core.masking import Mask
 from ...core.request import Request
 from .book import Record
 from .rings import Rings
@@ -38,17 +39,18 @@ _EXPLAIN = "install it with: pip install 'tokenmill[otel]'"
 
 
 class Tracing:
-    """`exporter`: where spans go. `version`: of this server."""
+    """`exporter`: where spans go. `version`: of this server. `mask`: of what no span has."""
 
-    def __init__(self, exporter: SpanExporter, version: str) -> None:
+    def __init__(self, exporter: SpanExporter, version: str, mask: Mask | None = None) -> None:
         from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         own = Resource({SERVICE_NAME: "tokenmill", SERVICE_VERSION: version})
         self.provider: TracerProvider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()))
-        self._exporter = exporter
-        self.provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._mask = mask or Mask()
+        self._exporter = _masked(exporter, self._mask)
+        self.provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self.provider.get_tracer("tokenmill", version)
         self._shows_prompts = os.environ.get(CONTENT_VARIABLE, "").lower() == "true"
         self._open: dict[str, tuple[Context, Request, str]] = {}
@@ -73,7 +75,7 @@ class Tracing:
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
-        heads = {name.decode("latin1"): value.decode("latin1") for name, value in scope["headers"]}
+        heads = {name.decode("latin1"): self._mask(value.decode("latin1")) for name, value in scope["headers"]}
         parent: Context = extract(heads, Context())
         span = self._tracer.start_span(scope["method"], parent, SpanKind.SERVER, call_attributes(scope))
         token = attach(set_span_in_context(span, parent))
@@ -150,7 +152,41 @@ class Tracing:
         span.end(end if part["end_s"] is None else ns(part["end_s"]))
 
 
-def open_tracing(endpoint: str | None, version: str) -> Tracing | None:
+def _masked(exporter: SpanExporter, mask: Mask) -> SpanExporter:
+    """Sends spans to `exporter` without what `mask` hides: here all of them pass, with all that they have."""
+    from opentelemetry.sdk.trace import Event, ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+    def shown(span: ReadableSpan) -> ReadableSpan:
+        return ReadableSpan(
+            mask(span.name),
+            span.context,
+            span.parent,
+            span.resource,
+            mask.deep(dict(span.attributes or {})),
+            [Event(mask(each.name), mask.deep(dict(each.attributes or {})), each.timestamp) for each in span.events],
+            span.links,
+            span.kind,
+            status=span.status,
+            start_time=span.start_time,
+            end_time=span.end_time,
+            instrumentation_scope=span.instrumentation_scope,
+        )
+
+    class Masked(SpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            return exporter.export([shown(span) for span in spans])
+
+        def shutdown(self) -> None:
+            exporter.shutdown()
+
+        def force_flush(self, timeout_millis: int = 30000) -> bool:
+            return exporter.force_flush(timeout_millis)
+
+    return Masked()
+
+
+def open_tracing(endpoint: str | None, version: str, mask: Mask) -> Tracing | None:
     """Traces to `endpoint`, or where OTEL_* variables say; None: nobody wants any. Raises ConfigError where the SDK is
     not installed, or the endpoint is no HTTP address."""
     env = os.environ
@@ -166,7 +202,7 @@ def open_tracing(endpoint: str | None, version: str) -> Tracing | None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
         raise ConfigError(f"Traces need the OpenTelemetry SDK; {_EXPLAIN}", param="otlp_traces_endpoint") from error
-    return Tracing(OTLPSpanExporter(None if endpoint is None else _whole(endpoint)), version)
+    return Tracing(OTLPSpanExporter(None if endpoint is None else _whole(endpoint)), version, mask)
 
 
 def _whole(endpoint: str) -> str:

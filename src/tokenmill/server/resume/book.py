@@ -21,7 +21,9 @@ from starlette.types import ASGIApp, Message, Scope
 
 from ...cluster.events import Ended
 from ...core.events import Output, StepOutputs
+from ...core.masking import Mask
 from ...core.request import Request
+from ..access_log import without_secrets
 from ..call_context import CALL
 from ..tenants.tenant import Tenant
 from .line import Line, Reader
@@ -41,7 +43,7 @@ WISH = "x-tokenmill-resume"
 class Book:
     """`restart` it before it serves, `close` it after; the store is its maker's. grace_s: how long a stream goes on
     that nobody reads, where that is wanted. tenant_of: as of Access. is_draining: whether the server is about to end:
-    what that cuts off is left in the file, for the next one.
+    what that cuts off is left in the file, for the next one. mask: of what is kept of heads.
 
     app     what is behind the layer, which tells
     client  of the engines whose streams are kept; those of other models are not
@@ -54,8 +56,10 @@ class Book:
         grace_s: float,
         tenant_of: Callable[[str], Tenant | None],
         is_draining: Callable[[], bool] = lambda: False,
+        mask: Mask | None = None,
     ) -> None:
         self._store = store
+        self._mask = mask or Mask()
         self._grace_s = grace_s
         self._tenant_of = tenant_of
         self.app: ASGIApp | None = None
@@ -82,11 +86,12 @@ class Book:
             if line.body is None or self._is_closed or client is not self.client:
                 return False
             state, request = scope["state"], answer.choices[0].request
-            headers = tuple((name, value) for name, value in line.headers if name.lower() not in _SECRET)
+            headers = tuple((name, self._masked(value)) for name, value in line.headers if name.lower() not in _SECRET)
+            query = self._masked(without_secrets(scope["query_string"]))
             line.call = KeptCall(
                 answer.id, answer.created, answer.fingerprint, request, _wish(headers), state["owner"],
                 state["client"], state.get("key", ""), state["request_id"], state["told_id"], scope["path"],
-                scope["query_string"], headers, bytes(line.body),
+                query, headers, bytes(line.body),
             )  # fmt: skip
             line.key = self._store.new_key()
             self._enter(line)
@@ -96,6 +101,9 @@ class Book:
         line = Line(keep)
         line.headers, line.body = tuple(scope["headers"]), bytearray()
         return line
+
+    def _masked(self, value: bytes) -> bytes:
+        return self._mask(value.decode("latin1")).encode("latin1")
 
     async def _write(self, line: Line) -> None:
         assert line.call is not None

@@ -19,7 +19,7 @@ _LABELS = ("model_name", "engine")
 def book_of(store: ResumeStore, config: ServerConfig, access: Access, client: EngineClient, limits: Limits) -> Book:
     """A book that hears of what `client` does."""
     assert client.hearers.metrics is not None
-    book = Book(store, config.resume_grace_s, access.tenant_of, lambda: limits.draining)
+    book = Book(store, config.resume_grace_s, access.tenant_of, lambda: limits.draining, config.mask)
     book.client = client
     client.hearers.watchers.append(book)
     client.hearers.metrics.registry.register(ResumeMetrics(config.model_names[0], book))
