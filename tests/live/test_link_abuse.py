@@ -1,4 +1,5 @@
-"""What comes to the workers' port and is no worker: refused with a line, and streams do not notice."""
+"""What comes to the workers' port and is no worker, and what is done to the bytes of one that is: it costs a line, and
+streams do not notice."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +21,13 @@ from front_ends import SECRET, Worker, free_port, front_end
 from kill import ask, write_model
 from serving import Server, wait_until
 
+from tokenmill.core.mac import TAMPERED
+from tokenmill.net.handshake import GREETING_BYTES, PROTOCOL
+
 BODY: dict[str, Any] = {
     "model": "tiny", "prompt": list(range(3, 60)), "max_tokens": 3000, "seed": 1, "ignore_eos": True, "stream": True,
 }  # fmt: skip
-HELLO = b"tokenmill" + (2).to_bytes(2, "little") + b"worker" + bytes(32)
+HELLO = b"tokenmill" + PROTOCOL.to_bytes(2, "little") + b"worker" + bytes(32)
 
 
 def frame(data: bytes) -> bytes:
@@ -36,7 +41,7 @@ ATTACKS = {
     "half a hello": frame(HELLO)[:20],
     "a hello and nothing": frame(HELLO),
     "a hello and a wrong proof": frame(HELLO) + frame(bytes(32)),
-    "a hello of another version": frame(HELLO.replace(b"\x02\x00", b"\x01\x00")),
+    "a hello of another version": frame(HELLO.replace(PROTOCOL.to_bytes(2, "little"), b"\x01\x00")),
     "keepalives": bytes(4) * 500,
 }
 
@@ -117,3 +122,78 @@ def test_a_worker_of_another_model_is_refused_with_the_reason(served: tuple[int,
         assert stranger.ended() == 2
         assert stranger.has_said("It computes otherwise")
     assert json.loads(server.request("GET", "/admin/workers")[1])["workers"][0]["state"] == "ready"
+
+
+class NoisyWire:
+    """Passes connections on to `port`, and changes a bit of each after some kilobytes, until `num_left` were."""
+
+    def __init__(self, port: int, num_flips: int, seed: int) -> None:
+        self._to_port = port
+        self.num_left = num_flips
+        self._rng = random.Random(seed)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._ends: list[socket.socket] = [self._listener]
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> NoisyWire:
+        self._begin(self._accept)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
+        for end in self._ends:
+            end.close()
+
+    def _begin(self, target: Any, *args: Any) -> None:
+        self._threads.append(threading.Thread(target=target, args=args, daemon=True))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near = self._listener.accept()[0]
+                self._ends.append(near)
+                try:
+                    far = socket.create_connection(("127.0.0.1", self._to_port), timeout=60)
+                except ConnectionRefusedError:  # the front end does not listen yet
+                    near.close()
+                    continue
+                self._ends.append(far)
+                self._begin(self._pass, near, far)
+                self._begin(self._pass, far, near)
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        quiet_bytes = GREETING_BYTES + self._rng.randrange(10_000)
+        with contextlib.suppress(OSError):
+            while data := bytearray(source.recv(65536)):
+                if 0 <= quiet_bytes < len(data) and self.num_left > 0:
+                    self.num_left -= 1
+                    data[quiet_bytes] ^= 1 << self._rng.randrange(8)
+                quiet_bytes -= len(data)
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+
+def test_bits_that_change_on_the_way_end_links_and_no_stream_says_another_thing(model: str) -> None:
+    """Both workers come by wires that flip three bits each. Streams go on in the other worker, or wait for one."""
+    port = free_port()
+    bodies = [BODY | {"seed": seed, "max_tokens": 500} for seed in range(6)]
+    with contextlib.ExitStack() as held:
+        wires = [held.enter_context(NoisyWire(port, 0, seed)) for seed in range(2)]
+        for wire in wires:
+            held.enter_context(Worker(model, wire.port))
+        server = held.enter_context(front_end(model, port))
+        wait_until(lambda: server.output.count("has joined") == 2, "both workers")
+        expected = [ask(server, body).key() for body in bodies]
+        for wire in wires:
+            wire.num_left = 3
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            while any(wire.num_left for wire in wires):
+                assert [said.key() for said in pool.map(lambda body: ask(server, body), bodies)] == expected
+        assert server.output.count(TAMPERED) >= 1
+        wait_until(lambda: server.request("GET", "/health")[0] == 200, "a worker")

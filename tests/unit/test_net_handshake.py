@@ -18,7 +18,7 @@ from links import run as run_loop
 from tokenmill.core.errors import LinkRefused
 from tokenmill.core.events import Drain
 from tokenmill.net.framing import Pipe
-from tokenmill.net.handshake import GREETING_BYTES, Identity, greet_front_end, greet_worker
+from tokenmill.net.handshake import GREETING_BYTES, PROTOCOL, Identity, greet_front_end, greet_worker
 from tokenmill.net.tcp import Credentials, LinkBounds, join
 
 CLOCK = Stopped()
@@ -153,7 +153,7 @@ def test_another_version_is_named_at_both_ends() -> None:
         front, worker = pipes()
         tap(worker, lambda place, data: data[:9] + b"\x07\0" + data[11:] if place == 0 else data)
         said = await meet(front, worker)
-        assert all("version 7 of the protocol, this one 2" in each.message for each in said)
+        assert all(f"version 7 of the protocol, this one {PROTOCOL}" in each.message for each in said)
 
     run(main())
 

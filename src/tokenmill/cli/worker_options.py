@@ -66,7 +66,7 @@ class LinkOptions:
     worker_tls_key: str | None = option(None, "its key (default: in the certificate's file)", metavar="FILE")
     worker_tls_ca: str | None = option(None, "authority that signed the other end's certificate", metavar="FILE")
     worker_insecure: bool = option(
-        False, "leave the machine without TLS: whoever can read or change the network's traffic sees and forges all"
+        False, "leave the machine without TLS: whoever can read the network's traffic sees all prompts and answers"
     )
 
     kv_transfer: str = option(

@@ -2,6 +2,9 @@
 
     length, 4 bytes, lowest first | message | length | message | ...
 
+Once the ends of a network link have authenticated each other (`protect`), a tag follows each length and each message
+(`core.mac`). A wrong tag ends the pipe; the length has one of its own, so that a wrong length is never waited for.
+
 The event loop's reader callback reads the socket, and the sender of a message writes it at once: one system call each
 way, without another thread. Queues are bounded: an end reads at most `_INBOX` messages ahead; then the socket's buffer
 fills, and the sender waits.
@@ -15,6 +18,8 @@ import asyncio
 import socket
 import ssl
 from collections import deque
+
+from ..core.mac import MAC, TAG_BYTES, TAMPERED
 
 _LENGTH = 4
 _INBOX = 1024
@@ -37,7 +42,12 @@ class Pipe:
         self.max_bytes = max_bytes
         self.why_ended = ""
         self._socket: socket.socket | None = None
-        self._received = bytearray()  # the beginning of a message
+        self._sending: MAC | None = None
+        self._receiving: MAC | None = None
+        self._tag_bytes = 0  # after each piece that comes
+        self._received = bytearray()  # the beginning of a piece
+        self._due = _LENGTH  # bytes of the piece that comes next: a length, and then its message
+        self._is_message_due = False
         self._inbox: deque[bytes] = deque()
         self._is_reading = False
         self._is_gone = False
@@ -55,6 +65,13 @@ class Pipe:
         self._loop = asyncio.get_running_loop()
         self._watch()
         self._wake()
+
+    def protect(self, sending: MAC, receiving: MAC) -> None:
+        """From now on both ends tag what they send. What has come without a tag and was not taken is from neither."""
+        if self._inbox or self._received:
+            self._inbox.clear()
+            return self.end(TAMPERED)
+        self._sending, self._receiving, self._tag_bytes = sending, receiving, TAG_BYTES
 
     @property
     def is_gone(self) -> bool:
@@ -88,13 +105,13 @@ class Pipe:
         """One message, of `data` and then `more`, which is not copied. Raises EOFError when the peer is gone. Waits
         while nobody has connected, or reads."""
         async with self._turn:
-            whole = (len(data) + len(more)).to_bytes(_LENGTH, "little") + data
-            left, rest = memoryview(whole), memoryview(more)
-            is_begun = False
+            number = 0 if self._sending is None else self._sending.number
+            to_send = self._framed(data, more)
+            left, is_begun = to_send.popleft(), False
             try:
-                while left or rest:
+                while left or to_send:
                     if not left:
-                        left, rest = rest, left
+                        left = to_send.popleft()
                     if self._is_gone:
                         raise EOFError(self.why_ended)
                     if self._socket is None:
@@ -110,9 +127,20 @@ class Pipe:
                     except OSError as error:  # what the peer sent before it went can still be received
                         raise EOFError(_GONE) from error
             except asyncio.CancelledError:
-                if is_begun and (left or rest):  # half a message would garble all that follow
+                if is_begun and (left or to_send):  # half a message would garble all that follow
                     self.end()
+                elif not is_begun and self._sending is not None:
+                    self._sending.number = number
                 raise
+
+    def _framed(self, data: bytes, more: bytes) -> deque[memoryview]:
+        length = (len(data) + len(more)).to_bytes(_LENGTH, "little")
+        if self._sending is None:
+            head, tail = length + data, b""
+        else:
+            head = length + self._sending.tag(length) + data
+            tail = self._sending.tag(data, more)
+        return deque(memoryview(part) for part in ([head, more, tail] if more else [head + tail]))
 
     async def receive(self) -> bytes:
         """Raises EOFError once the peer is gone and everything that had arrived is taken."""
@@ -160,22 +188,31 @@ class Pipe:
         return data
 
     def _cut(self, data: bytes) -> None:
-        """Messages into the inbox; the beginning of one stays."""
+        """Messages into the inbox; the beginning of a piece stays."""
         received = self._received
         received += data
         begin = 0
-        while len(received) - begin >= _LENGTH:
-            size = int.from_bytes(received[begin : begin + _LENGTH], "little")
-            if size > self.max_bytes:
-                self.end(f"A message of {size} bytes was announced; at most {self.max_bytes} are taken.")
-                break
-            end = begin + _LENGTH + size
-            if len(received) < end:
-                break
-            if size:
-                self._inbox.append(bytes(received[begin + _LENGTH : end]))
-            begin = end
+        while not self._is_gone and len(received) - begin >= self._due + self._tag_bytes:
+            end = begin + self._due
+            piece = bytes(received[begin:end])
+            begin = end + self._tag_bytes
+            if self._receiving is not None and not self._receiving.accepts(received[end:begin], piece):
+                self.end(TAMPERED)
+            else:
+                self._take(piece)
         del received[:begin]
+
+    def _take(self, piece: bytes) -> None:
+        """A length, or the message that it announced."""
+        self._is_message_due = not self._is_message_due
+        if not self._is_message_due:
+            self._due = _LENGTH
+            if piece:
+                self._inbox.append(piece)
+            return
+        self._due = int.from_bytes(piece, "little")
+        if self._due > self.max_bytes:
+            self.end(f"A message of {self._due} bytes was announced; at most {self.max_bytes} are taken.")
 
     def _writable(self) -> None:
         assert self._socket is not None

@@ -13,7 +13,8 @@ it, so it cannot be sent back to its maker. The worker, which connects, proves i
 connects gets no proof with which it could test guesses of the secret. Instead of its next message the front end may
 send a refusal. (Challenge and response as in ISO/IEC 9798-4; HMAC-SHA-256 as in RFC 2104.)
 
-This authenticates the peer. It neither encrypts nor protects what follows; between machines, TLS does.
+This authenticates the peer, and what follows: all after the two proofs is tagged (`core.mac`), with a key for each
+direction that is derived from the secret and both hellos. It does not encrypt; between machines, TLS does.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ import msgspec
 
 from ..core.errors import LinkRefused
 from ..core.events import Ready
+from ..core.mac import connection_macs
 from .framing import Pipe
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of this handshake and of all messages after it. Ends of different versions refuse each other."""
 
 GREETING_BYTES = 4096
@@ -77,6 +79,8 @@ async def greet_worker(pipe: Pipe, secret: bytes, judge: Callable[[Identity], st
         raise LinkRefused(reason)
     pipe.max_bytes = max_bytes
     await pipe.send(_proof(secret, FRONT_END, theirs + ours))
+    # The loop has read nothing since the proof's last byte was written: what comes after it has tags.
+    pipe.protect(*connection_macs(secret, theirs + ours, FRONT_END, WORKER))
     try:
         identity = _IDENTITY.decode(await pipe.receive())
     except msgspec.MsgspecError as error:
@@ -97,6 +101,7 @@ async def greet_front_end(pipe: Pipe, secret: bytes, identity: Identity, max_byt
     await pipe.send(_proof(secret, WORKER, ours + theirs))
     if not hmac.compare_digest(_unless_refused(await pipe.receive()), _proof(secret, FRONT_END, ours + theirs)):
         raise LinkRefused("The front end does not have this worker's secret.")
+    pipe.protect(*connection_macs(secret, ours + theirs, WORKER, FRONT_END))
     pipe.max_bytes = max_bytes
     await pipe.send(msgspec.msgpack.encode(identity))
     _unless_refused(await pipe.receive())

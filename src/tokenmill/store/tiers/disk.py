@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
+from ...core.mac import derive
 from ...core.tier_jobs import DropFrom, LoadFrom, LookIn, SaveTo
 from ...core.tiers import DISK, NO_PLACE, TierEntry, TierFacts, TierKey
 from .disk_extent import ENTRY_BYTES, EntryCodec
@@ -29,7 +30,7 @@ from .disk_read import DiskReader
 from .disk_slots import DiskSlots, View
 from .disk_space import DiskSpace, place_of
 from .disk_write import Complaints, DiskCounts, DiskWriter
-from .seal import OVERHEAD, Seal, derive
+from .seal import OVERHEAD, Seal
 
 T = TypeVar("T")
 

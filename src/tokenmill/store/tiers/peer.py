@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ...core.errors import ConfigError
+from ...core.mac import derive
 from ...core.tier_jobs import DropFrom, LoadFrom, LookIn, SaveTo
 from ...core.tiers import NO_PLACE, PEER, TierEntry, TierFacts
 from ...core.units import MiB
@@ -24,7 +25,7 @@ from .backend import Buffer
 from .calls import ASK
 from .connections import Connections
 from .peer_wire import MOST_WANTED, PURPOSE, asked, hello, name_of
-from .seal import Seal, derive
+from .seal import Seal
 from .sealed import Limits, SealedStore, View
 
 PARAM = "kv_peers"

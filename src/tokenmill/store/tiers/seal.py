@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.errors import ConfigError
+from ...core.mac import KEY_BYTES, derive
 from ...core.tiers import TierKey
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ OVERHEAD = _HEAD.size + _TAG_BYTES
 
 Buffer = bytes | bytearray | memoryview
 
-KEY_BYTES = 32
 _MOST_KEY_BYTES = 4096
 _MOST_WRITERS = 256
 
@@ -71,16 +71,6 @@ def load_key(path: str, flag: str = "--kv-key-file") -> bytes:
             param=param,
         )
     return hmac.digest(b"tokenmill kv", data, hashlib.sha256)
-
-
-def derive(key: bytes, *purpose: bytes, num_bytes: int = KEY_BYTES) -> bytes:
-    """A key of its own for each purpose (HKDF-Expand of RFC 5869, SHA-256)."""
-    info = b"".join(len(part).to_bytes(4, "little") + part for part in purpose)
-    out = last = b""
-    while len(out) < num_bytes:
-        last = hmac.digest(key, last + info + bytes([len(out) // 32 + 1]), hashlib.sha256)
-        out += last
-    return out[:num_bytes]
 
 
 class Seal:

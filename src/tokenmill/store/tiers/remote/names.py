@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 
+from ....core.mac import derive
 from ....core.tiers import TierKey
-from ..seal import derive
 
 ROOT = "tokenmill-kv1"
 
