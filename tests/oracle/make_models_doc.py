@@ -146,6 +146,27 @@ so. Files split into parts (`-00001-of-0000N.gguf`) load by the name of any part
 """
 
 
+TOKENIZERS = """
+## Tokenizers
+
+A GGUF file has its tokenizer in it. Of a folder, `tokenizer.json` counts; without one, the first of these that it has,
+converted at load (tokens equal those of transformers' conversion, `tests/oracle/test_vocab_files.py`):
+
+| file | what it is | how text is cut into words |
+|---|---|---|
+| tekken.json | Mistral's | by the pattern in it |
+| tokenizer.model | SentencePiece (BPE, unigrams), or as the next | SentencePiece's way |
+| tiktoken.model | byte strings and their ranks | as TikTokenTokenizer (Kimi-K2) or Llama 3 do |
+| vocab.json, merges.txt | byte-level BPE | as GPT2Tokenizer, Qwen2Tokenizer or RobertaTokenizer do |
+| vocab.txt | WordPiece | as BertTokenizer does |
+
+`tokenizer_config.json`, and `special_tokens_map.json` and `added_tokens.json` of older folders, tell the class and the
+special tokens. A class that is not in this table is refused by name: the rest would be in a repository's own code,
+which is never run. BOS goes before a text as `add_bos_token` says; where it does not say, it does with tekken.json and
+with SentencePiece files.
+"""
+
+
 CONFIG_KEYS = """
 ## What config.json says
 
@@ -184,6 +205,7 @@ def page() -> str:
         + EXPERTS
         + _wrappers()
         + CONFIG_KEYS
+        + TOKENIZERS
         + ENCODERS
         + _encoders()
         + POOLING

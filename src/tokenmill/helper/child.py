@@ -213,7 +213,9 @@ def _preload() -> None:
 
 def file_stamp(path: str) -> tuple[int, int]:
     """Size of the file that has the tokenizer, and when it was changed, in nanoseconds; zeros where there is none."""
-    file = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
+    from ..text.folder_tokenizer import tokenizer_file
+
+    file = tokenizer_file(Path(path)) if os.path.isdir(path) else path
     try:
         found = os.stat(file)
     except OSError:

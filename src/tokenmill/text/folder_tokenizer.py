@@ -1,4 +1,4 @@
-"""A tokenizer from a folder's tokenizer.json and tokenizer_config.json."""
+"""A tokenizer from a folder: its tokenizer.json, or what it has instead (vocab_files.py), and tokenizer_config.json."""
 
 from __future__ import annotations
 
@@ -12,44 +12,46 @@ from ..core.errors import BadCheckpoint
 from ..formats.safetensors import read_json
 from .charsmap import check_normalizer
 from .tokenizer import Tokenizer
+from .vocab_files import VOCABULARY_FILES, backend_from_files, class_settings
+
+JSON_NAME = "tokenizer.json"
 
 
 def tokenizer_from_folder(folder: Path) -> Tokenizer:
-    """From tokenizer.json, with the tokens that only tokenizer_config.json lists. Raises BadCheckpoint.
+    """With the tokens that only tokenizer_config.json lists. Raises BadCheckpoint.
 
     BOS and EOS are put around a text as tokenizer.json says; like transformers, we do not read `add_bos_token` and
     `add_eos_token` of tokenizer_config.json where there is a tokenizer.json.
     """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise BadCheckpoint(
-            f"{folder} has no tokenizer.json. Save the model's fast tokenizer there (transformers: "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(...))."
-        )
+    config = read_tokenizer_config(folder)
+    backend = _from_json(folder / JSON_NAME) if (folder / JSON_NAME).is_file() else backend_from_files(folder, config)
+    check_normalizer(backend)
+    backend.no_truncation()
+    backend.no_padding()
+    _add_missing_tokens(backend, config)
+    return Tokenizer(backend)
+
+
+def tokenizer_file(folder: Path) -> Path:
+    """The file that has the folder's tokenizer; tokenizer.json where none has."""
+    files = (folder / name for name in (JSON_NAME, *VOCABULARY_FILES))
+    return next((file for file in files if file.is_file()), folder / JSON_NAME)
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json, or nothing; with the meaning of what it does not say where no tokenizer.json does."""
+    path = folder / "tokenizer_config.json"
+    config = read_json(path) if path.is_file() else {}
+    return config if (folder / JSON_NAME).is_file() else class_settings(folder, config)
+
+
+def _from_json(path: Path) -> tokenizers.Tokenizer:
     try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
+        return tokenizers.Tokenizer.from_file(str(path))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library's panics are no Exceptions
         raise BadCheckpoint(f"{path} is not a tokenizer that can be read: {error}.") from error
-    check_normalizer(backend)
-    backend.no_truncation()
-    backend.no_padding()
-    _add_missing_tokens(backend, read_tokenizer_config(folder))
-    return Tokenizer(backend)
-
-
-def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json, or nothing."""
-    path = folder / "tokenizer_config.json"
-    return read_json(path) if path.is_file() else {}
-
-
-def token_content(value: Any) -> str | None:
-    """A token in a config is a string, or an object with `content`."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:

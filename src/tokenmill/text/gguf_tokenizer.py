@@ -19,6 +19,13 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 def tokenizer_from_gguf(metadata: dict[str, Any]) -> Tokenizer:
     """From the keys `tokenizer.ggml.*`. Raises BadCheckpoint for a kind of tokenizer that is not known here."""
+    backend = backend_from_gguf(metadata)
+    types = metadata.get("tokenizer.ggml.token_type") or []
+    return Tokenizer(backend, unknown_ids=[i for i, t in enumerate(types) if t == UNKNOWN])
+
+
+def backend_from_gguf(metadata: dict[str, Any]) -> tokenizers.Tokenizer:
+    """As tokenizer_from_gguf."""
     kind = metadata.get("tokenizer.ggml.model")
     tokens = _string_list(metadata, "tokenizer.ggml.tokens")
     vocab = {text: token_id for token_id, text in enumerate(tokens)}
@@ -49,8 +56,8 @@ def tokenizer_from_gguf(metadata: dict[str, Any]) -> Tokenizer:
     bos = tokens[gguf_token_id(metadata, "bos")] if _wants(metadata, "bos", add_bos) else None
     eos = tokens[gguf_token_id(metadata, "eos")] if _wants(metadata, "eos", kind == "t5") else None
     if bos is not None or eos is not None:
-        _surround(backend, bos, eos)
-    return Tokenizer(backend, unknown_ids=[i for i, t in enumerate(types) if t == UNKNOWN])
+        surround(backend, bos, eos)
+    return backend
 
 
 def gguf_token_id(metadata: dict[str, Any], role: str) -> int:
@@ -68,7 +75,7 @@ def _wants(metadata: dict[str, Any], role: str, default: bool) -> bool:
     return bool(wanted) and gguf_token_id(metadata, role) >= 0
 
 
-def _surround(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
+def surround(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
     """Set what `add_special` puts around a text: tokens of the vocabulary."""
     tokens = [(text, backend.token_to_id(text)) for text in (bos, eos) if text is not None]
     template = [*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])]
@@ -84,7 +91,7 @@ def _string_list(metadata: dict[str, Any], key: str) -> list[str]:
 
 def _byte_level_backend(metadata: dict[str, Any], vocab: dict[str, int], ignore_merges: bool) -> tokenizers.Tokenizer:
     merges = [tuple(merge.split(" ", 1)) for merge in _string_list(metadata, "tokenizer.ggml.merges")]
-    backend = tokenizers.Tokenizer(_bpe(vocab, merges, ignore_merges=ignore_merges))
+    backend = tokenizers.Tokenizer(make_bpe(vocab, merges, ignore_merges=ignore_merges))
     backend.decoder = decoders.ByteLevel()
     return backend
 
@@ -104,7 +111,7 @@ def _sentencepiece_backend(
         splits = [(left, right) for left, right in splits if left in vocab and right in vocab]
         merges += sorted(splits, key=lambda split: (vocab[split[0]], vocab[split[1]]))
     unknown = next((tokens[i] for i, t in enumerate(types) if t == UNKNOWN), None)
-    backend = tokenizers.Tokenizer(_bpe(vocab, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown))
+    backend = tokenizers.Tokenizer(make_bpe(vocab, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown))
     _mark_spaces(backend, metadata, [])
     return backend
 
@@ -143,7 +150,7 @@ def _scores(metadata: dict[str, Any], tokens: list[str]) -> list[float]:
     return scores
 
 
-def _bpe(vocab: dict[str, int], merges: list[Any], **options: Any) -> models.BPE:
+def make_bpe(vocab: dict[str, int], merges: list[Any], **options: Any) -> models.BPE:
     try:
         return models.BPE(vocab, merges, **options)
     except Exception as error:

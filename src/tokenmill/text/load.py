@@ -14,11 +14,12 @@ from ..formats.sentence import read_sentence_config
 from .about import About, about
 from .chat import MAX_TEMPLATE_CHARS, ChatTemplate
 from .fim import FimTokens, find_fim
-from .folder_tokenizer import read_tokenizer_config, token_content, tokenizer_from_folder
+from .folder_tokenizer import read_tokenizer_config, tokenizer_from_folder
 from .gguf_tokenizer import CONTROL, gguf_token_id, tokenizer_from_gguf
 from .speech import AUTO, Speech, make_speech
 from .tokenizer import Tokenizer
 from .tools.harmony import CALL, END, RETURN
+from .vocab_files import token_content
 
 END_MARKS = frozenset(
     {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"}

@@ -39,6 +39,11 @@ _DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACE}"
 )
+_HAN_APART = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]%s[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]%s"
+_KIMI = (
+    rf"[\p{{Han}}]+|{_HAN_APART % ('*', '+')}{_CONTRACTION}?|{_HAN_APART % ('+', '*')}{_CONTRACTION}?|\p{{N}}{{1,3}}"
+    rf"|{_PUNCTUATION}|{_SPACE}"
+)
 _BLOOM = " ?[^(\\s|.,!?…。，、।۔،)]+"
 
 
@@ -92,6 +97,7 @@ _SCHEMES: tuple[tuple[Scheme, tuple[str, ...]], ...] = (
     (Scheme((_QWEN35,)), ("qwen35",)),
     (Scheme((_GPT4O,)), ("gpt-4o", "llama4", "kanana2", "minimax-m2")),
     (Scheme((_TEKKEN,), ignore_merges=True, add_bos=True), ("tekken",)),
+    (Scheme((_KIMI,)), ("kimi-k2",)),
     (Scheme((_SEED_CODER,)), ("seed-coder",)),
     (Scheme((_BAILING,)), ("bailingmoe", "bailingmoe2", "llada-moe")),
     (Scheme((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)), ("deepseek-v3", "hunyuan-dense", "joyai-llm")),
