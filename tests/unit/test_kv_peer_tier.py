@@ -8,7 +8,7 @@ import random
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 
 import pytest
 
@@ -31,7 +31,7 @@ from tokenmill.core.tiers import (
 )
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.node.kv_store.peers import PeerService
-from tokenmill.store.peer.frames import receive_exactly, receive_frame, send_frame
+from tokenmill.store.peer.frames import Connection, receive_exactly
 from tokenmill.store.peer.listener import Listener
 from tokenmill.store.tiers.peer import PeerTier, peer_door
 from tokenmill.store.tiers.peer_wire import PURPOSE
@@ -236,13 +236,13 @@ def test_who_asks_for_nonsense_is_cut_off() -> None:
 
 
 def ask_plainly(address: str, wanted: object) -> object:
-    with peer_door(KEY).connect(address) as connection:
+    with closing(peer_door(KEY).connect(address)) as connection:
         said = {"ask": "hello", "version": 1, "numerics_id": MODEL, "block_bytes": list(BLOCK_BYTES)}
-        send_frame(connection, said)
-        assert receive_frame(connection) == {}
-        send_frame(connection, {"ask": "load", "wanted": wanted})
+        connection.send(said)
+        assert connection.receive() == {}
+        connection.send({"ask": "load", "wanted": wanted})
         try:
-            return receive_frame(connection)
+            return connection.receive()
         except (EOFError, ConnectionError):
             return None
 
@@ -289,26 +289,26 @@ def faulty_peer(how: str) -> Iterator[str]:
     draw = random.Random(how)
     seal = Seal(KEY, PURPOSE, MODEL)
 
-    def serve(connection: socket.socket) -> None:
-        receive_frame(connection)
-        send_frame(connection, {})
+    def serve(connection: Connection) -> None:
+        connection.receive()
+        connection.send({})
         while True:
-            message = receive_frame(connection)
+            message = connection.receive()
             assert message is not None
             wanted = message["wanted"]
             if message["ask"] == "look":
-                send_frame(connection, {"found": "1" * len(wanted)})
+                connection.send({"found": "1" * len(wanted)})
                 continue
             if how == "silent":
                 over.wait(20)
                 raise EOFError
             for nth, name in enumerate(wanted):
                 sealed = sealed_by(seal, name, how, draw)
-                send_frame(connection, {"nth": 10**6 if how == "lost" else nth, "num_bytes": len(sealed)})
-                connection.sendall(sealed[:50] if how == "gone" else sealed)
+                connection.send({"nth": 10**6 if how == "lost" else nth, "num_bytes": len(sealed)})
+                connection.raw.sendall(sealed[:50] if how == "gone" else sealed)
                 if how == "gone":
                     raise EOFError
-            send_frame(connection, {"is_last": True})
+            connection.send({"is_last": True})
 
     listener = Listener(peer_door(KEY).welcome, serve)
     listener.start()
@@ -367,13 +367,13 @@ def test_leases_lapse_when_the_asker_goes() -> None:
         async with machines(BLOCKS) as (source,):
 
             def leave_in_the_middle() -> None:
-                with peer_door(KEY).connect(source.address) as connection:
+                with closing(peer_door(KEY).connect(source.address)) as connection:
                     said = {"ask": "hello", "version": 1, "numerics_id": MODEL, "block_bytes": list(BLOCK_BYTES)}
-                    send_frame(connection, said)
-                    assert receive_frame(connection) == {}
+                    connection.send(said)
+                    assert connection.receive() == {}
                     names = [f"{group}:{key.hex()}" for group, key in BLOCKS]
-                    send_frame(connection, {"ask": "load", "wanted": names})
-                    assert receive_frame(connection) is not None
+                    connection.send({"ask": "load", "wanted": names})
+                    assert connection.receive() is not None
 
             await asyncio.to_thread(leave_in_the_middle)
             await until(lambda: source.manager.leases == {})

@@ -12,15 +12,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from tokenmill.core.mac import TAMPERED, connection_macs
 from tokenmill.core.moves import KVSource, PullBlocks, Pulled
 from tokenmill.store.peer import client as peer_client
 from tokenmill.store.peer import door as peer_door
 from tokenmill.store.peer import listener as peer_listener
 from tokenmill.store.peer import server as peer_server
 from tokenmill.store.peer.board import Board, Had, Refused
-from tokenmill.store.peer.client import PeerClient, connect_plainly
+from tokenmill.store.peer.client import PeerClient, connect_plainly, dial
 from tokenmill.store.peer.door import Door
-from tokenmill.store.peer.frames import MOST_BYTES, BadPeer
+from tokenmill.store.peer.frames import MOST_BYTES, BadPeer, Connection
 from tokenmill.store.peer.memory import BlockMemory, CannotRead, can_read_memory, read_memory
 from tokenmill.store.peer.server import PeerServer
 
@@ -188,7 +189,7 @@ def test_a_closed_server_ends_connections_that_were_wrapped(board: Board) -> Non
     """As TLS does: what was accepted is detached."""
     source = memory_of(7)
     sums_of(board, source)
-    server = PeerServer(board, "life", [source], lambda raw: socket.socket(fileno=raw.detach()))
+    server = PeerServer(board, "life", [source], lambda raw: Connection(socket.socket(fileno=raw.detach())))
     server.start()
     client = PeerClient("reader", "elsewhere", [memory_of(0)], 4)
     client.may_read = False
@@ -198,7 +199,7 @@ def test_a_closed_server_ends_connections_that_were_wrapped(board: Board) -> Non
         )
         server.close()
         ((_, connection),) = client._idle[server.address]
-        assert connection.recv(1) == b""
+        assert connection.raw.recv(1) == b""
     finally:
         client.close()
 
@@ -249,6 +250,102 @@ def test_between_machines_both_ends_prove_themselves(board: Board, monkeypatch: 
         server.close()
 
 
+def tagged_pair() -> tuple[Connection, Connection]:
+    near, far = socket.socketpair()
+    for end in (near, far):
+        end.settimeout(5)
+    source = Connection(near, *connection_macs(b"s" * 32, b"nonces", b"kv source", b"kv reader"))
+    return source, Connection(far, *connection_macs(b"s" * 32, b"nonces", b"kv reader", b"kv source"))
+
+
+def frames_of(*messages: dict[str, object]) -> list[bytes]:
+    """As the source sends them on a fresh connection."""
+    source, reader = tagged_pair()
+    with source.raw, reader.raw:
+        sent = []
+        for message in messages:
+            source.send(message)
+            sent.append(reader.raw.recv(4096))
+        return sent
+
+
+def heard(sent: bytes, *, at_source: bool = False) -> list[object]:
+    """What the reader, or the source, takes of these bytes before it ends the connection."""
+    source, reader = tagged_pair()
+    near, far = (reader, source) if at_source else (source, reader)
+    taken: list[object] = []
+    with source.raw, reader.raw:
+        near.raw.sendall(sent)
+        near.raw.shutdown(socket.SHUT_WR)
+        try:
+            while True:
+                taken.append(far.receive())
+        except EOFError:
+            return [*taken, "gone"]
+        except BadPeer as error:
+            assert str(error) == TAMPERED
+            return [*taken, "tampered"]
+
+
+def test_messages_that_are_not_the_next_one_end_a_connection_between_machines() -> None:
+    """Changed in any bit, repeated, left out, moved or sent back."""
+    first, second = {"number": 1}, {"number": 2}
+    one, two = frames_of(first, second)
+    assert heard(one + two) == [first, second, "gone"]
+    for bit in range(8 * len(one)):
+        changed = bytearray(one)
+        changed[bit // 8] ^= 1 << bit % 8
+        assert heard(bytes(changed) + two) == ["tampered"]
+    assert heard(one + one) == [first, "tampered"]
+    assert heard(two) == heard(two + one) == ["tampered"]
+    assert heard(one, at_source=True) == ["tampered"]
+
+
+def test_no_bit_that_changes_between_machines_is_overlooked(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of messages or blocks, wherever in what the source sends behind its proof."""
+    monkeypatch.setattr(peer_door, "_is_local", lambda address: False)
+    source = memory_of(7)
+    sums_of(board, source)
+    door, num_sent = Door(b"s" * 32), 0
+
+    class Noisy:
+        """A socket that changes a bit of what it sends."""
+
+        def __init__(self, raw: socket.socket, at: int) -> None:
+            self.raw, self.at, self.num_sent = raw, at, 0
+
+        def sendall(self, data: bytes) -> None:
+            nonlocal num_sent
+            changed, place = bytearray(data), self.at - self.num_sent
+            if 0 <= place < len(changed):
+                changed[place] ^= 1 << self.at % 8
+            self.num_sent += len(changed)
+            num_sent = max(num_sent, self.num_sent)
+            self.raw.sendall(changed)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.raw, name)
+
+    at = -1
+
+    def welcome(raw: socket.socket) -> Connection:
+        connection = door.welcome(raw)
+        connection.raw = Noisy(connection.raw, at)  # type: ignore[assignment]
+        return connection
+
+    server = PeerServer(board, "life", [source], welcome)
+    server.start()
+    try:
+        assert pull(server, memory_of(0), secret=b"s" * 32).num_tokens == 9
+        for at in range(0, num_sent, 5):  # noqa: B007  (`welcome` reads it)
+            with pytest.raises((BadPeer, Refused)):
+                pull(server, memory_of(0), secret=b"s" * 32)
+        at = -1
+        assert pull(server, memory_of(0), secret=b"s" * 32).num_tokens == 9
+    finally:
+        server.close()
+
+
 @pytest.mark.parametrize(
     "sent",
     [
@@ -270,7 +367,7 @@ def test_garbage_ends_its_connection_alone(board: Board, sent: bytes, caplog: py
     server = PeerServer(board, "life", [source])
     server.start()
     try:
-        with connect_plainly(server.address) as connection:
+        with dial(server.address) as connection:
             connection.sendall(sent)
             assert connection.recv(1) == b"", "it was not closed"
         assert len([each for each in caplog.messages if "was closed" in each]) == 1

@@ -20,7 +20,7 @@ from ..core.moves import EndMove, PullBlocks, Pulled, SendBlocks
 from ..ops.pool import KVPool
 from ..store.peer.board import Board, Refused
 from ..store.peer.client import Connect, PeerClient, connect_plainly
-from ..store.peer.frames import BadPeer
+from ..store.peer.frames import BadPeer, Connection
 from ..store.peer.memory import BlockMemory
 from ..store.peer.server import PeerServer, Welcome
 
@@ -45,7 +45,7 @@ class PeerMoves:
         host: str,
         *,
         may_read: bool = True,
-        welcome: Welcome = lambda connection: connection,
+        welcome: Welcome = Connection,
         connect: Connect = connect_plainly,
     ) -> None:
         self._pools = pools

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
@@ -21,7 +20,7 @@ from ...cache.tiering.shell import TierLink, TierShell
 from ...core.errors import ConfigError
 from ...core.tiers import Fetch, Fetched, Find, Found, FromStore, Join, Joined, Lease, Leased, TierKey
 from ...store.peer.door import Door
-from ...store.peer.frames import BadPeer, receive_frame, send_frame
+from ...store.peer.frames import BadPeer, Connection
 from ...store.peer.listener import Listener
 from ...store.tiers.calls import Chunk
 from ...store.tiers.peer import peer_door
@@ -46,7 +45,7 @@ class _Visitor:
     number   of its last question
     """
 
-    connection: socket.socket
+    connection: Connection
     link: TierLink
     chunk: Chunk
     room: memoryview
@@ -111,9 +110,9 @@ class PeerService:
 
     # ---- a connection's thread ----
 
-    def _serve(self, connection: socket.socket) -> None:
-        refusal = self._refusal(receive_frame(connection))
-        send_frame(connection, {"error": refusal} if refusal else {})
+    def _serve(self, connection: Connection) -> None:
+        refusal = self._refusal(connection.receive())
+        connection.send({"error": refusal} if refusal else {})
         if refusal:
             self._count(peers_refused=1)
             return
@@ -121,7 +120,7 @@ class PeerService:
             room = memoryview(bytearray(max(self._join.block_bytes) + OVERHEAD))
             visitor = _Visitor(connection, link, chunk, room)
             while True:
-                message = receive_frame(connection)
+                message = connection.receive()
                 if message is not None:
                     visitor.number += 1
                     self._answer(visitor, message)
@@ -131,7 +130,7 @@ class PeerService:
         if message.get("ask") == "look":
             self._count(looks=1)
             found = self._find(visitor, wanted)
-            send_frame(visitor.connection, {"found": "".join("0" if digit == "0" else "1" for digit in found)})
+            visitor.connection.send({"found": "".join("0" if digit == "0" else "1" for digit in found)})
         elif message.get("ask") == "load":
             self._send_blocks(visitor, wanted)
         else:
@@ -156,7 +155,7 @@ class PeerService:
     def _send_blocks(self, visitor: _Visitor, wanted: tuple[TierKey, ...]) -> None:
         if wanted:
             self._fetch(visitor, wanted)
-        send_frame(visitor.connection, {"is_last": True})
+        visitor.connection.send({"is_last": True})
 
     def _fetch(self, visitor: _Visitor, wanted: tuple[TierKey, ...]) -> None:
         bad: list[int] = []
@@ -169,8 +168,8 @@ class PeerService:
                     if sealed is None:
                         bad.append(lease.nth)
                         continue
-                    send_frame(visitor.connection, {"nth": lease.nth, "num_bytes": len(sealed)})
-                    visitor.connection.sendall(sealed)
+                    visitor.connection.send({"nth": lease.nth, "num_bytes": len(sealed)})
+                    visitor.connection.raw.sendall(sealed)
                     self._count(blocks_sent=1, bytes_sent=len(sealed))
                 if answer.is_last:
                     break

@@ -20,7 +20,7 @@ from typing import Any
 from ...core.moves import PullBlocks, Pulled
 from ...core.units import MiB
 from .board import Refused
-from .frames import IDLE_S, SILENT_S, BadPeer, receive_frame, receive_into, send_frame
+from .frames import IDLE_S, SILENT_S, BadPeer, Connection, receive_into
 from .memory import BlockMemory, CannotRead, MayNotRead, can_read_memory, read_memory
 
 log = logging.getLogger(__name__)
@@ -37,16 +37,21 @@ KEEP_S = IDLE_S / 2
 
 LOCAL = ("127.", "[::1]", "localhost:")
 
-Connect = Callable[[str], socket.socket]
+Connect = Callable[[str], Connection]
 _Place = tuple[int, int]
 
 
-def connect_plainly(address: str) -> socket.socket:
+def dial(address: str) -> socket.socket:
     """To HOST:PORT. Raises OSError."""
     host, _, port = address.rpartition(":")
-    connection = socket.create_connection((host.strip("[]"), int(port)), timeout=SILENT_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
+    raw = socket.create_connection((host.strip("[]"), int(port)), timeout=SILENT_S)
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return raw
+
+
+def connect_plainly(address: str) -> Connection:
+    """Without a door. Raises OSError."""
+    return Connection(dial(address))
 
 
 class PeerClient:
@@ -67,7 +72,7 @@ class PeerClient:
         self._memories = memories
         self._size = block_size
         self._connect = connect
-        self._idle: dict[str, list[tuple[float, socket.socket]]] = {}  # of each address, by when they were last used
+        self._idle: dict[str, list[tuple[float, Connection]]] = {}  # of each address, by when they were last used
         self._is_closed = False
         self._lock = threading.Lock()
         self._streams = ThreadPoolExecutor(2 * NUM_STREAMS, "kv-stream")
@@ -85,7 +90,7 @@ class PeerClient:
             raise Refused("It gives KV to workers of its own machine alone.")
         return self._with_connection(job.source.address, partial(self._pull, job, is_over))
 
-    def _with_connection(self, address: str, use: Callable[[socket.socket], Any]) -> Any:
+    def _with_connection(self, address: str, use: Callable[[Connection], Any]) -> Any:
         """One that was used before may have been closed by its other end: then a fresh one."""
         connection = self._take(address)
         try:
@@ -104,7 +109,7 @@ class PeerClient:
         self._give_back(address, connection)
         return result
 
-    def _pull(self, job: PullBlocks, is_over: threading.Event, connection: socket.socket) -> Pulled:
+    def _pull(self, job: PullBlocks, is_over: threading.Event, connection: Connection) -> Pulled:
         count = len(job.blocks[0])
         ask = {"ask": "pull", "start": job.start, "count": count, "is_final": job.is_final}
         reply = self._ask(connection, job, ask, is_over)
@@ -140,7 +145,7 @@ class PeerClient:
         reply: dict[str, Any],
         there: dict[_Place, int],
         wanted: dict[_Place, int],
-        connection: socket.socket,
+        connection: Connection,
     ) -> dict[_Place, int]:
         pools = [(int(address), int(size)) for address, size in reply["pools"]]
         if [size for _, size in pools] != [memory.block_bytes for memory in self._memories]:
@@ -193,7 +198,7 @@ class PeerClient:
         memory = self._memories[group]
         return memory.address + block * memory.block_bytes
 
-    def _fetch(self, job: PullBlocks, wanted: list[tuple[_Place, int]], connection: socket.socket) -> dict[_Place, int]:
+    def _fetch(self, job: PullBlocks, wanted: list[tuple[_Place, int]], connection: Connection) -> dict[_Place, int]:
         """Over `connection`, and beside it over others where there is much."""
         num_bytes = sum(self._memories[group].block_bytes for (group, _), _ in wanted)
         num_streams = NUM_STREAMS if num_bytes >= STREAM_BYTES else 1
@@ -213,38 +218,33 @@ class PeerClient:
             sums |= other
         return sums
 
-    def _fetch_part(
-        self, job: PullBlocks, part: list[tuple[_Place, int]], connection: socket.socket
-    ) -> dict[_Place, int]:
+    def _fetch_part(self, job: PullBlocks, part: list[tuple[_Place, int]], connection: Connection) -> dict[_Place, int]:
         self._ask(connection, job, {"ask": "fetch", "blocks": [place for place, _ in part]})
         sums: dict[_Place, int] = {}
         for place, block in part:
             target = self._memories[place[0]].block(block)
-            receive_into(connection, target)
+            receive_into(connection.raw, target)
             sums[place] = zlib.crc32(target)
         return sums
 
     def _ask(
         self,
-        connection: socket.socket,
+        connection: Connection,
         job: PullBlocks,
         message: dict[str, Any],
         is_over: threading.Event | None = None,
     ) -> dict[str, Any]:
         source = job.source
-        connection.settimeout(SILENT_S)
-        send_frame(
-            connection,
-            {**message, "ticket": source.ticket, "incarnation": source.incarnation, "reader": self._reader},
-        )
-        while (reply := receive_frame(connection)) is None:
+        connection.raw.settimeout(SILENT_S)
+        connection.send({**message, "ticket": source.ticket, "incarnation": source.incarnation, "reader": self._reader})
+        while (reply := connection.receive()) is None:
             if is_over is not None and is_over.is_set():
                 raise BadPeer("The move is over.")  # the connection has an answer to come, and is closed
         if error := reply.get("error"):
             raise Refused(str(error))
         return reply
 
-    def _take(self, address: str) -> socket.socket:
+    def _take(self, address: str) -> Connection:
         with self._lock:
             self._drop_unused(KEEP_S)
             idle = self._idle.get(address)
@@ -252,7 +252,7 @@ class PeerClient:
                 return idle.pop()[1]
         return self._connect(address)
 
-    def _give_back(self, address: str, connection: socket.socket) -> None:
+    def _give_back(self, address: str, connection: Connection) -> None:
         with self._lock:
             self._drop_unused(KEEP_S)
             idle = self._idle.setdefault(address, [])

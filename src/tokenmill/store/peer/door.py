@@ -7,6 +7,8 @@ first, if it was asked for; then each end proves that it knows the secret:
     a nonce                                  ->
                                              <-  a nonce, HMAC(secret, "kv reader" + both nonces)
     HMAC(secret, "kv source" + both nonces)  ->
+
+From then on what they say has tags, with keys that are derived from the secret and the nonces.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ import socket
 import ssl
 from dataclasses import dataclass, field
 
-from .client import connect_plainly
-from .frames import receive_exactly
+from ...core.mac import connection_macs
+from .client import dial
+from .frames import Connection, receive_exactly
 
 NONCE_BYTES = 32
+SOURCE, READER = b"kv source", b"kv reader"
 _PROOF_BYTES = 32
 
 
@@ -38,42 +42,42 @@ class Door:
     asking: ssl.SSLContext | None = None
     is_strict: bool = False
 
-    def welcome(self, connection: socket.socket) -> socket.socket:
+    def welcome(self, raw: socket.socket) -> Connection:
         """Raises OSError where the peer does not prove itself."""
-        if not self.is_strict and _is_local(connection.getsockname()[0]):
-            return connection
+        if not self.is_strict and _is_local(raw.getsockname()[0]):
+            return Connection(raw)
         if self.serving is not None:
-            connection = self.serving.wrap_socket(connection, server_side=True)
+            raw = self.serving.wrap_socket(raw, server_side=True)
         ours = secrets.token_bytes(NONCE_BYTES)
-        connection.sendall(ours)
-        theirs = bytes(receive_exactly(connection, NONCE_BYTES))
-        if not hmac.compare_digest(receive_exactly(connection, _PROOF_BYTES), self._proof(b"kv reader", ours, theirs)):
+        raw.sendall(ours)
+        theirs = bytes(receive_exactly(raw, NONCE_BYTES))
+        if not hmac.compare_digest(receive_exactly(raw, _PROOF_BYTES), self._proof(READER, ours, theirs)):
             raise ConnectionRefusedError("It does not have our secret.")
-        connection.sendall(self._proof(b"kv source", ours, theirs))
-        return connection
+        raw.sendall(self._proof(SOURCE, ours, theirs))
+        return Connection(raw, *connection_macs(self.secret, ours + theirs, SOURCE, READER))
 
-    def connect(self, address: str) -> socket.socket:
+    def connect(self, address: str) -> Connection:
         """Raises OSError and EOFError, also where the peer does not prove itself."""
-        connection = connect_plainly(address)
+        raw = dial(address)
         host = address.rpartition(":")[0].strip("[]")
         try:
-            if not self.is_strict and _is_local(connection.getpeername()[0]):
-                return connection
+            if not self.is_strict and _is_local(raw.getpeername()[0]):
+                return Connection(raw)
             if self.asking is not None:
-                connection = self.asking.wrap_socket(connection, server_hostname=host)
-            theirs = bytes(receive_exactly(connection, NONCE_BYTES))
+                raw = self.asking.wrap_socket(raw, server_hostname=host)
+            theirs = bytes(receive_exactly(raw, NONCE_BYTES))
             ours = secrets.token_bytes(NONCE_BYTES)
-            connection.sendall(ours + self._proof(b"kv reader", theirs, ours))
+            raw.sendall(ours + self._proof(READER, theirs, ours))
             try:
-                proof = receive_exactly(connection, _PROOF_BYTES)
+                proof = receive_exactly(raw, _PROOF_BYTES)
             except EOFError as error:
                 raise ConnectionRefusedError("It does not take our secret.") from error
-            if not hmac.compare_digest(proof, self._proof(b"kv source", theirs, ours)):
+            if not hmac.compare_digest(proof, self._proof(SOURCE, theirs, ours)):
                 raise ConnectionRefusedError("It does not have our secret.")
         except BaseException:
-            connection.close()
+            raw.close()
             raise
-        return connection
+        return Connection(raw, *connection_macs(self.secret, theirs + ours, READER, SOURCE))
 
     def _proof(self, role: bytes, first: bytes, second: bytes) -> bytes:
         return hmac.new(self.secret, role + b"\0" + first + second, hashlib.sha256).digest()

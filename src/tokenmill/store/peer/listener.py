@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from .frames import IDLE_S, SILENT_S, BadPeer
+from .frames import IDLE_S, SILENT_S, BadPeer, Connection
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ MOST_CONNECTIONS = 256
 PAUSE_S = 0.2
 """Before connections are taken again where there were no descriptors or threads for one."""
 
-Welcome = Callable[[socket.socket], socket.socket]
+Welcome = Callable[[socket.socket], Connection]
 """Authenticates whoever has connected. Raises OSError or EOFError where it is not welcome."""
 
 
@@ -27,7 +27,7 @@ class Listener:
     address  HOST:PORT, once it listens
     """
 
-    def __init__(self, welcome: Welcome, serve: Callable[[socket.socket], None]) -> None:
+    def __init__(self, welcome: Welcome, serve: Callable[[Connection], None]) -> None:
         self._welcome = welcome
         self._serve_one = serve
         self._listener: socket.socket | None = None
@@ -95,18 +95,19 @@ class Listener:
         connection.close()
 
     def _serve(self, raw: socket.socket) -> None:
-        connection = raw
+        ends = [raw]
         try:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             raw.settimeout(4 * SILENT_S)
             connection = self._welcome(raw)
-            connection.settimeout(IDLE_S)
-            if self._keep(connection, raw):
+            ends.append(connection.raw)
+            connection.raw.settimeout(IDLE_S)
+            if self._keep(connection.raw, raw):
                 self._serve_one(connection)
         except BadPeer as error:
             log.warning("A connection for KV was closed: %s", error)
         except (OSError, EOFError):
             pass
         finally:
-            self._end(raw)
-            self._end(connection)
+            for end in ends:
+                self._end(end)

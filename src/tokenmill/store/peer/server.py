@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from .board import GONE, UNKNOWN_S, Board, Had, Refused
-from .frames import BEAT_S, BadPeer, receive_frame, send_frame
+from .frames import BEAT_S, BadPeer, Connection
 from .listener import Listener, Welcome
 from .memory import BlockMemory
 
@@ -22,7 +21,7 @@ class PeerServer:
         board: Board,
         incarnation: str,
         memories: Sequence[BlockMemory],
-        welcome: Welcome = lambda connection: connection,
+        welcome: Welcome = Connection,
     ) -> None:
         self._board = board
         self._incarnation = incarnation
@@ -41,13 +40,13 @@ class PeerServer:
         """Connections end; their threads soon do."""
         self._listener.close()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: Connection) -> None:
         while True:
-            message = receive_frame(connection)
+            message = connection.receive()
             if message is not None:
                 self._answer(connection, message)
 
-    def _answer(self, connection: socket.socket, message: dict[str, Any]) -> None:
+    def _answer(self, connection: Connection, message: dict[str, Any]) -> None:
         try:
             if message["incarnation"] != self._incarnation:
                 raise Refused("It is another life of that worker.")
@@ -61,21 +60,21 @@ class PeerServer:
                 sums = {(int(group), int(index)): int(value) for group, index, value in message["sums"]}
                 generation, num_tokens = int(message["generation"]), int(message["num_tokens"])
                 self._board.check(ticket, reader, Had(generation, sums, num_tokens, bool(message["is_last"])))
-                send_frame(connection, {})
+                connection.send({})
             else:
                 raise BadPeer(f"It asks for {asked!r}.")
         except Refused as error:
-            send_frame(connection, {"error": str(error)})
+            connection.send({"error": str(error)})
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadPeer("A message lacks what it should have.") from error
 
-    def _pull(self, connection: socket.socket, ticket: str, reader: str, message: dict[str, Any]) -> None:
+    def _pull(self, connection: Connection, ticket: str, reader: str, message: dict[str, Any]) -> None:
         start, most, is_final = int(message["start"]), int(message["count"]), bool(message["is_final"])
         until_s = time.monotonic() + UNKNOWN_S
         while (part := self._board.take(ticket, reader, start, most, is_final, BEAT_S)) is None:
             if time.monotonic() > until_s and not self._board.knows(ticket):
                 raise Refused(GONE)
-            send_frame(connection, None)
+            connection.send(None)
         reply = {
             "blocks": part.blocks,
             "num_tokens": part.num_tokens,
@@ -85,11 +84,11 @@ class PeerServer:
             "pid": os.getpid(),
             "pools": [(memory.address, memory.block_bytes) for memory in self._memories],
         }
-        send_frame(connection, reply)
+        connection.send(reply)
 
-    def _fetch(self, connection: socket.socket, ticket: str, reader: str, message: dict[str, Any]) -> None:
+    def _fetch(self, connection: Connection, ticket: str, reader: str, message: dict[str, Any]) -> None:
         wanted = [(int(group), int(index)) for group, index in message["blocks"]]
         blocks = self._board.blocks_of(ticket, reader, wanted)
-        send_frame(connection, {})
+        connection.send({})
         for group, block in blocks:
-            connection.sendall(self._memories[group].block(block))
+            connection.raw.sendall(self._memories[group].block(block))

@@ -8,7 +8,6 @@ Nothing is written to a peer: it keeps what its own workers computed. What it ho
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from ...core.tier_jobs import DropFrom, LoadFrom, LookIn, SaveTo
 from ...core.tiers import NO_PLACE, PEER, TierEntry, TierFacts
 from ...core.units import MiB
 from ..peer.door import Door
-from ..peer.frames import IDLE_S, BadPeer, receive_frame, receive_into, send_frame
+from ..peer.frames import IDLE_S, BadPeer, Connection, receive_into
 from .backend import Buffer
 from .calls import ASK
 from .connections import Connections
@@ -147,7 +146,7 @@ class PeerBackend:
         self.has([], limit_s)
 
     def has(self, names: Sequence[str], limit_s: float) -> list[bool]:
-        def ask(connection: socket.socket, until_s: float) -> list[bool]:
+        def ask(connection: Connection, until_s: float) -> list[bool]:
             found = _ask(connection, asked("look", names), until_s).get("found")
             if not isinstance(found, str) or len(found) != len(names):
                 raise ConnectionError("It answers what was not asked.")
@@ -158,7 +157,7 @@ class PeerBackend:
     def get(
         self, names: Sequence[str], most_bytes: int, take: Callable[[int, memoryview], None], limit_s: float
     ) -> None:
-        def load(connection: socket.socket, until_s: float) -> None:
+        def load(connection: Connection, until_s: float) -> None:
             reply = _ask(connection, asked("load", names), until_s)
             room = memoryview(bytearray(most_bytes))
             while not reply.get("is_last"):
@@ -167,7 +166,7 @@ class PeerBackend:
                     raise ConnectionError("It answers what was not asked.")
                 if not isinstance(num_bytes, int) or not 0 <= num_bytes <= most_bytes:
                     raise ConnectionError("It announces a block that is too long.")
-                receive_into(connection, room[:num_bytes])
+                receive_into(connection.raw, room[:num_bytes])
                 take(nth, room[:num_bytes])
                 reply = _hear(connection, until_s)
 
@@ -182,7 +181,7 @@ class PeerBackend:
     def close(self) -> None:
         self._connections.close()
 
-    def _connect(self, until_s: float) -> socket.socket:
+    def _connect(self, until_s: float) -> Connection:
         connection = self._door.connect(self._address)
         try:
             _ask(connection, self._hello, until_s)
@@ -192,19 +191,19 @@ class PeerBackend:
         return connection
 
 
-def _ask(connection: socket.socket, message: dict[str, object], until_s: float) -> dict[str, object]:
-    send_frame(connection, message)
+def _ask(connection: Connection, message: dict[str, object], until_s: float) -> dict[str, object]:
+    connection.send(message)
     return _hear(connection, until_s)
 
 
-def _hear(connection: socket.socket, until_s: float) -> dict[str, object]:
+def _hear(connection: Connection, until_s: float) -> dict[str, object]:
     """Raises OSError, EOFError."""
     left_s = until_s - time.monotonic()
     if left_s <= 0:
         raise TimeoutError("It takes too long.")
-    connection.settimeout(left_s)
+    connection.raw.settimeout(left_s)
     try:
-        reply = receive_frame(connection)
+        reply = connection.receive()
     except BadPeer as error:
         raise ConnectionError(str(error)) from error
     if reply is None:
