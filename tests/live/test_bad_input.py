@@ -110,7 +110,7 @@ PATHS: dict[str, tuple[dict[str, Any], list[Bad]]] = {
             ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}]}, "input[0]"),
             ({"input": [{"role": "user", "content": "hi"}, OUTPUT]}, "input[1]"),
             ({"input": [{"role": "user", "content": "hi"}, ITEM]}, "call_1"),
-            ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+            ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
             ({"tools": [{"type": "function", "parameters": {}}]}, "name"),
             ({"background": True}, "background"),
             ({"max_output_tokens": 0}, "max_output_tokens"),

@@ -33,11 +33,13 @@ class Model:
 
     def __init__(self) -> None:
         self.prompts: list[str] = []
+        self.name = "add"
 
     def __call__(self, prompt: str) -> str:
         self.prompts.append(prompt)
+        calls = CALLS.replace('"add"', f'"{self.name}"')
         results = [line.removeprefix("tool: ") for line in prompt.splitlines() if line.startswith("tool: ")]
-        return "<think>\nHm, well.\n</think>\n\n" + (" and ".join(results) if results else f"Let me see.\n{CALLS}")
+        return "<think>\nHm, well.\n</think>\n\n" + (" and ".join(results) if results else f"Let me see.\n{calls}")
 
 
 @pytest.fixture
@@ -109,6 +111,40 @@ def test_results_come_back_by_id_and_by_items(client: OpenAI, model: Model) -> N
     assert by_items.output_text == by_id.output_text and model.prompts[-1] == model.prompts[-2]
     assert "<think>Hm, well.</think>: Let me see." in model.prompts[-1]
     assert model.prompts[-1].count('<tool_call>{"name": "add", "arguments": {"a": ') == 2
+
+
+def test_what_an_agent_sends_by_default(client: OpenAI, model: Model) -> None:
+    """Tools of other kinds beside functions, some in a namespace: calls of those name it, whole and streamed, and come
+    back. What was left out stands in a header."""
+    model.name = "mcp__box__add"
+    tools: Any = [
+        {"type": "function", "name": "shell", "parameters": {"type": "object"}, "strict": False},
+        {"type": "web_search", "external_web_access": False},
+        {"type": "image_generation", "output_format": "png"},
+        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+        {"type": "namespace", "name": "mcp__box", "description": "A box.", "tools": [TOOL]},
+    ]
+    raw = client.responses.with_raw_response.create(model="toy", input="4 and 5?", tools=tools)
+    assert raw.headers["x-tokenmill-ignored"] == "tool web_search, tool image_generation, tool custom apply_patch"
+    response = raw.parse()
+    called = [(item.namespace, item.name) for item in response.output if item.type == "function_call"]
+    assert called == [("mcp__box", "add")] * 2
+    assert [tool.type for tool in response.tools] == ["function", "namespace"]
+    events = list(client.responses.create(model="toy", input="4 and 5?", tools=tools, stream=True))
+    done: Any = [each.item for each in events if each.type == "response.output_item.done"]
+    assert [(item.namespace, item.name) for item in done if item.type == "function_call"] == called
+    by_id = create(client, input=outputs(response), previous_response_id=response.id, tools=tools)
+    by_items = create(
+        client, input=[{"role": "user", "content": "4 and 5?"}, *response.output, *outputs(response)], tools=tools
+    )
+    assert by_id.output_text == by_items.output_text == "it is 4 and it is 5"
+    assert (
+        model.prompts[-1] == model.prompts[-2] and model.prompts[-1].count('<tool_call>{"name": "mcp__box__add"') == 2
+    )
+    patch = {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin Patch"}
+    result = {"type": "custom_tool_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "done"}]}
+    patched = create(client, input=[{"role": "user", "content": "Patch."}, patch, result], tools=tools)
+    assert patched.output_text == "done" and '{"input": "*** Begin Patch"}' in model.prompts[-1]
 
 
 def test_a_call_without_its_result_is_refused(client: OpenAI) -> None:

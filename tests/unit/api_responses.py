@@ -11,7 +11,7 @@ ENDPOINTS = {
     "GET /v1/responses/{response_id}/input_items": "What the model was given, by `limit`, `order` and `after`.",
 }
 RESPONSE = {
-    "input": "a text, or items: messages, `function_call`, `function_call_output`, `reasoning`, `item_reference`",
+    "input": "a text, or items: messages, calls and their outputs, `reasoning`, `item_reference`",
     "instructions": "a system message before the input, of this call alone",
     "previous_response_id": "go on from a response that is kept, with all that it goes on from",
     "store": "keep the response for a day (default: true, unless `--responses-store off`)",
@@ -20,7 +20,7 @@ RESPONSE = {
     "text.format": "what the answer's text is held to",
     "text.format.type": "`text`, `json_object` or `json_schema`",
     "text.verbosity": "`medium`",
-    "tools": "functions: `{type, name, description, parameters, strict}`; other types are refused",
+    "tools": "functions: `{type, name, description, parameters, strict}`, also in a `namespace`; others are left out",
     "tool_choice": "`none`, `auto`, `required`, `{type: function, name}`, `{type: allowed_tools, mode, tools}`",
     "parallel_tool_calls": "false: at most one call",
     "max_tool_calls": "counts calls of built-in tools, of which there are none",

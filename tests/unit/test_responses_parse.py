@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ USER = {"role": "user", "content": "hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "7"}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+
+SEARCH = {"type": "web_search", "external_web_access": False}
+NAMESPACE = {"type": "namespace", "name": "mcp__box", "description": "A box.", "tools": [TOOL | {"name": "open"}]}
 
 
 def parse(**body: Any) -> Call:
@@ -122,6 +126,51 @@ def test_tools_are_those_of_chat(choice: Any, expected: tuple[str, str, list[str
     assert parse(input="x", tools=[TOOL], tool_choice="none").tool_use is None
 
 
+def test_functions_of_a_namespace_are_offered_and_what_is_no_function_is_told() -> None:
+    """As agents send them; a choice may name one with its namespace, or by its own name where that is clear."""
+    tools = [SEARCH, TOOL, NAMESPACE, {"type": "custom", "name": "patch", "format": {"type": "grammar"}},
+             NAMESPACE | {"name": "mcp__bag__", "tools": [TOOL | {"defer_loading": True}, SEARCH]}]  # fmt: skip
+    call = parse(input="x", tools=tools)
+    assert call.tool_use is not None and call.conversation is not None
+    names = ["f", "mcp__box__open", "mcp__bag__f"]
+    assert [tool.name for tool in call.tool_use.tools] == names
+    assert [tool["function"]["name"] for tool in call.conversation.tools] == names
+    assert call.ignored == ("tool web_search", "tool custom patch", "tool web_search")
+    shown = json.loads(call.extras["settings"]["tools"])
+    assert [tool["type"] for tool in shown] == ["function", "namespace", "namespace"]
+    assert (shown[1]["name"], [tool["name"] for tool in shown[1]["tools"]]) == ("mcp__box", ["open"])
+    for choice, chosen in (
+        ({"name": "open"}, "mcp__box__open"),
+        ({"name": "f"}, "f"),
+        ({"name": "f", "namespace": "mcp__bag__"}, "mcp__bag__f"),
+        ({"name": "mcp__bag__f"}, "mcp__bag__f"),
+    ):
+        use = parse(input="x", tools=tools, tool_choice={"type": "function"} | choice).tool_use
+        assert use is not None and use.name == chosen
+    assert parse(input="x", tools=[SEARCH]).tool_use is None
+    with pytest.raises(InvalidRequest, match=r"tools\[1\].tools\[0\].name"):
+        parse(input="x", tools=[SEARCH, NAMESPACE | {"tools": [TOOL | {"name": "a b"}]}])
+
+
+def test_calls_of_all_kinds_are_calls_of_functions_with_results() -> None:
+    """Of functions in namespaces, of tools that take free text, of the local shell; results are text or parts."""
+    parts = [{"type": "input_text", "text": "one"}, {"type": "input_text", "text": "two"}]
+    action = {"type": "exec", "command": ["ls"], "timeout_ms": 9}
+    kinds: list[tuple[dict[str, Any], str, str, dict[str, Any]]] = [
+        (CALL | {"namespace": "mcp__box"}, "function_call_output", "mcp__box__f", {"a": 1}),
+        ({"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "*** Begin"},
+         "custom_tool_call_output", "patch", {"input": "*** Begin"}),
+        ({"type": "local_shell_call", "call_id": "c1", "status": "completed", "action": action},
+         "function_call_output", "local_shell", {"command": ["ls"], "timeout_ms": 9}),
+        ({"type": "local_shell_call", "id": "c1", "action": action},
+         "local_shell_call_output", "local_shell", {"command": ["ls"], "timeout_ms": 9}),
+    ]  # fmt: skip
+    for call, kind, name, arguments in kinds:
+        called, result = messages([USER, call, {"type": kind, "call_id": "c1", "output": parts}, USER])[1:3]
+        assert [each["function"] for each in called["tool_calls"]] == [{"name": name, "arguments": arguments}]
+        assert (result["role"], result["tool_call_id"], result["content"]) == ("tool", "c1", "one\ntwo")
+
+
 def test_formats_are_those_of_chat_under_their_own_names() -> None:
     """What compiles the schema can name the field; the response repeats it."""
     given = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
@@ -165,7 +214,16 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("structured_outputs.regex", {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}}),
     ("text.formt", {"text": {"formt": {}}}), ("reasoning.summary", {"reasoning": {"summary": "concise"}}),
     ("reasoning.efort", {"reasoning": {"efort": "low"}}),
-    ("tools[0].type", {"tools": [{"type": "web_search"}]}), ("tools[1].name", {"tools": [TOOL, TOOL | {"name": ""}]}),
+    ("tools[0].type", {"tools": [{"type": "funktion"}]}), ("tools[0].type", {"tools": [{"name": "f"}]}),
+    ("tools[0].name", {"tools": [NAMESPACE | {"name": None}]}), ("tools[0].odd", {"tools": [NAMESPACE | {"odd": 1}]}),
+    ("tool_choice.name", {"tools": [SEARCH, TOOL], "tool_choice": {"type": "function", "name": "web_search"}}),
+    ("tool_choice.tools", {"tools": [SEARCH, TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto",
+                                                                    "tools": [SEARCH]}}),
+    ("tool_choice", {"tools": [SEARCH], "tool_choice": "required"}),
+    ("input[1].input", {"input": [USER, {"type": "custom_tool_call", "call_id": "c1", "name": "p"}, OUTPUT]}),
+    ("input[1].action", {"input": [USER, {"type": "local_shell_call", "call_id": "c1"}, OUTPUT]}),
+    ("input[1].namespace", {"input": [USER, CALL | {"namespace": 3}, OUTPUT]}),
+    ("tools[1].name", {"tools": [TOOL, TOOL | {"name": ""}]}),
     ("tools[0].function", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
     ("tools[0].parameters", {"tools": [TOOL | {"parameters": []}]}),
     ("tool_choice.name", {"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}),

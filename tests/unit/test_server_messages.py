@@ -36,6 +36,7 @@ TOOL = {
     "input_schema": {"type": "object", "properties": {"a": {"type": "number"}}},
 }
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 1}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "2"}
 
 
@@ -44,7 +45,31 @@ def parse(**changes: Any) -> Call:
 
 
 def messages(*given: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:
-    return read_messages(Fields({"messages": list(given)}))
+    return read_messages(Fields({"messages": list(given)}))[:2]
+
+
+def test_what_nobody_here_can_do_is_left_out_and_told() -> None:
+    """Tools of Anthropic's servers, their calls in the history, and thinking of a model that marks none."""
+    found = {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}
+    said_before = [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+        found,
+        {"type": "text", "text": "So."},
+    ]
+    call = parse(
+        tools=[SEARCH, TOOL | {"defer_loading": True}],
+        messages=[USER, {"role": "assistant", "content": said_before}, USER],
+        max_tokens=2000,
+        thinking={"type": "enabled", "budget_tokens": 1024},
+    )
+    assert call.ignored == (
+        "content server_tool_use", "content web_search_tool_result", "tool web_search_20250305", "thinking",
+    )  # fmt: skip
+    assert call.tool_use is not None and [tool.name for tool in call.tool_use.tools] == ["add"]
+    assert call.conversation is not None and call.conversation.messages[2]["content"] == "So."
+    assert call.reasoning.budget is None
+    with pytest.raises(InvalidRequest, match=r"tools\[1\].name"):
+        parse(tools=[SEARCH, TOOL | {"name": "a b"}])
 
 
 def test_a_body_becomes_a_call() -> None:
@@ -122,7 +147,11 @@ def test_tools_and_their_results_are_messages_of_their_own() -> None:
 
 def test_tools_are_told_under_the_names_of_chat() -> None:
     examples = [{"a": 1}]
-    (tool,) = read_tools(Fields({"tools": [TOOL | {"type": "custom", "strict": True, "input_examples": examples}]}))
+    tools, ignored = read_tools(
+        Fields({"tools": [SEARCH, TOOL | {"type": "custom", "strict": True, "input_examples": examples}]})
+    )
+    ((place, tool),) = tools.items()
+    assert (place, ignored) == (1, ["tool web_search_20250305"])
     schema = TOOL["input_schema"] | {"examples": examples}  # type: ignore[operator]
     assert tool == {
         "type": "function",
@@ -169,7 +198,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({"messages": [USER, {"role": "assistant", "content": ""}]}, "messages"),
     ({"messages": [USER, said({"type": "redacted_thinking", "data": "x"})]}, "messages[1].content[0]"),
-    ({"messages": [USER, said({"type": "server_tool_use"})]}, "messages[1].content[0]"),
+    ({"messages": user({"type": "server_tool_use"})}, "messages[0].content[0].type"),
     ({"messages": [USER, said(CALL | {"input": "{}"}), *user(RESULT)]}, "messages[1].content[0].input"),
     ({"messages": [USER, said(CALL | {"name": ""}), *user(RESULT)]}, "messages[1].content[0].name"),
     ({"messages": [USER, said(CALL, CALL), *user(RESULT)]}, "messages[1].content[1].id"),
@@ -189,8 +218,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL | {"name": ""}]}, "tools[0].name"),
     ({"tools": [TOOL | {"name": None}]}, "tools[0].name"),
     ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
-    ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
+    ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "tool_choice"),
+    ({"tools": [SEARCH, TOOL], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),
+    ({"tools": [SEARCH, TOOL | {"name": "a b"}]}, "tools"),
     ({"tool_choice": "auto"}, "tool_choice"),
     ({"tool_choice": {"type": "required"}}, "tool_choice.type"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),

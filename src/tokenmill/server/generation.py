@@ -58,6 +58,9 @@ from .usage.record import Account
 _log = logging.getLogger(__name__)
 _MAX_LOGGED = 1000
 _MAX_LOGGED_OF_BODY = 50
+_MAX_IGNORED = 1000
+"""Characters."""
+IGNORED = b"x-tokenmill-ignored"
 _NOBODY = Caller()
 
 
@@ -281,6 +284,10 @@ class Generation:
         if self._results is not None and call.beams is None:
             kept = self._results.find(requests, ready)
         headers: list[tuple[bytes, bytes]] = []
+        if call.ignored:
+            names = list(dict.fromkeys(map(_plain, call.ignored)))
+            headers.append((IGNORED, ", ".join(names)[:_MAX_IGNORED].encode()))
+            self._log_once(names, "Ignoring what a request asks for and nothing here can do: %s.")
         verdict = ENTERS
         if kept is None:
             verdict = self.limits.admit(newcomer(caller.name, requests, self.clock.now()))
@@ -363,11 +370,19 @@ class Generation:
         return True
 
     def log_unknown(self, names: list[str]) -> None:
+        self._log_once(names, "Ignoring the unknown request field %r.")
+
+    def _log_once(self, names: list[str], text: str) -> None:
         """Each name once, and not more names than a log should hold."""
         for name in names[:_MAX_LOGGED_OF_BODY]:
             if name not in self._logged_fields and len(self._logged_fields) < _MAX_LOGGED:
                 self._logged_fields.add(name)
-                _log.warning("Ignoring the unknown request field %r.", name[:100])
+                _log.warning(text, name[:100])
+
+
+def _plain(text: str) -> str:
+    """What a header may hold."""
+    return "".join(char if char.isascii() and char.isprintable() and char != "," else "?" for char in text)
 
 
 def fingerprint(ready: Ready, adapter: str = "") -> str:

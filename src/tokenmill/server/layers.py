@@ -29,6 +29,7 @@ _EXPOSED = (
     "idempotent-replayed",
     "x-tokenmill-cache",
     "x-tokenmill-exact",
+    "x-tokenmill-ignored",
     "x-tokenmill-shortened",
     SIGNATURE,
     *(f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")),

@@ -63,6 +63,7 @@ class Call:
     slo               what it says of its objectives
     keep_s            for how long its KV is to be kept after its end; None: it does not say
     priority_class    that it asks for; None: its tenant's
+    ignored           what of the body was left out because nothing here can do it; its sender is told
     extras            what another API's shape needs of the body: JSON data
     """
 
@@ -99,6 +100,7 @@ class Call:
     slo: Wish = NO_WISH
     keep_s: float | None = None
     priority_class: int | None = None
+    ignored: tuple[str, ...] = ()
     extras: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -148,10 +148,13 @@ def test_results_without_calls_and_unnamed_tools_are_refused(client: Anthropic, 
         client.messages.create(model=model, max_tokens=4, tools=[WEATHER], tool_choice=unknown, messages=ASK)
 
 
-def test_a_server_tool_and_a_lone_choice_are_refused(client: Anthropic, model: str) -> None:
+def test_a_server_tool_is_left_out_and_a_lone_choice_is_refused(client: Anthropic, model: str) -> None:
     search: Any = {"type": "web_search_20250305", "name": "web_search"}
+    raw = client.messages.with_raw_response.create(model=model, max_tokens=4, tools=[search], messages=ASK)
+    assert raw.headers["x-tokenmill-ignored"] == "tool web_search_20250305" and raw.parse().content
+    only: Any = {"type": "tool", "name": "web_search"}
     with pytest.raises(anthropic.BadRequestError, match="web_search"):
-        client.messages.create(model=model, max_tokens=4, tools=[search], messages=ASK)
+        client.messages.create(model=model, max_tokens=4, tools=[search, WEATHER], tool_choice=only, messages=ASK)
     with pytest.raises(anthropic.BadRequestError, match="tool"):
         client.messages.create(model=model, max_tokens=4, tool_choice={"type": "any"}, messages=ASK)
 

@@ -234,7 +234,7 @@ def test_an_async_client_asks_many(url: str, model: str) -> None:
 def test_what_is_not_there_is_refused_by_name(client: OpenAI, model: str) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"background": True}, "background"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"conversation": "conv_1"}, "conversation"),
     ]
     for body, param in refused:

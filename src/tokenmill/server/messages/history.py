@@ -26,7 +26,6 @@ _REFUSED = {
     "document": _ONLY_TEXT,
     "search_result": "give it as text",
     "redacted_thinking": "it can be read by those who wrote it alone; leave it out",
-    "server_tool_use": "there are no tools on this server",
     "container_upload": "there are no containers",
     "tool_reference": "give the tools themselves",
     "browser_state": _ONLY_TEXT,
@@ -37,6 +36,8 @@ _KNOWN = {
     "tool_use": ("type", "id", "name", "input", "cache_control", "caller"),
     "tool_result": ("type", "tool_use_id", "content", "is_error", "cache_control"),
 }
+_SKIPPED = ("server_tool_use", "mcp_tool_use")
+"""Of the assistant: calls of tools that ran on the servers of others, and their results."""
 _OF_ROLE = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
 
 
@@ -57,14 +58,14 @@ def read_system(fields: Fields) -> list[Message]:
     return [{"role": "system", "content": text}] if text else []
 
 
-def read_messages(fields: Fields) -> tuple[list[Message], bool]:
-    """(the messages of a chat, whether the last is the beginning of the answer). Raises InvalidRequest naming the
-    place."""
+def read_messages(fields: Fields) -> tuple[list[Message], bool, list[str]]:
+    """(the messages of a chat, whether the last is the beginning of the answer, what was left out). Raises
+    InvalidRequest naming the place."""
     given = fields.any("messages")
     if not isinstance(given, list) or not given:
         got = "an empty array" if given == [] else kind_name(given)
         raise InvalidRequest(f"messages must be an array of at least one message, got {got}.", param="messages")
-    history = _History()
+    history, ignored = _History(), []
     for number, message in enumerate(given):
         where = f"messages[{number}]"
         if not isinstance(message, dict):
@@ -72,8 +73,16 @@ def read_messages(fields: Fields) -> tuple[list[Message], bool]:
         role = message.get("role")
         if role not in _ROLES:
             raise _wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
-        history.add(where, role, _blocks(where, role, message.get("content")))
-    return history.end()
+        content = message.get("content")
+        if role == "assistant" and isinstance(content, list):
+            ignored += [f"content {block['type']}" for block in content if _is_skipped(block)]
+        history.add(where, role, _blocks(where, role, content))
+    return *history.end(), ignored
+
+
+def _is_skipped(block: Any) -> bool:
+    kind = block.get("type") if isinstance(block, dict) else None
+    return isinstance(kind, str) and (kind in _SKIPPED or kind.endswith("_tool_result"))
 
 
 class _History:
@@ -179,7 +188,11 @@ def _blocks(where: str, role: str, content: Any) -> list[tuple[str, Message]]:
         got = "an empty array" if content == [] else kind_name(content)
         raise _wrong(f"{where}.content", f"must be a string or an array of content blocks, got {got}")
     places = [f"{where}.content[{index}]" for index in range(len(content))]
-    return [(place, _block(place, block, _OF_ROLE[role])) for place, block in zip(places, content, strict=True)]
+    return [
+        (place, _block(place, block, _OF_ROLE[role]))
+        for place, block in zip(places, content, strict=True)
+        if role != "assistant" or not _is_skipped(block)
+    ]
 
 
 def _block(where: str, block: Any, kinds: Iterable[str]) -> Message:
@@ -193,8 +206,6 @@ def _block(where: str, block: Any, kinds: Iterable[str]) -> Message:
         check_cache_control(where, block)
         return block
     refusal = _REFUSED.get(kind)
-    if refusal is None and kind.endswith("_tool_result"):
-        refusal = _REFUSED["server_tool_use"]
     if refusal is not None:
         raise _wrong(where, f"is of type {kind!r}, which is not supported: {refusal}")
     raise _wrong(f"{where}.type", f"is {kind[:100]!r}; here it may be {' or '.join(kinds)}")

@@ -7,6 +7,7 @@ What was complained about is told under Anthropic's names. Fields of our own (`s
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,7 +73,7 @@ _NAMES = {
     "reasoning_effort": "output_config.effort",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
-_TOOLS = re.compile(r"(tools\[\d+\])\.function\b")
+_TOOLS = re.compile(r"tools\[(\d{1,6})\]\.function\b")
 
 
 def parse_messages(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
@@ -94,27 +95,35 @@ def _parse(fields: Fields, rules: Rules, max_tokens: int | None) -> tuple[Call, 
     check(fields, MESSAGES)
     check_cache_control("", {"cache_control": fields.any("cache_control")})
     chat = {name: fields.any(name) for name in PASSED if fields.any(name) is not None}
-    messages, is_begun = read_messages(fields)
+    messages, is_begun, ignored = read_messages(fields)
     chat["messages"] = [*read_system(fields), *messages]
     if is_begun:
         chat["continue_final_message"] = True
-    tools = read_tools(fields)
-    chat |= ({"tools": tools} if tools else {}) | read_choice(fields, bool(tools))
+    tools, others = read_tools(fields)
+    ignored += others
+    chat |= ({"tools": list(tools.values())} if tools else {}) | read_choice(fields, bool(tools))
     chat["stop"] = fields.array("stop_sequences")
     _read_output(fields, chat)
     kwargs = fields.object("chat_template_kwargs") or {}
     switch = _read_thinking(fields, chat, max_tokens)
+    if not rules.speech.reasoning and chat.pop("thinking_token_budget", None) is not None:
+        ignored.append("thinking")
     chat["chat_template_kwargs"] = kwargs if switch.keys() & kwargs.keys() else switch | kwargs
     _check_context(fields)
     chat["max_tokens"] = max_tokens or 1
     try:
         call, _ = parse_chat(chat, rules)
     except InvalidRequest as error:
-        raise renamed(error) from None
+        raise renamed(error, list(tools)) from None
     hides = (fields.object("thinking") or {}).get("display") == "omitted"
     extras = {"max_tokens": max_tokens, "hides_thinking": hides}
     return replace(
-        call, score_only=max_tokens == 0, fits_room=True, limit_field="max_tokens", extras=extras
+        call,
+        score_only=max_tokens == 0,
+        fits_room=True,
+        limit_field="max_tokens",
+        ignored=tuple(ignored),
+        extras=extras,
     ), fields.unread()
 
 
@@ -184,13 +193,18 @@ def _refuse_others(fields: Fields) -> None:
         raise _wrong(fields.name(name), "is not known here; leave it out")
 
 
-def renamed(error: InvalidRequest) -> InvalidRequest:
-    """A complaint about the chat, in the caller's words."""
+def renamed(error: InvalidRequest, places: Sequence[int] = ()) -> InvalidRequest:
+    """A complaint about the chat, in the caller's words. `places`: of the tools that the chat has."""
     message, param = error.message, error.param or ""
     for other, name in _NAMES.items():
         if param == other or param.startswith(f"{other}."):
             message, param = message.replace(other, name), name + param[len(other) :]
-    message, param = (_TOOLS.sub(r"\1", text).replace("].parameters", "].input_schema") for text in (message, param))
+    known = dict(enumerate(places))
+
+    def place(found: re.Match[str]) -> str:
+        return f"tools[{known.get(int(found[1]), found[1])}]"
+
+    message, param = (_TOOLS.sub(place, text).replace("].parameters", "].input_schema") for text in (message, param))
     return type(error)(message, param=param or None)
 
 

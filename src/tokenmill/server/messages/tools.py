@@ -15,30 +15,31 @@ _KNOWN = (
 )  # fmt: skip
 
 
-def read_tools(fields: Fields) -> list[dict[str, Any]]:
-    """As OpenAI's `tools`; none where none are given. Raises InvalidRequest naming the place."""
-    return [_tool(f"tools[{index}]", given) for index, given in enumerate(fields.array("tools") or ())]
+def read_tools(fields: Fields) -> tuple[dict[int, dict[str, Any]], list[str]]:
+    """(the caller's own tools as OpenAI's, by their place; the others, of Anthropic's types, which nobody here can
+    call). Raises InvalidRequest naming the place."""
+    tools: dict[int, dict[str, Any]] = {}
+    ignored: list[str] = []
+    for index, given in enumerate(fields.array("tools") or ()):
+        where = f"tools[{index}]"
+        if not isinstance(given, dict):
+            raise _wrong(where, f"must be an object, got {kind_name(given)}")
+        kind = Fields(given, where).text("type")
+        if kind in (None, "custom"):
+            tools[index] = _tool(where, given)
+        else:
+            ignored.append(f"tool {kind}")
+    return tools, ignored
 
 
-def _tool(where: str, given: Any) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise _wrong(where, f"must be an object, got {kind_name(given)}")
+def _tool(where: str, given: dict[str, Any]) -> dict[str, Any]:
     tool = Fields(given, where)
-    kind = tool.text("type")
-    if kind not in (None, "custom"):
-        raise _wrong(
-            f"{where}.type",
-            f"is {kind[:100]!r}; only tools of the caller's own are supported: give name and input_schema",
-        )
     tool.expect(_KNOWN)
     check_cache_control(where, given)
     name, schema = tool.required_text("name"), tool.object("input_schema")
     if schema is None:
         raise _wrong(f"{where}.input_schema", "must be an object, got null")
-    if tool.flag("defer_loading"):
-        raise _wrong(
-            f"{where}.defer_loading", "is not supported: there is no search for tools; list those that may be called"
-        )
+    tool.flag("defer_loading")  # there is no search that would load it: it is offered at once
     if tool.any("allowed_callers") not in (None, ["direct"]):
         raise _wrong(f"{where}.allowed_callers", 'may only be ["direct"]: there is no code execution')
     tool.flag("eager_input_streaming")

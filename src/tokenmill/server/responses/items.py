@@ -1,4 +1,5 @@
-"""The items of /v1/responses: checked as a caller gives them, and as the messages that a chat template reads.
+"""The items of /v1/responses: checked as a caller gives them, and as the messages that a chat template reads. Calls of
+tools that take free text, and of the local shell, which models of others have made, are calls of functions there.
 
 What comes back of earlier calls (assistant messages, function calls, reasoning) has the same form as what a caller
 writes, so one reader serves both. Consecutive items of the assistant are one message, as templates expect: reasoning,
@@ -13,6 +14,7 @@ from typing import Any
 from ...core.errors import InvalidRequest
 from ..conversations import read_arguments
 from ..fields import kind_name
+from .tools import qualified
 
 Item = dict[str, Any]
 
@@ -21,6 +23,8 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 _MAX_ID = 128
 MAX_ITEMS = 10_000
 """Items of an input, and parts of one: the response repeats them, and some are no tokens that would bound them."""
+_CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 _STATES = ("in_progress", "completed", "incomplete")
 
 
@@ -41,28 +45,28 @@ def to_messages(items: Sequence[Item], instructions: str | None, num_before: int
     follows them, if one does. `num_before`: items that are not of this call's input. Raises InvalidRequest for an
     output without its call, and for a call without its output unless it was cut off: that one is no call."""
     messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
-    answered = {item["call_id"] for item in items if item["type"] == "function_call_output"}
+    answered = {item["call_id"] for item in items if item["type"] in _OUTPUTS}
     unanswered: dict[str, str] = {}
     assistant: dict[str, Any] | None = None
     for index, item in enumerate(items):
         where = f"input[{index - num_before}]" if index >= num_before else "an earlier item"
         kind = item["type"]
-        if kind == "function_call" and item["call_id"] not in answered and _is_cut(item):
+        if kind in _CALLS and item["call_id"] not in answered and _is_cut(item):
             continue
-        is_assistant = kind in ("function_call", "reasoning") or item.get("role") == "assistant"
+        is_assistant = kind in (*_CALLS, "reasoning") or item.get("role") == "assistant"
         if is_assistant:
             if assistant is None or not _joins(assistant, item):
                 _refuse_unanswered(unanswered)
                 assistant = {"role": "assistant", "content": None}
                 messages.append(assistant)
             _join(assistant, item)
-            if kind == "function_call":
+            if kind in _CALLS:
                 if item["call_id"] in unanswered:
                     raise _wrong(f"{where}.call_id", f"is {item['call_id'][:100]!r}, as of a call before it")
-                unanswered[item["call_id"]] = item["name"]
+                unanswered[item["call_id"]] = _function_of(item)["name"]
             continue
         assistant = None
-        if kind == "function_call_output":
+        if kind in _OUTPUTS:
             call_id = item["call_id"]
             if call_id not in unanswered:
                 raise _wrong(
@@ -157,11 +161,36 @@ def _read_call(where: str, item: Item) -> Item:
         if not isinstance(value, str) or (not value and name != "arguments"):
             raise _wrong(f"{where}.{name}", f"must be a string, got {kind_name(value)}")
         found[name] = value
+    namespace = item.get("namespace")
+    if namespace is not None:
+        if not isinstance(namespace, str) or not namespace:
+            raise _wrong(f"{where}.namespace", f"must be a string, got {kind_name(namespace)}")
+        found["namespace"] = namespace
     return found
 
 
+def _read_custom_call(where: str, item: Item) -> Item:
+    found: Item = {"type": "custom_tool_call", "status": "completed"}
+    for name in ("call_id", "name", "input"):
+        value = item.get(name)
+        if not isinstance(value, str) or (not value and name != "input"):
+            raise _wrong(f"{where}.{name}", f"must be a string, got {kind_name(value)}")
+        found[name] = value
+    return found
+
+
+def _read_shell_call(where: str, item: Item) -> Item:
+    call_id, action = item.get("call_id") or item.get("id"), item.get("action")
+    if not isinstance(call_id, str) or not call_id:
+        raise _wrong(f"{where}.call_id", f"must be a string, got {kind_name(call_id)}")
+    if not isinstance(action, dict):
+        raise _wrong(f"{where}.action", f"must be an object, got {kind_name(action)}")
+    return {"type": "local_shell_call", "call_id": call_id, "action": action, "status": "completed"}
+
+
 def _read_output(where: str, item: Item) -> Item:
-    call_id, output = item.get("call_id"), item.get("output")
+    kind, output = item["type"], item.get("output")
+    call_id = item.get("call_id") or (item.get("id") if kind == "local_shell_call_output" else None)
     if not isinstance(call_id, str) or not call_id:
         raise _wrong(f"{where}.call_id", f"must be a string, got {kind_name(call_id)}")
     if isinstance(output, list):
@@ -169,7 +198,7 @@ def _read_output(where: str, item: Item) -> Item:
         output = [_part(f"{where}.output[{index}]", part, "input_text") for index, part in enumerate(output)]
     elif not isinstance(output, str):
         raise _wrong(f"{where}.output", f"must be a string or an array of parts, got {kind_name(output)}")
-    return {"type": "function_call_output", "call_id": call_id, "output": output, "status": "completed"}
+    return {"type": kind, "call_id": call_id, "output": output, "status": "completed"}
 
 
 def _read_reasoning(where: str, item: Item) -> Item:
@@ -193,27 +222,44 @@ def _read_reasoning(where: str, item: Item) -> Item:
 _READERS = {
     "message": _read_message,
     "function_call": _read_call,
-    "function_call_output": _read_output,
+    "custom_tool_call": _read_custom_call,
+    "local_shell_call": _read_shell_call,
+    **dict.fromkeys(_OUTPUTS, _read_output),
     "reasoning": _read_reasoning,
 }
 
 
+def _function_of(call: Item) -> dict[str, Any]:
+    """A call as the function that a chat has called."""
+    if call["type"] == "custom_tool_call":
+        return {"name": call["name"], "arguments": {"input": call["input"]}}
+    if call["type"] == "local_shell_call":
+        return {
+            "name": "local_shell",
+            "arguments": {key: call["action"][key] for key in call["action"] if key != "type"},
+        }
+    return {"name": qualified(call.get("namespace", ""), call["name"]), "arguments": call["arguments"]}
+
+
 def _is_cut(call: Item) -> bool:
-    return call.get("status") == "incomplete" or isinstance(read_arguments(call["arguments"]), str)
+    arguments = _function_of(call)["arguments"]
+    return call.get("status") == "incomplete" or (
+        isinstance(arguments, str) and isinstance(read_arguments(arguments), str)
+    )
 
 
 def _joins(assistant: dict[str, Any], item: Item) -> bool:
     """Whether an item continues the assistant's message: text after text, and reasoning after either, begin another,
     except where a call still waits for its output."""
-    if item["type"] == "function_call" or "tool_calls" in assistant:
+    if item["type"] in _CALLS or "tool_calls" in assistant:
         return True
     return assistant["content"] is None and (item["type"] == "message" or "reasoning_content" not in assistant)
 
 
 def _join(assistant: dict[str, Any], item: Item) -> None:
-    if item["type"] == "function_call":
-        function = {"name": item["name"], "arguments": item["arguments"]}
-        assistant.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
+    if item["type"] in _CALLS:
+        call = {"id": item["call_id"], "type": "function", "function": _function_of(item)}
+        assistant.setdefault("tool_calls", []).append(call)
         return
     name, text = "content", ""
     if item["type"] == "reasoning":

@@ -6,7 +6,8 @@ the order that OpenAI's have: an item is added, its part is added, deltas, the p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -19,7 +20,16 @@ Event = tuple[str, dict[str, Any]]
 COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
 _DELTAS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
 _CALL = "response.function_call_arguments"
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+}
 
 
 def item_id(kind: str, base: str, number: int) -> str:
@@ -34,10 +44,14 @@ def response_of(identifier: str) -> str:
 
 
 class Output:
-    """`base`: what the ids of this response's items begin with; `first`: the number of the first."""
+    """`base`: what the ids of this response's items begin with; `first`: the number of the first. `namespaces`: of
+    functions that are in one: that, and their names there."""
 
-    def __init__(self, base: str, first: int = 0) -> None:
+    def __init__(
+        self, base: str, first: int = 0, namespaces: Mapping[str, tuple[str, str]] = MappingProxyType({})
+    ) -> None:
         self._base = base
+        self._namespaces = namespaces
         self._first = first
         self._done: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
@@ -63,7 +77,9 @@ class Output:
         last = max((number for number, part in enumerate(parts) if isinstance(part, Content)), default=-1)
         for number, part in enumerate(parts):
             if isinstance(part, CallStart):
-                self._add("function_call", events, {"call_id": part.id, "name": part.name, "arguments": ""})
+                namespace, name = self._namespaces.get(part.name, ("", part.name))
+                placed = {"namespace": namespace} if namespace else {}
+                self._add("function_call", events, {"call_id": part.id, "name": name, **placed, "arguments": ""})
                 continue
             if isinstance(part, CallArguments):
                 assert self._open is not None and self._open["type"] == "function_call", (part, self._open)

@@ -7,23 +7,21 @@ with their items, which the route has fetched.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from ...core.errors import InvalidRequest
-from ..fields import MAX_SPELLED, Fields, kind_name
-from ..json_encoder import encode_json
+from ..fields import MAX_SPELLED, Fields
 from ..openai import Call, Rules, parse_chat
 from ..other_fields import Ignored, Refused, Table, check
 from ..spelling import nearest
 from .items import Item, read_items, to_messages
+from .tools import MAX_NAME, GivenTools, read_tools
 
 MAX_METADATA, _MAX_KEY, _MAX_VALUE = 16, 64, 512
-MAX_NAME = 100
-"""A longer field is no misspelling, and is cut in messages."""
 LOGPROBS = "message.output_text.logprobs"
 
 INCLUDES = (
@@ -122,7 +120,7 @@ def _parse(body: dict[str, Any], rules: Rules, before: list[Item], known: Mappin
     check(fields, OTHER)
     items = read_items(fields.any("input"), known)
     instructions = fields.text("instructions")
-    settings, chat = _settings(fields)
+    settings, chat, tools = _settings(fields)
     store = fields.flag("store") is not False
     passed = {name: value for name, value in body.items() if name not in _TAKEN and name not in OTHER}
     chat |= passed
@@ -132,7 +130,7 @@ def _parse(body: dict[str, Any], rules: Rules, before: list[Item], known: Mappin
     except InvalidRequest as error:
         if error.param in passed and (meant := nearest(error.param, _TAKEN)) is not None:
             raise _misspelled(error.param, meant) from None
-        raise in_own_words(error) from None
+        raise in_own_words(error, tools) from None
     for name in unknown[:MAX_SPELLED]:
         if len(name) <= MAX_NAME and (meant := nearest(name, _TAKEN)) is not None:
             raise _misspelled(name, meant)
@@ -142,12 +140,17 @@ def _parse(body: dict[str, Any], rules: Rules, before: list[Item], known: Mappin
     if constraint is not None:
         constraint = msgspec.structs.replace(constraint, param=_own_name(constraint.param))
     return replace(
-        call, limit_field="max_output_tokens", named="input", constraint=constraint, extras=call.extras | extras
+        call,
+        limit_field="max_output_tokens",
+        named="input",
+        constraint=constraint,
+        ignored=tuple(tools.ignored),
+        extras=call.extras | extras,
     ), unknown
 
 
-def _settings(fields: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(what a response repeats of its call, the same and more as a body of chat has it)."""
+def _settings(fields: Fields) -> tuple[dict[str, Any], dict[str, Any], GivenTools]:
+    """(what a response repeats of its call, the same and more as a body of chat has it, its tools)."""
     chat: dict[str, Any] = {}
     settings: dict[str, Any] = {name: fields.text(name) for name in _ECHOED}
     settings["max_tool_calls"] = fields.integer("max_tool_calls", 1, 2**31 - 1)
@@ -161,7 +164,7 @@ def _settings(fields: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
     settings["text"] = _text_format(fields, chat)
     settings["reasoning"] = _reasoning(fields, chat)
     settings["top_logprobs"] = _logprobs(fields, chat)
-    _tools(fields, settings, chat)
+    tools = read_tools(fields, settings, chat)
     options = Fields(fields.object("stream_options") or {}, "stream_options")
     if options.names() and not fields.flag("stream"):
         raise InvalidRequest("stream_options needs stream to be true.", param="stream_options")
@@ -174,7 +177,7 @@ def _settings(fields: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
     if options.unread():
         name = options.name(options.unread()[0])
         raise InvalidRequest(f"{name[:MAX_NAME]} is not known here; leave it out.", param=name[:MAX_NAME])
-    return settings, chat
+    return settings, chat, tools
 
 
 def _metadata(fields: Fields) -> dict[str, str]:
@@ -254,98 +257,14 @@ def _logprobs(fields: Fields, chat: dict[str, Any]) -> int:
     return top
 
 
-def _tools(fields: Fields, settings: dict[str, Any], chat: dict[str, Any]) -> None:
-    tools = fields.array("tools") or []
-    functions = [_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
-    choice = fields.any("tool_choice")
-    parallel = fields.flag("parallel_tool_calls")
-    settings["tools"] = _as_json([{"type": "function"} | function for function in functions], "tools")
-    settings["tool_choice"] = "auto" if choice is None else choice
-    settings["parallel_tool_calls"] = parallel is not False
-    if parallel is not None:
-        chat["parallel_tool_calls"] = parallel
-    if isinstance(choice, dict):
-        choice = _named_choice(choice, [function["name"] for function in functions])
-    if choice is not None:
-        chat["tool_choice"] = choice
-    if functions:
-        chat["tools"] = [
-            {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
-            for function in functions
-        ]
-
-
-def _tool(where: str, tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, dict):
-        raise InvalidRequest(f"{where} must be an object, got {kind_name(tool)}.", param=where)
-    fields = Fields(tool, where)
-    kind = fields.text("type")
-    if kind != "function":
-        named = "has no type" if kind is None else f"is of type {kind[:MAX_NAME]!r}"
-        raise InvalidRequest(f"{where} {named}; this server takes tools of type function only.", param=f"{where}.type")
-    if "function" in tool:
-        raise InvalidRequest(
-            f"{where}.function: name, description and parameters stand in {where} itself in this API.",
-            param=f"{where}.function",
-        )
-    function = {
-        "name": fields.required_text("name"),
-        "description": fields.text("description"),
-        "parameters": fields.object("parameters"),
-        "strict": fields.flag("strict"),
-    }
-    for name in ("defer_loading", "async"):
-        if fields.flag(name):
-            raise InvalidRequest(f"{where}.{name} is not supported by this server.", param=f"{where}.{name}")
-    fields.any("output_schema"), fields.any("allowed_callers")
-    if fields.unread():
-        name = fields.name(fields.unread()[0])[:MAX_NAME]
-        raise InvalidRequest(f"{name} is not known here; leave it out.", param=name)
-    return function
-
-
-def _as_json(value: Any, param: str) -> bytes:
-    """What a response repeats and nobody here reads again: as JSON it costs little, however large it is."""
-    try:
-        return encode_json(value)
-    except OverflowError:
-        raise InvalidRequest(f"{param} holds an integer of more than 64 bits.", param=param) from None
-
-
-def _named_choice(choice: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """tool_choice as chat has it. `names`: of the tools."""
-    if choice.get("type") == "function":
-        name = choice.get("name")
-        if name not in names:
-            raise InvalidRequest("tool_choice.name must be the name of one of tools.", param="tool_choice.name")
-        return {"type": "function", "function": {"name": name}}
-    if choice.get("type") == "allowed_tools":
-        allowed, mode = choice.get("tools"), choice.get("mode")
-        if mode not in ("auto", "required"):
-            raise InvalidRequest("tool_choice.mode must be auto or required.", param="tool_choice.mode")
-        if not isinstance(allowed, list) or not allowed or not all(_is_allowed(tool, names) for tool in allowed):
-            raise InvalidRequest(
-                "tool_choice.tools must be an array of {type: function, name: one of tools}.", param="tool_choice.tools"
-            )
-        functions = [{"type": "function", "function": {"name": tool["name"]}} for tool in allowed]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions}}
-    raise InvalidRequest(
-        "tool_choice must be none, auto, required, or an object of type function or allowed_tools.",
-        param="tool_choice",
-    )
-
-
-def _is_allowed(tool: Any, names: Sequence[str]) -> bool:
-    return isinstance(tool, dict) and tool.get("type") == "function" and tool.get("name") in names
-
-
 def _misspelled(name: str, meant: str) -> InvalidRequest:
     return InvalidRequest(f"{name} is not known here; {meant} is.", param=name)
 
 
-def in_own_words(error: InvalidRequest) -> InvalidRequest:
+def in_own_words(error: InvalidRequest, tools: GivenTools) -> InvalidRequest:
     """The same error, under the names that this API's callers know."""
-    return type(error)(_own_name(error.message), param=None if error.param is None else _own_name(error.param))
+    message, param = (tools.in_place(_own_name(text)) for text in (error.message, error.param or ""))
+    return type(error)(message, param=param or None)
 
 
 def _own_name(text: str) -> str:

@@ -36,7 +36,7 @@ class Progress:
         self.answer = answer
         self.settings: dict[str, Any] = answer.call.extras["settings"]
         self.input = _named(answer.call.extras["input"], base)
-        self.output = Output(base, len(self.input))
+        self.output = Output(base, len(self.input), self.settings["namespaces"])
         self.status = IN_PROGRESS
         self.sealed = b""
         self.is_known = False
