@@ -13,7 +13,7 @@ from tokenmill.core.errors import ConfigError
 from tokenmill.sim.cluster_file import read_deployment
 from tokenmill.sim.hardware import hardware_named
 from tokenmill.sim.models import model_named
-from tokenmill.sim.reached import reached_named
+from tokenmill.sim.reached import Cell, reached_named
 from tokenmill.sim.roofline import Roofline
 from tokenmill.sim.worker_file import Sources
 
@@ -57,7 +57,7 @@ def test_software_reaches_what_was_fitted_to_it() -> None:
     (worker,) = read_deployment(text, SOURCES).workers
     model, device = model_named("llama-3-8b"), hardware_named("a100")
     work = Work(8, 8, 8000, 8000, 8)
-    assert worker.law.predict(work) == Roofline(model, device, reached=reached_named("lmdeploy")).predict(work)
+    assert worker.law.predict(work) == Roofline(model, device, reached=reached_named("lmdeploy", Cell())).predict(work)
     assert worker.law.predict(work) != Roofline(model, device).predict(work)
     with pytest.raises(ConfigError, match=r"workers\[0\].software: 'lmdeplo' is unknown; did you mean 'lmdeploy'"):
         read_deployment(text.replace("lmdeploy", "lmdeplo"), SOURCES)

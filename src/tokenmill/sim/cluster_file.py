@@ -28,6 +28,7 @@ from .models import ModelShape
 from .network import Shape
 from .parts import PartsPlan
 from .parts_file import Placer, read_parts
+from .roofline import Roofline
 from .worker_file import Group, Model, Sources, read_engine, read_group, read_model_section
 
 
@@ -180,4 +181,6 @@ def _facts(model: Model, groups: list[Group]) -> tuple[tuple[str, str], ...]:
         most = f"{config.max_num_seqs} sequences and {config.max_num_batched_tokens} tokens a step"
         kept = f"{num_blocks} blocks of KV ({num_tokens} tokens)"
         facts.append((names, f"{len(group.plans)} {plan.pool}, each {where}{price}: {kept}, {most}"))
+        if isinstance(plan.law, Roofline):
+            facts.append((f"steps of {names}", plan.law.reached.doubt))
     return tuple(facts)

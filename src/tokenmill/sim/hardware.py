@@ -36,7 +36,8 @@ class Hardware:
     """One device. memory_bytes: 0 where it is not known. flop_s: peak operations a second by precision (bf16 stands for
     fp16 too). link_bytes_s: one way between num_joined devices, or where is_mesh, of all the links that one has to
     each of the others together; network_bytes_s: beyond them, of one device. price_hour_usd: 0 where no source has one.
-    sources: of each figure. is_cpu: a machine that was measured, which computes on its cores and is in no table."""
+    sources: of each figure. generation: of devices that reach alike shares of their peaks, "" where there is one alone.
+    is_cpu: a machine that was measured, which computes on its cores and is in no table."""
 
     name: str
     memory_bytes: float
@@ -51,6 +52,7 @@ class Hardware:
     title: str = ""
     sources: Mapping[str, str] | None = None
     is_cpu: bool = False
+    generation: str = ""
 
     def computed_in(self, precision: str) -> str:
         """What it multiplies weights of this precision in: those that it cannot multiply as they are, in bf16 or, where
@@ -133,6 +135,7 @@ def read_device(fields: Fields, name: str, sources: Mapping[str, str]) -> Hardwa
         fields.flag("is_mesh"),
         fields.text("title", name),
         cited,
+        generation=fields.text("generation", ""),
     )
     fields.end()
     return device

@@ -8,6 +8,7 @@ them, and how far off it is on the others.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import math
 import statistics
 import tomllib
@@ -20,16 +21,20 @@ from ..core.cost import Work
 from .fields import Fields
 from .hardware import Hardware, hardware_named
 from .models import ModelShape, model_named
-from .reached import USUAL, Reached
+from .peak_load import PeakLoad, works_of
+from .reached import USUAL, Cell, Reached, cell_of, reached_named
 from .roofline import Parallel, Precision, Roofline
 
-KINDS = {"prompts": 3, "decodes": 3, "answers": 4}
+PEAK = "peak"
+KINDS = {"prompts": 3, "decodes": 3, "answers": 4, PEAK: 4}
+"""Of points, with how many numbers each."""
 _SHARES = ("compute", "compute_8bit", "attention", "memory", "kv", "link")
 _SHARES_4BIT = ("compute_4bit", "memory_4bit")
 OF_ALL = (*_SHARES, "overlap", "link_s", "step_s", "layer_s", "row_s")
 OF_4BIT = (*_SHARES_4BIT, "experts_4bit_s")
 FITTED = (*OF_ALL, *OF_4BIT)
 """Coefficients that are fitted, those of 4 bits where points have such weights; the others of Reached are assumed."""
+INTERVAL = ("error_low", "error_high", "num_held_out")
 _LIMITS = {
     **dict.fromkeys((*_SHARES, *_SHARES_4BIT), (0.2, 0.95)),
     "overlap": (1.0, 8.0),
@@ -39,12 +44,16 @@ _LIMITS = {
     "row_s": (1e-6, 3e-4),
     "experts_4bit_s": (1e-6, 1e-3),
 }
+_PEAK_ROWS, _PEAK_TOKENS = 4096, 8192
+"""Of one copy of the model: most requests, and most tokens of a step, of loads of peak throughput."""
+_PEAK_MEMORY_SHARE, _PEAK_RESERVE_BYTES = 0.95, 3 * 2**30
 _PRIOR = 0.003
 """What a coefficient that is off its usual value by a factor of e counts, beside a mean squared log error."""
 
 
 class Series(NamedTuple):
-    """Points of one table: of kind `prompts`, `decodes` or `answers`, each with its milliseconds last."""
+    """Points of one table: of kind `prompts`, `decodes` or `answers`, each with its milliseconds last, or of kind
+    `peak`, each with its output tokens a second last. cell: of the coefficients that belong to it."""
 
     serves: str
     kind: str
@@ -56,6 +65,12 @@ class Series(NamedTuple):
     points: tuple[tuple[float, ...], ...]
     source: str
     note: str
+    cell: Cell
+
+    @property
+    def reached(self) -> Reached:
+        """The coefficients of the table."""
+        return reached_named(self.serves, self.cell)
 
     def law(self, reached: Reached) -> Roofline:
         return Roofline(self.model, self.hardware, self.parallel, self.precision, reached)
@@ -69,13 +84,18 @@ class Series(NamedTuple):
         return " ".join((self.model.title, "on", self.hardware.name, *parts, *weights))
 
     def predicted(self, reached: Reached) -> list[float]:
-        """Milliseconds of each point."""
+        """Milliseconds of each point, or tokens a second."""
         law = self.law(reached)
+        if self.kind == PEAK:
+            return [point[1] * point[2] / _peak_seconds(law, point) for point in self.points]
         return [1e3 * _seconds(law, self.kind, point) for point in self.points]
 
     def errors(self, reached: Reached) -> list[float]:
-        """What is predicted over what is published, less 1, of each point."""
-        return [ours / point[-1] - 1 for ours, point in zip(self.predicted(reached), self.points, strict=True)]
+        """The time that is predicted over the one that is published, less 1, of each point."""
+        pairs = zip(self.predicted(reached), self.points, strict=True)
+        if self.kind == PEAK:
+            return [point[-1] / ours - 1 for ours, point in pairs]
+        return [ours / point[-1] - 1 for ours, point in pairs]
 
 
 def _seconds(law: Roofline, kind: str, point: Sequence[float]) -> float:
@@ -88,6 +108,16 @@ def _seconds(law: Roofline, kind: str, point: Sequence[float]) -> float:
     num_drawn = point[2]
     # The law is linear in positions, so that all decodes take what as many at the mean position do.
     return law.predict(prompts) + (num_drawn - 1) * law.predict(_decodes(num_rows, num_tokens + num_drawn / 2))
+
+
+def _peak_seconds(law: Roofline, point: Sequence[float]) -> float:
+    """Of all requests, whose whole lengths are reserved in the KV that memory holds."""
+    num_prompt, num_output, num_requests = map(round, point[:3])
+    num_copies, length = law.parallel.data, num_prompt + num_output
+    num_fit = law.num_kv_blocks(1, _PEAK_MEMORY_SHARE, _PEAK_RESERVE_BYTES) // length
+    num_rows = min(num_fit, num_copies * _PEAK_ROWS)
+    load = PeakLoad(num_prompt, num_output, num_requests, num_rows, num_copies * _PEAK_TOKENS)
+    return sum(num * law.predict(work) for num, work in works_of(load))
 
 
 def _decodes(num_rows: float, num_positions: float) -> Work:
@@ -105,16 +135,20 @@ def published() -> tuple[Series, ...]:
 def read_series(text: str) -> tuple[Series, ...]:
     """Of a TOML text as in `tables/published.toml`. Raises ConfigError, which names the field."""
     tables = tomllib.loads(text).get("series", [])
-    return tuple(_series(table, Fields(table, f"series[{i}]")) for i, table in enumerate(tables))
+    return tuple(each for i, table in enumerate(tables) for each in _series(table, Fields(table, f"series[{i}]")))
 
 
-def _series(raw: Mapping[str, Any], fields: Fields) -> Series:
+def _series(raw: Mapping[str, Any], fields: Fields) -> list[Series]:
+    """One, or two where its points are halved: those that are fitted, and those that are held out."""
     kind = fields.text("kind", among=list(KINDS))
-    table = Series(
+    model = model_named(fields.text("model"), fields.at("model"))
+    hardware = hardware_named(fields.text("hardware"), fields.at("hardware"))
+    is_halved = fields.flag("is_halved")
+    whole = Series(
         fields.text("serves"),
         kind,
-        model_named(fields.text("model"), fields.at("model")),
-        hardware_named(fields.text("hardware"), fields.at("hardware")),
+        model,
+        hardware,
         Parallel(
             fields.count("tensor", 1),
             fields.count("pipeline", 1),
@@ -127,9 +161,22 @@ def _series(raw: Mapping[str, Any], fields: Fields) -> Series:
         _points(raw.get("points"), fields, KINDS[kind]),
         fields.text("source"),
         fields.text("note", ""),
+        cell_of(hardware, model) if is_halved else Cell(),
     )
     fields.end()
-    return table
+    if not is_halved:
+        return [whole]
+    halves = {
+        is_fitted: tuple(point for point in whole.points if _is_of_fit(whole, point) is is_fitted)
+        for is_fitted in (True, False)
+    }
+    return [whole._replace(is_fitted=is_fitted, points=points) for is_fitted, points in halves.items() if points]
+
+
+def _is_of_fit(series: Series, point: Sequence[float]) -> bool:
+    """A half of all points, by a hash of what was measured, so that nobody chooses them."""
+    name = f"{series.model.name}|{series.hardware.name}|{point[0]:.0f}|{point[1]:.0f}"
+    return hashlib.sha256(name.encode()).digest()[0] % 2 == 0
 
 
 def _points(points: Any, fields: Fields, num: int) -> tuple[tuple[float, ...], ...]:
@@ -174,20 +221,38 @@ def fit(series: Iterable[Series], start: Reached = USUAL, num_rounds: int = 60) 
     return best
 
 
-def fit_all() -> dict[str, Reached]:
-    """Of each software that has points to fit to."""
-    names = dict.fromkeys(each.serves for each in published() if each.is_fitted)
-    return {name: fit(each for each in published() if each.serves == name and each.is_fitted) for name in names}
+def fit_all() -> dict[tuple[str, Cell], Reached]:
+    """Of each software, and each of its cells, with the interval of its errors; usual ones are not fitted."""
+    found = {}
+    for name, cell in dict.fromkeys((each.serves, each.cell) for each in published()):
+        points = [each for each in published() if (each.serves, each.cell) == (name, cell)]
+        fitted = [each for each in points if each.is_fitted]
+        reached = fit(fitted) if fitted else USUAL
+        errors = [error for each in points if not each.is_fitted for error in each.errors(reached)]
+        found[name, cell] = with_interval(reached, errors)
+    return found
 
 
-def as_table(found: dict[str, Reached]) -> str:
+def with_interval(reached: Reached, errors: Sequence[float]) -> Reached:
+    """errors: of predictions that nothing was fitted to, whose 10th and 90th percentile it is given."""
+    if len(errors) < 2:
+        return reached
+    deciles = statistics.quantiles(errors, n=10, method="inclusive")
+    return reached._replace(error_low=deciles[0], error_high=deciles[-1], num_held_out=len(errors))
+
+
+def as_table(found: Mapping[tuple[str, Cell], Reached]) -> str:
     """The TOML of `tables/reached.toml`."""
     head = (
-        "# Coefficients of reached.Reached by software: `python -m tokenmill.sim.published --fit` prints this file.\n"
+        "# Coefficients of reached.Reached by software, of some by generation and family of models, with their errors\n"
+        "# on what is held out: `python -m tokenmill.sim.published --fit` prints this file.\n"
     )
     parts = [head]
-    for name, reached in found.items():
-        parts.append(f"[{name}]\n" + "".join(f"{each} = {getattr(reached, each):.4g}\n" for each in FITTED))
+    for (name, cell), reached in found.items():
+        quoted = f'"{name}"' if "." in name else name
+        names = INTERVAL if name == "usual" else (*FITTED, *INTERVAL)
+        lines = "".join(f"{each} = {getattr(reached, each):.4g}\n" for each in names)
+        parts.append(f"[{'.'.join(filter(None, (quoted, *cell)))}]\n{lines}")
     return "\n".join(parts)
 
 

@@ -23,7 +23,7 @@ from .hardware import Hardware, hardware_named
 from .models import KV_BYTES, WEIGHT_BYTES, ModelShape, model_named, read_model
 from .parts import PartsPlan
 from .parts_file import Placer, no_topology, read_cold
-from .reached import reached_named
+from .reached import cell_of, reached_named
 from .roofline import ALONE, Parallel, Precision, Roofline
 from .topology import Topology
 
@@ -188,7 +188,7 @@ def _read_law(fields: Fields, model: Model, sources: Sources) -> tuple[StepLaw, 
             "model.name: a model is needed where workers have hardware, such as llama-3-8b", param="model"
         )
     hardware = sources.hardware(fields.text("hardware"), fields.at("hardware"))
-    reached = reached_named(fields.text("software", "usual"), fields.at("software"))
+    reached = reached_named(fields.text("software", "usual"), cell_of(hardware, model.shape), fields.at("software"))
     try:
         return Roofline(model.shape, hardware, parallel, model.precision, reached), hardware, parallel
     except ConfigError as error:
