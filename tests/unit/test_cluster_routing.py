@@ -12,7 +12,7 @@ from tokenmill.cluster.entry import Entry
 from tokenmill.cluster.index import PrefixIndex
 from tokenmill.cluster.keys import with_keys
 from tokenmill.cluster.kv_aware import KVAware
-from tokenmill.cluster.links import EngineLink
+from tokenmill.cluster.links import EngineLink, NewestCosts
 from tokenmill.cluster.load import Load
 from tokenmill.cluster.router import ROUTING_POLICIES, Router, make_routing
 from tokenmill.cluster.routing import LeastLoad, Route
@@ -223,6 +223,40 @@ def test_scoring_few_engines_gives_what_scoring_all_gives(seed: int) -> None:
         route = policy.choose(request, links, 0.0)
         best = policy.score_all(request, links)
         assert (route.link.number, route.num_hit) == (best.number, best.num_hit)
+
+
+def test_an_engine_that_has_not_told_is_taken_to_cost_what_its_kind_told_last_and_is_ranked_anew() -> None:
+    fast, slow = COSTS, Costs(step_s=0.5, token_s=1e-2)
+    scene, costs = Scene(3, Costs()), NewestCosts()
+    large = replace(scene.links[2].ready, num_blocks=7)
+    scene.links[2] = EngineLink(2, large, "mixed", EngineStats())
+    policy = make_routing("kv_aware", scene.index)
+    for link in scene.links.values():
+        costs.join(link)
+
+    def tell(number: int, told: Costs, num_computed: int) -> None:
+        link, before = scene.links[number], scene.links[number].stats
+        link.step(EngineStats(costs=told, prompt_tokens_computed=num_computed))
+        costs.step(link, before)
+
+    def choose() -> int:
+        return policy.choose(scene.request((1, 2, 3)), scene.links, 0.0).link.number
+
+    assert choose() == 0
+    tell(0, fast, 64)
+    assert [link.costs for link in scene.links.values()] == [fast] * 3, "of all that there is, the newest"
+    scene.give(0)
+    assert choose() == 1, "one that is measured is not preferred for that"
+    tell(2, slow, 64)
+    assert [link.costs for link in scene.links.values()] == [fast, fast, slow], "each by its kind"
+    assert choose() == 1
+    tell(0, slow, 128)
+    assert scene.links[1].costs == slow and policy.score_all(scene.request((1, 2, 3)), scene.links).number == choose()
+    tell(1, fast, 0)
+    assert scene.links[1].costs == fast and scene.links[0].costs == slow, "its own, once it has told"
+    costs.leave(1)
+    costs.join(again := EngineLink(3, scene.links[1].ready, "mixed", EngineStats()))
+    assert again.costs == slow, "of steps with prompts"
 
 
 def test_the_load_of_an_engine_is_what_it_has_and_has_not_done() -> None:

@@ -323,7 +323,7 @@ class Gateway:
                 self._end(entry, output, now, effects)
         if step.stats.num_steps != link.stats.num_steps:
             self.progress_s = now
-        link.step(step.stats)
+        self._placing.step(link, step.stats)
         self.totals.step(number, step.stats, heard_s)
         self.desk.step(self.totals.sums, now, number, step.stats)
         suspects = self._placing.suspects

@@ -1,13 +1,17 @@
-"""An engine as the gateway knows it. Pure."""
+"""An engine as the gateway knows it, and what is assumed of one that has not told what its steps take. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from ..core.cost import UNKNOWN, Costs
 from ..core.events import EngineStats, Ready
 from .entry import Entry
 from .load import Load
+
+_MOST_KINDS = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +28,7 @@ class EngineLink:
     num_prompt  of num_tokens, those of requests that have got no token from it yet
     num_drawing  requests that have got tokens from it
     stats       its state after its last step
+    assumed     what its steps are taken to cost while it has not told
     is_leaving  it gets no more
     load        what it has to do
     adapters    of its requests, and how many name each
@@ -43,11 +48,23 @@ class EngineLink:
     is_leaving: bool = False
     load: Load = field(default_factory=Load)
     adapters: Counter[str] = field(default_factory=Counter)
+    assumed: Costs = UNKNOWN
 
     @property
     def name(self) -> str:
         """The same for each life of the engine, where it has a name."""
         return self.ready.worker.id or str(self.number)
+
+    @property
+    def costs(self) -> Costs:
+        """What its steps take, as it has told, or as is assumed until it has."""
+        return self.stats.costs if self.stats.costs.is_known else self.assumed
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for engines of one pool that were set up alike, on machines that are alike."""
+        ready = self.ready
+        return self.pool, ready.facts, ready.max_num_seqs, ready.max_num_batched_tokens, ready.num_blocks
 
     @property
     def num_slots(self) -> int:
@@ -92,6 +109,11 @@ class EngineLink:
         self.stats = stats
         self.load.step(stats.prompt_tokens_computed)
 
+    def assume(self, costs: Costs) -> None:
+        """Take these for its own until it has told."""
+        self.assumed = costs
+        self.load.note_costs()
+
     def expect(self, entry: Entry) -> None:
         """It is to have the request later."""
         self.arriving[entry.request.id] = entry.num_tokens
@@ -117,3 +139,44 @@ class EngineLink:
         waiting = [entry for entry in entries if not entry.has_progressed]
         assert self.load.num_waiting == len(waiting) and self.load.num_drawing == self.num_drawing, self
         assert self.load.num_to_compute == sum(each.num_given_tokens - each.num_hit for each in waiting), self
+
+
+class NewestCosts:
+    """The newest costs of each kind of engine, which hold for those of the kind that have told none; where nobody of a
+    kind has told, the newest of all.
+
+    Only what is told with prompts counts: it is prompts that are placed by it, and of other steps a simulation may tell
+    later than they are made."""
+
+    def __init__(self) -> None:
+        self._unmeasured: dict[int, EngineLink] = {}
+        self._of: dict[Hashable, Costs] = {}
+        self._newest = UNKNOWN
+
+    def join(self, link: EngineLink) -> None:
+        if link.stats.costs.is_known:
+            self._take(link)
+        else:
+            self._unmeasured[link.number] = link
+            link.assume(self._of.get(link.kind, self._newest))
+
+    def leave(self, number: int) -> None:
+        self._unmeasured.pop(number, None)
+
+    def step(self, link: EngineLink, before: EngineStats) -> None:
+        """It has told of a step, after this state."""
+        stats = link.stats
+        if stats.prompt_tokens_computed > before.prompt_tokens_computed and stats.costs.is_known:
+            self._unmeasured.pop(link.number, None)
+            self._take(link)
+
+    def _take(self, link: EngineLink) -> None:
+        costs, kind = link.stats.costs, link.kind
+        if self._of.pop(kind, UNKNOWN) == costs == self._newest:
+            self._of[kind] = costs
+            return
+        self._of[kind] = self._newest = costs
+        if len(self._of) > _MOST_KINDS:
+            del self._of[next(iter(self._of))]
+        for each in self._unmeasured.values():
+            each.assume(self._of.get(each.kind, costs))

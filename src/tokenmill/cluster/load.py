@@ -82,6 +82,10 @@ class Load:
             self._change()
         self._computed = computed
 
+    def note_costs(self) -> None:
+        """Its steps are taken to cost something else."""
+        self._change()
+
     @property
     def share_left(self) -> float:
         """Of what the waiting prompts have to compute."""

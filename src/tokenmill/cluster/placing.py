@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..core.block import KEY_BYTES, split_keys
-from ..core.events import Ready
+from ..core.events import EngineStats, Ready
 from ..core.kv_events import KVEvents
 from ..core.moves import Prefetched
 from ..core.request import Request
@@ -17,7 +17,7 @@ from .copies import Copies
 from .desk import FrontDesk
 from .entry import Entry
 from .events import Effects, Telling
-from .links import EngineLink
+from .links import EngineLink, NewestCosts
 from .load import Load
 from .moves import FETCH, Moves, NewTicket
 from .pools import Pools, can_copy
@@ -28,6 +28,7 @@ from .suspects import Suspects
 
 class Placing:
     """links     engines that serve, by number
+    costs     what is assumed of those that have not told what their steps take
     entries   requests that are open, by id
     held      of these, those that a dead engine had and no other has yet
     suspects  those that may have killed an engine
@@ -45,6 +46,7 @@ class Placing:
         new_ticket: NewTicket,
     ) -> None:
         self.links: dict[int, EngineLink] = {}
+        self.costs = NewestCosts()
         self.held: dict[str, Entry] = {}
         self.suspects = Suspects()
         self.router = Router()
@@ -58,19 +60,27 @@ class Placing:
     def join(self, number: int, ready: Ready, effects: Effects) -> None:
         """An engine serves from now on."""
         load = Load(ready.stats.prompt_tokens_computed)
-        self.links[number] = EngineLink(number, ready, ready.worker.pool, ready.stats, load=load)
+        link = self.links[number] = EngineLink(number, ready, ready.worker.pool, ready.stats, load=load)
+        self.costs.join(link)
         self.pools.note_links(self.links.values())
         effects.tells += self.router.join(self.links)
 
     def leave(self, number: int, now: float, effects: Effects) -> Suspects:
         """It is gone."""
         self.pools.note_links(self.links.values())
+        self.costs.leave(number)
         effects.tells += self.router.leave(number)
         self.moves.lose(number, now, effects)
         self.copies.lose(number, now, effects)
         if self.suspects.link == number:
             self.suspects.link = None
         return self.suspects
+
+    def step(self, link: EngineLink, stats: EngineStats) -> None:
+        """An engine has told its state after a step."""
+        before = link.stats
+        link.step(stats)
+        self.costs.step(link, before)
 
     def hear(self, link: int, message: Telling, now: float, effects: Effects) -> None:
         """What an engine tells of its cache, or of a move."""

@@ -93,12 +93,12 @@ class Never:
 
 
 class LeastCost:
-    """See the module's text. Splits while nothing is known: whoever made the pools expects it."""
+    """See the module's text. Splits nothing while nothing is known of what it costs."""
 
     def splits(self, request: Request, at: Options, now: float) -> bool:
         plain, prefill, decode = at.plain, at.prefill, at.decode
-        if not (plain.stats.costs.is_known and prefill.stats.costs.is_known):
-            return True
+        if not (plain.costs.is_known and prefill.costs.is_known):
+            return False
         drawn, num_tokens = at.num_expected - 1, at.num_tokens
         hit, other_hit = at.hits.get(plain.number, 0), at.hits.get(prefill.number, 0)
         first, other_first = first_s(plain, num_tokens, hit), first_s(prefill, num_tokens, other_hit)
@@ -143,18 +143,18 @@ def prompt_s(costs: Costs, num_tokens: int, chunk: int, num_hit: int = 0) -> flo
 def first_s(link: EngineLink, num_tokens: int, num_hit: int = 0) -> float:
     """Until a request that comes now has its first token there, behind the prompts that are there and beside the rows
     that draw. `num_hit`: tokens of it that are in the prefix cache there."""
-    stats, chunk = link.stats, link.ready.max_num_batched_tokens or num_tokens
-    own_s = prompt_s(stats.costs, num_tokens, chunk, num_hit)
+    costs, chunk = link.costs, link.ready.max_num_batched_tokens or num_tokens
+    own_s = prompt_s(costs, num_tokens, chunk, num_hit)
     num_before = link.load.num_to_compute
-    before_s = prompt_s(stats.costs, num_before, chunk) if num_before else 0.0
+    before_s = prompt_s(costs, num_before, chunk) if num_before else 0.0
     num_steps = -(-(num_before + num_tokens - num_hit) // chunk)
-    rows_s = draw_s(link) - stats.costs.weights_s(_num_drawn(link))
+    rows_s = draw_s(link) - costs.weights_s(_num_drawn(link))
     return before_s + own_s + num_steps * max(0.0, rows_s)
 
 
 def draw_s(link: EngineLink) -> float:
     """A step that draws one token for each of its requests and one more."""
-    costs, num_rows, num_drawn = link.stats.costs, _num_open(link), _num_drawn(link)
+    costs, num_rows, num_drawn = link.costs, _num_open(link), _num_drawn(link)
     context = link.num_tokens * min(1.0, num_drawn / num_rows)
     step_s = costs.predict(Work(num_drawn, num_drawn, context, context))
     return step_s * max(1.0, num_rows / num_drawn)
@@ -172,7 +172,7 @@ def _num_drawn(link: EngineLink) -> int:
 
 def harm_s(link: EngineLink, num_tokens: int, num_drawn: int, num_hit: int = 0) -> float:
     """Seconds that others there lose by a prompt of so many tokens, some of them cached, and an answer of so many."""
-    costs, num_others = link.stats.costs, link.num_drawing
+    costs, num_others = link.costs, link.num_drawing
     lost_s = num_drawn * (costs.row_s + costs.token_s)
     if num_tokens:
         lost_s += prompt_s(costs, num_tokens, link.ready.max_num_batched_tokens or num_tokens, num_hit)
@@ -270,7 +270,7 @@ class Pools:
         num_left = self._expected(entry)
 
         def cost_s(link: EngineLink) -> tuple[float, int]:
-            if not link.stats.costs.is_known:
+            if not link.costs.is_known:
                 return 0.0, link.num_tokens
             later_s = num_left * draw_s(link) / (1 - self._share(link, now))
             num_hit = hits.get(link.number, 0)
@@ -281,7 +281,7 @@ class Pools:
 
     def _note(self, link: EngineLink, entry: Entry, hits: Mapping[int, int], now: float) -> EngineLink:
         """It is given a prompt."""
-        costs = link.stats.costs
+        costs = link.costs
         if costs.is_known:
             chunk = link.ready.max_num_batched_tokens or entry.num_tokens
             took_s = prompt_s(costs, entry.num_tokens, chunk, hits.get(link.number, 0))

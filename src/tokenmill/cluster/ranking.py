@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
-from ..core.cost import UNKNOWN, Costs
+from ..core.cost import Costs
 from .links import EngineLink
 from .load import pace
 
@@ -41,7 +41,6 @@ class Ranking:
         self._of: dict[int, Ranked] = {}
         self._links: dict[int, EngineLink] = {}
         self._changed: set[int] = set()
-        self._costs = UNKNOWN  # of who told last
         self._left = 0
 
     def __getitem__(self, number: int) -> Ranked:
@@ -76,11 +75,7 @@ class Ranking:
             del self._links[number]
 
     def _put(self, number: int, link: EngineLink) -> None:
-        costs, ready = link.stats.costs, link.ready
-        if costs.is_known:
-            self._costs = costs
-        else:
-            costs = self._costs if self._costs.is_known else _ASSUMED
+        ready, costs = link.ready, link.costs if link.costs.is_known else _ASSUMED
         num_kv_tokens = ready.num_blocks * ready.block_size
         made = pace(link.load, costs, ready.max_num_batched_tokens, ready.max_num_seqs, num_kv_tokens)
         if number in self._of:

@@ -21,7 +21,6 @@ from math import exp, inf
 from typing import NamedTuple, Protocol
 
 from ..core.block import KEY_BYTES, BlockKey
-from ..core.cost import Costs
 from ..core.own_policy import OwnPolicy
 from .links import EngineLink
 from .load import pace, positions
@@ -131,10 +130,8 @@ class HotPrefixes:
         heat.num_new += (num_new - heat.num_new) / heat.weight
 
     def propose(self, view: CopyView, now: float) -> Iterator[CopyProposal]:
-        known = [link.stats.costs for link in view.links if link.stats.costs.is_known]
-        if not known:
+        if not any([link.costs.is_known for link in view.links]):
             return
-        costs = known[0]
         self._forget([key for key, heat in self._heats.items() if heat.faded(now) < 0.1])
         self._rests = {name: until_s for name, until_s in self._rests.items() if until_s > now}
         hot: list[tuple[float, BlockKey, set[int]]] = []
@@ -142,16 +139,16 @@ class HotPrefixes:
             if heat.faded(now) < _FEW:
                 continue
             holders = view.holders(heat.keys)
-            loads = [_load(link, costs, heat, now) for link in view.links if link.number in holders]
+            loads = [_load(link, heat, now) for link in view.links if link.number in holders]
             if loads and sum(loads) / len(loads) > _FULL * len(holders):
                 hot.append((-sum(loads) / len(loads) / len(holders), key, holders))
         for _, key, holders in sorted(hot):
-            proposal = self._copy(self._heats[key], holders, costs, view)
+            proposal = self._copy(self._heats[key], holders, view)
             if proposal is not None:
                 self._rests[key, proposal.target.number] = now + _REST_S
                 yield proposal
 
-    def _copy(self, heat: _Heat, holders: set[int], costs: Costs, view: CopyView) -> CopyProposal | None:
+    def _copy(self, heat: _Heat, holders: set[int], view: CopyView) -> CopyProposal | None:
         sources = [link for link in view.links if link.number in holders and view.may_send(link, heat.keys)]
         copy_s = view.copy_s(_num_tokens(heat, view.links[0])) if sources else inf
         targets: list[tuple[float, int, EngineLink, bool]] = []
@@ -159,23 +156,23 @@ class HotPrefixes:
             if link.number in holders or not view.may_take(link):
                 continue
             load_s = view.load_s(link, heat.keys)
-            if self._is_worth(link, costs, heat, min(copy_s, load_s)):
-                targets.append((_pace(link, costs)[0], link.number, link, load_s < copy_s))
+            if self._is_worth(link, heat, min(copy_s, load_s)):
+                targets.append((_pace(link)[0], link.number, link, load_s < copy_s))
         if not targets:
             return None
         base_s, _, target, is_loaded = min(targets, key=lambda each: each[:2])
-        if base_s >= min(_pace(link, costs)[0] for link in view.links if link.number in holders):
+        if base_s >= min(_pace(link)[0] for link in view.links if link.number in holders):
             return None
         source = None if is_loaded else min(sources, key=lambda link: (link.num_tokens, link.number))
         return CopyProposal(heat.keys, source, target)
 
-    def _is_worth(self, link: EngineLink, costs: Costs, heat: _Heat, took_s: float) -> bool:
+    def _is_worth(self, link: EngineLink, heat: _Heat, took_s: float) -> bool:
         num_tokens = _num_tokens(heat, link)
         if (heat.keys[-KEY_BYTES:], link.number) in self._rests:
             return False
         if num_tokens > _ROOM * link.num_slots or predicted_load(link) + num_tokens / link.num_slots > _USED:
             return False
-        _, token_s, position_s, _ = _pace(link, costs)
+        _, token_s, position_s, _ = _pace(link)
         return token_s * num_tokens + position_s * positions(num_tokens, 0) > _WORTH * took_s
 
     def _forget(self, keys: Sequence[BlockKey]) -> None:
@@ -191,20 +188,18 @@ def replication_named(name: str) -> Replication | None:
     return HotPrefixes() if name == "on" else None
 
 
-def _pace(link: EngineLink, costs: Costs) -> tuple[float, float, float, float]:
-    """`costs`: of another, while its own are not known."""
-    costs = link.stats.costs if link.stats.costs.is_known else costs
+def _pace(link: EngineLink) -> tuple[float, float, float, float]:
     ready = link.ready
-    return pace(link.load, costs, ready.max_num_batched_tokens, ready.max_num_seqs, link.num_slots)
+    return pace(link.load, link.costs, ready.max_num_batched_tokens, ready.max_num_seqs, link.num_slots)
 
 
 def _num_tokens(heat: _Heat, link: EngineLink) -> int:
     return len(heat.keys) // KEY_BYTES * link.ready.block_size
 
 
-def _load(link: EngineLink, costs: Costs, heat: _Heat, now: float) -> float:
+def _load(link: EngineLink, heat: _Heat, now: float) -> float:
     """Of the engine's time, what requests for the prefix would take there."""
-    _, token_s, position_s, each_s = _pace(link, costs)
+    _, token_s, position_s, each_s = _pace(link)
     num_hit = _num_tokens(heat, link)
     prompt_s = token_s * heat.num_new + position_s * positions(round(heat.num_new), num_hit)
     rows_s = link.load.num_output * each_s / max(1, link.ready.max_num_seqs)
