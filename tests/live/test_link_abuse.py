@@ -120,8 +120,22 @@ def test_a_worker_of_another_model_is_refused_with_the_reason(served: tuple[int,
         assert stranger.has_said("other weights than this front end's")
     with Worker(server.model, port, args=("--kv-cache-dtype", "f32")) as stranger:
         assert stranger.ended() == 2
-        assert stranger.has_said("It computes otherwise")
+        assert stranger.has_said("Its --kv-cache-dtype is f32; the front end was given int8.")
     assert json.loads(server.request("GET", "/admin/workers")[1])["workers"][0]["state"] == "ready"
+
+
+def test_the_flags_of_a_front_end_without_an_engine_decide_who_may_join(model: str) -> None:
+    """Not the first that comes: one with another type of KV ends, and the right one serves."""
+    port = free_port()
+    flags = ("--kv-cache-memory-bytes", "64MiB", "--max-model-len", "4096", "--kv-cache-dtype")
+    with Worker(model, port, kv=(*flags, "int8")) as stranger, Worker(model, port, kv=(*flags, "f16")):
+        server = Server(
+            "--no-engine", "--listen-workers", f"127.0.0.1:{port}", *flags, "f16", model=model, env=SECRET
+        )  # fmt: skip
+        with server:
+            assert server.request("GET", "/health")[0] == 200
+            assert stranger.ended() == 2
+            assert stranger.has_said("Its --kv-cache-dtype is int8; the front end was given f16.")
 
 
 class NoisyWire:

@@ -41,6 +41,8 @@ from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.codec import encode
 from tokenmill.net.link import EngineLink, FrontLink
 from tokenmill.net.tcp import Credentials, WorkerListener, join
+from tokenmill.node.options import EngineOptions
+from tokenmill.node.resolve import asked_answering
 from tokenmill.server.client import EngineClient
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.workers.roster import Owner
@@ -96,11 +98,13 @@ def test_metrics_are_of_the_front_ends_clock(kind: str, hours: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def taking(monkeypatch: pytest.MonkeyPatch, like: Ready | None = None) -> AsyncIterator[tuple[EngineClient, int]]:
+async def taking(
+    monkeypatch: pytest.MonkeyPatch, like: Ready | None = None, asked: tuple[tuple[str, str], ...] = ()
+) -> AsyncIterator[tuple[EngineClient, int]]:
     """A front end's client that takes workers in at a port; its model's digest is "weights"."""
     monkeypatch.setattr(workers_module, "weights_digest", lambda path, cache_dir: "weights")
     client, told = EngineClient(), asyncio.get_running_loop().create_future()
-    workers = Workers(("127.0.0.1", 0), Credentials(SECRET), "", "", 10**6)
+    workers = Workers(("127.0.0.1", 0), Credentials(SECRET), "", "", 10**6, asked)
     running = asyncio.create_task(workers.run(client, lambda ready: ready, told.set_result, like))
     try:
         yield client, read_address(await told)[1]
@@ -136,6 +140,29 @@ def test_a_second_link_of_one_engine_replaces_the_first(monkeypatch: pytest.Monk
             assert await second.receive() == Drain()
             assert client.ready is None, "one that leaves gets no requests"
             first.close(), second.close()
+
+    run(main())
+
+
+def test_the_flags_of_a_front_end_decide_and_not_the_first_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that computes otherwise hears which flag, also where there is no other; the right one may join."""
+    asked = asked_answering(EngineOptions(max_model_len=2048, kv_cache_dtype="f16", quantization="q8"))
+
+    def told(**settings: str) -> Ready:
+        right = {"max_model_len": "2048", "kv_cache_dtype": "f16", "quantization": "q8_0", "block_size": "16"}
+        return replace(READY, settings=tuple((right | settings).items()))
+
+    async def main() -> None:
+        async with taking(monkeypatch, asked=asked) as (client, port):
+            wrong = {"max_model_len": "1024", "kv_cache_dtype": "int8", "quantization": "as stored"}
+            for name, value in wrong.items():
+                why = f"Its --{name.replace('_', '-')} is {value}; the front end was given {dict(asked)[name]}"
+                with pytest.raises(LinkRefused, match=why):
+                    await come(port, ready=told(**{name: value}))
+            assert client.ready is None
+            link = await come(port, ready=told())
+            await until(lambda: client.ready is not None)
+            link.close()
 
     run(main())
 

@@ -10,7 +10,7 @@ from tokenmill.core.errors import ConfigError
 from tokenmill.core.units import GiB, MiB
 from tokenmill.node.machine import MachineFacts
 from tokenmill.node.options import EngineOptions
-from tokenmill.node.resolve import ModelFacts, resolve
+from tokenmill.node.resolve import ModelFacts, asked_answering, resolve
 
 MACHINE = MachineFacts(num_cpus=8, cpu_quota=None, memory_available=10 * GiB, cgroup_headroom=None)
 MODEL = ModelFacts(max_context=8192, kv_bytes_per_token=23040, weights_bytes=98 * MiB)
@@ -171,3 +171,24 @@ def test_adaptive_top_k_is_for_mixtures_that_give_tokens_and_within_its_range():
         EngineOptions(expert_min_share=-0.1)
     with pytest.raises(ConfigError, match="at least 0"):
         EngineOptions(expert_min_share=float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"max_model_len": 64}, "max_model_len"),
+        ({"block_size": 8}, "block_size"),
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype"),
+        ({"quantization": "q8"}, "quantization"),
+        ({"dtype": "bfloat16"}, "quantization"),
+        ({"expert_min_share": 0.1}, "expert_min_share"),
+        ({"runner": "generate"}, "runner"),
+    ],
+)
+def test_a_front_end_asks_for_what_an_engine_makes_of_the_same_flags(given, name):
+    """And for nothing else: what it was not given, engines may have as they like."""
+    asked, model = asked_answering(EngineOptions(**given)), dataclasses.replace(MODEL, num_experts=8)
+    assert [each for each, _ in asked] == [name]
+    assert set(asked) <= set(resolve(EngineOptions(**given), MACHINE, model).answering)
+    assert not set(asked) <= set(resolve(EngineOptions(), MACHINE, model).answering) or name == "runner"
+    assert asked_answering(EngineOptions(threads=3, max_num_seqs=4, kv_cache_memory_bytes=GiB)) == ()

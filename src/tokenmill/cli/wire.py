@@ -30,6 +30,7 @@ from ..formats.hub import ResolvedModel, default_cache_dir
 from ..node.machine import MachineFacts
 from ..node.notes import NOTE
 from ..node.options import SCHEDULING_POLICIES, TextOptions
+from ..node.resolve import asked_answering
 from ..sched.policies import order_named
 from ..server.audit.options import AuditOptions
 from ..server.config import ServerConfig
@@ -185,7 +186,8 @@ def _workers(address: tuple[str, int], credentials: Credentials, launch: Launch,
     from .workers import TOKEN_BYTES, Workers
 
     max_message_bytes = config.max_body_bytes + config.max_open_tokens * TOKEN_BYTES
-    return Workers(address, credentials, launch.path, launch.cache_dir, max_message_bytes)
+    asked = asked_answering(launch.options)
+    return Workers(address, credentials, launch.path, launch.cache_dir, max_message_bytes, asked)
 
 
 async def _serve(

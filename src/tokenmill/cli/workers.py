@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cluster.likeness import unlike
+from ..cluster.likeness import unasked, unlike
 from ..core.events import Ready, WorkerFacts
 from ..formats.checkpoint import weights_digest
 from ..net.clock import MonotonicClock
@@ -47,15 +47,22 @@ class _Worker:
 
 class Workers:
     """Takes workers in at `address` while `run` runs. They must have the model at `path`, whose digest is remembered
-    in `cache_dir`."""
+    in `cache_dir`, and the settings that were `asked` for (node.resolve.asked_answering)."""
 
     def __init__(
-        self, address: tuple[str, int], credentials: Credentials, path: str, cache_dir: str, max_message_bytes: int
+        self,
+        address: tuple[str, int],
+        credentials: Credentials,
+        path: str,
+        cache_dir: str,
+        max_message_bytes: int,
+        asked: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self._address = address
         self._credentials = credentials
         self._path = path
         self._cache_dir = Path(cache_dir)
+        self._asked = asked
         self._bounds = LinkBounds(max_message_bytes)
         self._workers: dict[str, _Worker] = {}  # by id
         self._fenced: dict[str, None] = {}  # incarnations that later lives have replaced
@@ -79,7 +86,7 @@ class Workers:
                 return f"An engine that this server starts itself is called {identity.ready.worker.id!r}, too."
             if identity.ready.worker.incarnation in self._fenced:
                 return f"A later life of the worker {identity.ready.worker.id!r} has joined."
-            return unlike(identity.ready, like or client.ready)
+            return unasked(identity.ready, self._asked) or unlike(identity.ready, like or client.ready)
 
         def join(identity: Identity, link: FrontLink, address: str) -> None:
             facts = identity.ready.worker

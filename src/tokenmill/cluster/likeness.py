@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..core.events import Ready
 
 _FACTS = (
@@ -20,4 +22,14 @@ def unlike(ready: Ready, other: Ready | None) -> str:
             mine, theirs = getattr(ready, name), getattr(other, name)
             if mine != theirs:
                 return f"{text} ({name} {mine}, not {theirs})."
+    return ""
+
+
+def unasked(ready: Ready, asked: Iterable[tuple[str, str]]) -> str:
+    """Why an engine would not give the answers that these settings ask for; "": it would."""
+    settings = dict(ready.settings)
+    for name, value in asked:
+        if settings.get(name) != value:
+            flag = f"--{name.replace('_', '-')}"
+            return f"Its {flag} is {settings.get(name, 'not told')}; the front end was given {value}."
     return ""

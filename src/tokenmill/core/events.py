@@ -195,7 +195,8 @@ class Ready:
     `max_num_batched_tokens`: of a step; 0: unknown. `draw_version`: what seeds mean to it (core/request.py).
     `stats`: what it has done for others before. `worker`: which one it is. `tiers`: of its KV store.
     `block_bytes`: of a block, in all pools together; 0: unknown. `expert_load`: what its experts have computed for
-    others before; None: its model has none. `active_share`: of the model's parameters, what a token goes through."""
+    others before; None: its model has none. `active_share`: of the model's parameters, what a token goes through.
+    `settings`: of the options that change answers, each by its name, with what it was resolved to."""
 
     model: str
     max_model_len: int
@@ -219,6 +220,7 @@ class Ready:
     block_bytes: int = 0
     expert_load: ExpertLoad | None = None
     active_share: float = 1.0
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ class Engine:
         """The message that tells a front end what it may send. Which tokens end an answer is known to the text side,
         which adds it where it is not in this process."""
         lora = self.settings.spec.lora
+        pooled = () if self.pooling is None else (("pooling", self.pooling.params.how),)
         return Ready(
             model=model,
             max_model_len=self.config.max_model_len,
@@ -76,6 +77,7 @@ class Engine:
             block_bytes=sum(group.bytes_per_block for group in self.config.groups),
             expert_load=self.worker.expert_load(),
             active_share=_active_share(self.worker.model_config),
+            settings=(*self.settings.answering, *pooled),
         )
 
     def facts(self) -> tuple[tuple[str, str], ...]:

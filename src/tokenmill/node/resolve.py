@@ -79,6 +79,34 @@ class EngineSettings:
     def config(self) -> EngineConfig:
         return self.spec.config
 
+    @property
+    def answering(self) -> tuple[tuple[str, str], ...]:
+        """Those that change answers, by the options' names (see `asked_answering`)."""
+        spec = self.spec
+        return (
+            ("max_model_len", str(spec.config.max_model_len)),
+            ("block_size", str(spec.config.block_size)),
+            ("kv_cache_dtype", spec.kv_dtype),
+            ("quantization", spec.quantization or "as stored"),
+            ("expert_min_share", f"{spec.expert_min_share:g}"),
+            ("runner", "pooling" if spec.gives_vectors else "generate"),
+        )
+
+
+def asked_answering(options: EngineOptions) -> tuple[tuple[str, str], ...]:
+    """Of the options that change answers those that were given, as `EngineSettings.answering` has them."""
+    share, runner = options.expert_min_share, "pooling" if options.pooling else options.runner
+    asked = (
+        ("max_model_len", options.max_model_len),
+        ("block_size", options.block_size),
+        ("kv_cache_dtype", None if options.kv_cache_dtype == "auto" else KV_CACHE_DTYPES[options.kv_cache_dtype]),
+        ("quantization", _stored_as(options)),
+        ("expert_min_share", None if share is None else f"{share:g}"),
+        ("runner", None if runner == "auto" else runner),
+        ("pooling", options.pooling),
+    )
+    return tuple((name, str(value)) for name, value in asked if value is not None)
+
 
 def resolve(
     options: EngineOptions, machine: MachineFacts, model: ModelFacts, own_kv_dtype: str = KV_CACHE_DTYPES["auto"]
@@ -188,8 +216,12 @@ def _max_num_batched_tokens(options: EngineOptions, max_num_seqs: int, whole: in
     return value
 
 
+def _stored_as(options: EngineOptions) -> str | None:
+    return QUANTIZATIONS.get(options.quantization or "") or DTYPES[options.dtype]
+
+
 def _quantization(options: EngineOptions, decisions: list[Decision]) -> str | None:
-    quantization = QUANTIZATIONS.get(options.quantization or "") or DTYPES[options.dtype]
+    quantization = _stored_as(options)
     if quantization is not None:
         decisions.append(Decision("quantization", f"{quantization} for matrices stored in 16 or 32 bits", "as asked"))
     elif options.dtype != "auto":
