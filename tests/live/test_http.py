@@ -221,6 +221,31 @@ def test_completion_logprobs_and_echo(client: openai.OpenAI) -> None:
     assert [offset for part in parts for offset in part.text_offset or ()] == logprobs.text_offset
 
 
+def test_completion_logprobs_of_characters_of_several_tokens(served: Served) -> None:
+    """Offsets are those in the text that is shown, also behind an echoed prompt with a special token."""
+    said = "é世😀!"
+    with Served(lambda prompt: said) as running:
+        for prompt, echo in (("a世", "a世"), ([1, *served.text.tokenizer.encode("a世")], "a世")):
+            for stream in (False, True):
+                body = {"model": "toy", "prompt": prompt, "logprobs": 2, "echo": True, "stream": stream}
+                text = running.ask("/v1/completions", body)[1]
+                events = [line[6:] for line in text.split("\n\n") if line.startswith("data: {")] if stream else [text]
+                choices = [json.loads(event)["choices"][0] for event in events]
+                assert "".join(choice["text"] for choice in choices) == echo + said
+                told = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+                names = [name for each in told for name in each["tokens"]]
+                offsets = [offset for each in told for offset in each["text_offset"]]
+                raw = [b"" if name == "<|im_start|>" else _raw(name) for name in names]
+                assert b"".join(raw).decode() == echo + said
+                ends = [sum(map(len, raw[:number])) for number in range(len(raw))]
+                assert offsets == [len(b"".join(raw)[:end].decode("utf-8", "ignore")) for end in ends]
+                assert [len(top) for each in told for top in each["top_logprobs"] if top] == [2] * (len(names) - 1)
+
+
+def _raw(name: str) -> bytes:
+    return bytes.fromhex(name.removeprefix("bytes:").replace("\\x", "")) if name.startswith("bytes:") else name.encode()
+
+
 def test_a_prompt_can_be_scored_without_an_answer(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="toy", prompt="abc", logprobs=0, echo=True, max_tokens=0)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("abc", "length")

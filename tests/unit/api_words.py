@@ -209,7 +209,8 @@ COMPLETION = {
     "prompt": "a string, token ids, or an array of up to 1,024 of either",
     "max_tokens": "most tokens of the answer; 0 only with `echo`: the prompt is scored (default: the model's own, "
     "or 16)",
-    "logprobs": "log probabilities of the answer's tokens, with so many alternatives",
+    "logprobs": "log probabilities of the answer's tokens, with so many alternatives; tokens that are no whole "
+    "character are named `bytes:\\xNN`, the second of two with one text `token_id:N`",
     "echo": "the answer begins with the prompt",
 }
 POOLING = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 from typing import Any
 
@@ -13,7 +14,7 @@ from scripted import make_text_model
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.server.answer import Answer
-from tokenmill.server.logprobs import TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
+from tokenmill.server.logprobs import TextOffsets, TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
 from tokenmill.server.openai import Rules, parse_chat, parse_completion
 from tokenmill.server.pieces import in_turns
 from tokenmill.server.replies import Chunks, whole_body
@@ -59,14 +60,14 @@ def test_chat_logprobs_are_what_openai_shows(num_top: int) -> None:
 
 def test_completion_logprobs_keep_names_values_and_offsets() -> None:
     names = TokenNames(TEXT.tokenizer)
-    raw, offset = finish(completion_logprobs([75, entry(76, 2), entry(200, 2, NAN)], names, 2, 10))
-    shown = json.loads(bytes(raw))
-    assert shown["tokens"] == ["H", "I", "\ufffd"] and shown["text_offset"] == [10, 11, 12] and offset == 13
+    places = TextOffsets(TEXT.tokenizer, skip_special=True)
+    shown = json.loads(bytes(finish(completion_logprobs([75, entry(76, 2), entry(200, 2, NAN)], names, 2, places))))
+    assert shown["tokens"] == ["H", "I", "bytes:\\xc5"] and shown["text_offset"] == [0, 1, 2]
     assert shown["token_logprobs"] == [None, -1.25, -9999.0]
     assert shown["top_logprobs"][:2] == [None, {"I": -1.25, names.name(3): -2.25}]
     as_ids = TokenNames(TEXT.tokenizer, as_ids=True)
-    raw, _ = finish(completion_logprobs([entry(76, 1)], as_ids, 1, 0))
-    assert json.loads(bytes(raw))["tokens"] == ["token_id:76"]
+    shown = json.loads(bytes(finish(completion_logprobs([entry(76, 1)], as_ids, 1, places))))
+    assert shown["tokens"] == ["token_id:76"] and shown["text_offset"] == [3]
 
 
 def test_a_stream_that_shows_prompts_again_is_plain_behind_them() -> None:
@@ -96,12 +97,53 @@ def test_the_body_says_whether_all_kv_was_saved(chat: bool) -> None:
     assert "kv_transfer_params" not in json.loads(finish(whole_body(answer(2, chat=chat), pieces)))
 
 
-def test_names_that_are_alike_are_one_key() -> None:
-    """Two tokens that are no whole character show alike; JSON must not have a key twice."""
-    both = TokenLogprob(200, -1.0, 1, ((200, -1.0), (201, -2.0), (75, -3.0)))
-    raw, _ = finish(completion_logprobs([both], TokenNames(TEXT.tokenizer), 3, 0))
-    assert bytes(raw).count("\ufffd".encode()) == 2  # once in tokens, once in top_logprobs
-    assert json.loads(bytes(raw))["top_logprobs"] == [{"\ufffd": -2.0, "H": -3.0}]
+def test_no_alternative_is_lost_to_another_of_the_same_name() -> None:
+    """Tokens that are no whole character are named by their bytes; of tokens with one text, the second by its id."""
+    subject = TokenLogprob(200, -1.0, 1, ((200, -1.0), (201, -2.0), (75, -3.0)))
+    places = TextOffsets(TEXT.tokenizer, skip_special=True)
+    shown = json.loads(bytes(finish(completion_logprobs([subject], TokenNames(TEXT.tokenizer), 3, places))))
+    assert shown["top_logprobs"] == [{"bytes:\\xc5": -1.0, "bytes:\\xc6": -2.0, "H": -3.0}]
+    alike = make_text_model(specials=[" w"]).tokenizer  # a special token, and a merge with the same text
+    first, second = [token for token in range(alike.vocab_size) if alike.token_bytes(token) == b" w"]
+    entries = [TokenLogprob(second, -1.0, 1, ((second, -1.0), (first, -2.0)))]
+    raw = finish(completion_logprobs(entries, TokenNames(alike), 2, TextOffsets(alike, skip_special=True)))
+    assert json.loads(bytes(raw))["top_logprobs"] == [{" w": -1.0, f"token_id:{first}": -2.0}]
+
+
+def begins(data: bytes, at: int) -> int:
+    """The place of byte `at` in the decoded text: where the character begins that it is in. Slow and obvious."""
+
+    def text(part: bytes) -> str:
+        return part.decode("utf-8", "replace")
+
+    whole = next(end for end in range(at, -1, -1) if text(data[:end]) + text(data[end:]) == text(data))
+    return len(text(data[:whole]))
+
+
+def test_tokens_begin_where_their_characters_do() -> None:
+    """In text of many bytes a character, whole and broken, cut into tokens anywhere."""
+    rng = random.Random(7)
+    some = ["a", "é", "世", "😀", "\ufffd"]
+    broken = [b"\xe2\x80", b"\xf0\x9f", b"\x80", b"\xff", b"\xe0\x80"]
+    ids = {TEXT.tokenizer.token_bytes(token): token for token in range(3, 259)}
+    for _ in range(300):
+        data = b"".join(rng.choice(broken) if rng.random() < 0.3 else rng.choice(some).encode() for _ in range(8))
+        data += b"."
+        places = TextOffsets(TEXT.tokenizer, skip_special=True)
+        found = [places.push(ids[bytes([byte])]) for byte in data]
+        assert found == [begins(data, at) for at in range(len(data))], data
+
+
+def test_what_the_tokenizer_puts_around_an_echoed_prompt_has_no_width() -> None:
+    """The answer begins where the prompt's text ends, whatever its tokens are; a special token that the text spells
+    has its width."""
+    tokenizer = TEXT.tokenizer
+    (space,) = tokenizer.encode(" ", add_special=False)
+    prompt = [0, space, *tokenizer.encode("ab", add_special=False), 1]
+    for echo, expected in (("ab", [0, 0, 0, 1, 2]), ("ab<|im_start|>", [0, 0, 0, 1, 2])):
+        places = TextOffsets(tokenizer, skip_special=True, echo=echo, num_echoed=len(prompt))
+        assert [places.push(token) for token in prompt] == expected
+        assert [places.push(token) for token in (75, 2, 76)] == [len(echo), len(echo) + 1, len(echo) + 1]
 
 
 def test_prompt_logprobs_are_what_vllm_shows() -> None:

@@ -12,7 +12,7 @@ from ..core.policy import ENTERS, Verdict
 from ..core.step import TokenLogprob
 from ..text.choice import Choice, Piece
 from .kv.keeping import Keeper
-from .logprobs import TokenNames, chat_logprobs, completion_logprobs
+from .logprobs import TextOffsets, TokenNames, chat_logprobs, completion_logprobs
 from .openai import Call
 from .pieces import Work
 from .result_cache import Kept
@@ -28,7 +28,7 @@ class Answer:
     headers       of its response
     verdict       what the admission said of it
     kept          the results of its choices, where they were looked up
-    text_offsets  per choice, where in its text the next token's logprobs start
+    text_offsets  per choice, where in its text tokens begin, where that is told
     tab           on which the call is counted; None: it is not
     keeper        has its KV kept
     """
@@ -45,12 +45,18 @@ class Answer:
     headers: Sequence[tuple[bytes, bytes]] = ()
     verdict: Verdict = ENTERS
     kept: Sequence[Kept] | None = None
-    text_offsets: list[int] = field(default_factory=list)
+    text_offsets: list[TextOffsets] = field(default_factory=list)
     tab: Tab | None = None
     keeper: Keeper | None = None
 
     def __post_init__(self) -> None:
-        self.text_offsets = [0] * len(self.choices)
+        if self.is_chat or self.call.sampling.logprobs is None:
+            return
+        for choice in self.choices:
+            prompt = self.prompt_of(choice)
+            echo = (self.echoes[prompt], len(self.prompts[prompt].tokens)) if self.call.echo else ("", 0)
+            skip = self.call.sampling.skip_special_tokens
+            self.text_offsets.append(TextOffsets(choice.tokenizer, skip_special=skip, echo=echo[0], num_echoed=echo[1]))
 
     @property
     def is_chat(self) -> bool:
@@ -92,10 +98,7 @@ class Answer:
         if self.is_chat:
             scored = [entry for entry in entries if not isinstance(entry, int)]
             return (yield from chat_logprobs(scored, self.names, num_top))
-        start = self.text_offsets[choice.index]
-        shaped, offset = yield from completion_logprobs(entries, self.names, num_top, start)
-        self.text_offsets[choice.index] = offset
-        return shaped
+        return (yield from completion_logprobs(entries, self.names, num_top, self.text_offsets[choice.index]))
 
     def echo(self, choice: Choice) -> Piece:
         """The prompt as the first piece of a choice's text; its logprobs are `echo_entries`."""

@@ -7,6 +7,7 @@ is written once in an answer, and the work comes in pieces.
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Sequence
 
@@ -20,14 +21,18 @@ from .pieces import Work
 ENTRIES_AT_ONCE = 1024
 """Tokens and alternatives of one piece of work: about a millisecond."""
 
+_REPLACED = "\ufffd".encode()
+
 _LEAST = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
 _MAX_KEPT = 4096
+_new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class TokenNames:
-    """What a token is called in JSON: its own text (bytes that are no character show as U+FFFD), or "token_id:N"."""
+    """What a token is called in JSON: its own text, or "token_id:N". Bytes that are no character show as U+FFFD, and
+    where names tell tokens apart as OpenAI's completions write them: "bytes:\\xNN"."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
@@ -43,6 +48,18 @@ class TokenNames:
 
     def raw(self, token: int) -> bytes:
         return self._tokenizer.token_bytes(token)
+
+    def json_key(self, token: int) -> bytes:
+        """The name as a JSON string that tells byte tokens apart."""
+        name = self.json_name(token)
+        if self._as_ids or _REPLACED not in name:
+            return name
+        raw = self.raw(token)
+        try:
+            raw.decode()
+        except UnicodeDecodeError:
+            return encode_json("bytes:" + "".join(f"\\x{byte:02x}" for byte in raw))
+        return name
 
     def json_name(self, token: int) -> bytes:
         """The name as a JSON string."""
@@ -87,16 +104,56 @@ def chat_entries(entries: Sequence[TokenLogprob], names: TokenNames, num_top: in
     return msgspec.Raw(b"[" + b",".join(parts) + b"]")
 
 
+class TextOffsets:
+    """Where tokens begin in the text of one choice, as they come. A token within a character begins where that does;
+    special tokens that are not shown have no width. `echo`: the prompt's text that comes first, of `num_echoed` tokens:
+    what the tokenizer has put around it, or a space before it, is not in it."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool, echo: str = "", num_echoed: int = 0) -> None:
+        self._tokenizer = tokenizer
+        self._table = tokenizer.bytes_table(skip_special=skip_special)
+        self._echo = echo
+        self._num_echoed = num_echoed
+        self._decoder = _new_decoder("replace")
+        self._offset = 0
+
+    def push(self, token: int) -> int:
+        """The next token's place."""
+        if not self._num_echoed:
+            return self._place(self._table[token])
+        raw = self._tokenizer.token_bytes(token)
+        if self._tokenizer.is_special(token) and not self._echo.startswith(
+            raw.decode("utf-8", "replace"), self._offset
+        ):
+            raw = b""
+        elif not self._offset and raw.startswith(b" ") and not self._echo.startswith(" "):
+            raw = raw[1:]
+        place = min(self._place(raw), len(self._echo))
+        self._num_echoed -= 1
+        if not self._num_echoed:
+            self._offset = len(self._echo)
+            self._decoder.reset()
+        return place
+
+    def _place(self, raw: bytes) -> int:
+        place, (pending, _) = self._offset, self._decoder.getstate()
+        first = self._decoder.decode(raw[:1]) if pending else ""
+        if first and (len(first) > 1 or self._decoder.getstate()[0]):
+            place += 1  # what was pending has become U+FFFD, and this begins behind it
+        self._offset += len(first) + len(self._decoder.decode(raw[1:] if pending else raw))
+        return place
+
+
 def completion_logprobs(
-    entries: Sequence[TokenLogprob | int], names: TokenNames, num_top: int, offset: int
-) -> Work[tuple[msgspec.Raw, int]]:
-    """choices[].logprobs of completions, and the offset after the last token. `offset`: where the first token's text
-    starts in the answer's text. A bare int is a token that nothing predicts: the first of an echoed prompt."""
+    entries: Sequence[TokenLogprob | int], names: TokenNames, num_top: int, places: TextOffsets
+) -> Work[msgspec.Raw]:
+    """choices[].logprobs of completions. `places`: of the tokens, the first of which comes next. A bare int is a token
+    that nothing predicts: the first of an echoed prompt. Two tokens may have one text: the second is "token_id:N"."""
     tokens: list[bytes] = []
     values: list[bytes] = []
     tops: list[bytes] = []
     offsets: list[int] = []
-    name_of = names.json_name
+    name_of = names.json_key
     step = max(1, ENTRIES_AT_ONCE // (num_top + 1))
     for start in range(0, len(entries), step):
         if start:
@@ -104,21 +161,22 @@ def completion_logprobs(
         for entry in entries[start : start + step]:
             token = entry if isinstance(entry, int) else entry.token
             tokens.append(name_of(token))
-            offsets.append(offset)
-            offset += len(names.text(token))
+            offsets.append(places.push(token))
             if isinstance(entry, int):
                 values.append(b"null")
                 tops.append(b"null")
                 continue
             values.append(_number(entry.logprob))
-            ranked = {name_of(token): values[-1]}  # tokens may have the same name: the last one's value counts
-            for other, logprob in entry.top[:num_top]:
-                ranked[name_of(other)] = _number(logprob)
-            tops.append(b"{%s}" % b",".join([b"%s:%s" % pair for pair in ranked.items()]))
+            ranked = {token: values[-1]} | {other: _number(logprob) for other, logprob in entry.top[:num_top]}
+            named: dict[bytes, bytes] = {}
+            for other, value in ranked.items():
+                name = name_of(other)
+                named[name if name not in named else encode_json(f"token_id:{other}")] = value
+            tops.append(b"{%s}" % b",".join([b"%s:%s" % pair for pair in named.items()]))
     shaped = b'{"tokens":[%s],"token_logprobs":[%s],"top_logprobs":[%s],"text_offset":%s}' % (
         b",".join(tokens), b",".join(values), b",".join(tops), encode_json(offsets),
     )  # fmt: skip
-    return msgspec.Raw(shaped), offset
+    return msgspec.Raw(shaped)
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprob], names: TokenNames, num_top: int) -> Work[msgspec.Raw]:
