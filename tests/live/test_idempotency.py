@@ -20,7 +20,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from scripted import Served
-from tokenmill.core.errors import EngineFailed
+from tokenmill.core.errors import EngineFailed, Unavailable
 from tokenmill.server.repeats.store import AnswerStore
 from tokenmill.server.repeats.tape import Taped
 from tokenmill.server.responses.store import ResponseStore
@@ -226,7 +226,7 @@ def test_the_store_forgets_the_old_and_what_is_too_much(tmp_path: Path) -> None:
     store.open()
 
     def has(served: Served, owner: str, key: str) -> bool:
-        return asyncio.run_coroutine_threadsafe(store.get(owner, key), served.loop).result(10) is not None
+        return asyncio.run_coroutine_threadsafe(store.claim(owner, key), served.loop).result(10) is not None
 
     def put(owner: str, key: str, size: int) -> None:
         store.put(owner, key, Taped(b"digest", 200, ((b"a", b"b"),), b"x" * size))
@@ -244,3 +244,38 @@ def test_the_store_forgets_the_old_and_what_is_too_much(tmp_path: Path) -> None:
         assert not has(served, "small", "first") and not has(served, "large", "secret 11")
     store.close()
     assert b"secret" not in path.read_bytes() and path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_could_not_be_kept_is_not_carried_out_again(tmp_path: Path) -> None:
+    """Where a call was carried out and the disk had no room for its answer, its repeat is refused, by the next server
+    too; one that failed, or whose server was killed, is carried out."""
+    path = str(tmp_path / "answers.db")
+    store = AnswerStore(path)
+    store.open()
+
+    async def full() -> None:
+        assert await store.claim("me", "failed") is None
+        store.release("me", "failed")
+        assert await store.claim("me", "failed") is None and await store.claim("me", "killed") is None
+        assert await store.claim("me", "lost") is None
+        await store._errands.do(lambda: store._database.execute("PRAGMA max_page_count=1").fetchall())  # type: ignore[union-attr]
+        store.put("me", "lost", Taped(b"digest", 200, (), b"x" * 100_000))
+        with pytest.raises(Unavailable, match="was carried out"):
+            await store.claim("me", "lost")
+        for number in range(200):  # until a page is full
+            with contextlib.suppress(Unavailable):
+                await store.claim("me", f"more {number}")
+        with pytest.raises(Unavailable, match="full"):
+            await store.claim("me", "new")
+
+    async def later() -> None:
+        assert await store.claim("me", "failed") is None and await store.claim("me", "killed") is None
+        with pytest.raises(Unavailable, match="was carried out"):
+            await store.claim("me", "lost")
+
+    asyncio.run(full())
+    store.close()
+    store = AnswerStore(path)
+    store.open()
+    asyncio.run(later())
+    store.close()

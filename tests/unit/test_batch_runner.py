@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenmill.core.errors import InvalidRequest, NotFound, Unavailable
+from tokenmill.core.errors import ConfigError, InvalidRequest, NotFound, Unavailable
 from tokenmill.core.request import IDLE_PRIORITY
 from tokenmill.net.entropy import new_id
 from tokenmill.server.files.answers import Answers
@@ -184,8 +184,8 @@ def test_an_opened_folder_loses_what_has_expired(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["files", "batches"])
-def test_a_record_that_cannot_be_read_closes_the_folder_alone(tmp_path: Path, kind: str) -> None:
-    """The server runs on; who wants files is told why there are none."""
+def test_a_record_that_cannot_be_read_is_told_with_its_remedy(tmp_path: Path, kind: str) -> None:
+    """A server does not start on it; who takes the folder over later tells it to those who want files."""
     (tmp_path / kind).mkdir()
     (tmp_path / kind / "x.json").write_bytes(b"{")
 
@@ -193,7 +193,8 @@ def test_a_record_that_cannot_be_read_closes_the_folder_alone(tmp_path: Path, ki
         batches = Batches(
             FileStore(str(tmp_path), new_id), never, SimpleNamespace(), lambda name: True, 1000, lambda owner: ANYONE
         )  # type: ignore[arg-type]
-        batches.open()
+        with pytest.raises(ConfigError, match="tokenmill state repair --files-dir"):
+            batches.open()
         with pytest.raises(Unavailable, match="cannot be read"):
             batches.of("")
         await batches.close()

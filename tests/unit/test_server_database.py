@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
 import stat
 import subprocess
@@ -11,39 +13,92 @@ from pathlib import Path
 import pytest
 
 from tokenmill.server import database
-from tokenmill.server.database import open_database
+from tokenmill.server.database import Damaged, Schema, cannot_use, open_database
 
-WAL = ("journal_mode=WAL", "synchronous=OFF")
-TABLE = "CREATE TABLE IF NOT EXISTS t (a);"
+SCHEMA = Schema("--tenants", (7, 1), "CREATE TABLE IF NOT EXISTS t (a);", ("journal_mode=WAL", "synchronous=OFF"))
 
 
-def test_a_new_file_that_another_is_filling_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite itself refuses to change the journal's mode then, without waiting."""
+def test_a_new_file_is_never_seen_without_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets its name when it is whole; where another process was quicker, that one's is taken."""
     path = str(tmp_path / "new.db")
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    waited = []
+    link, seen = os.link, []
 
-    def end(seconds: float) -> None:
-        if not waited:
-            other.execute("COMMIT")
-        waited.append(seconds)
+    def racing(source: str, target: str) -> None:
+        seen.append(os.path.lexists(target))
+        if len(seen) == 1:
+            other = open_database(path, SCHEMA, busy_s=1.0)
+            other.execute("INSERT INTO t VALUES ('theirs')")
+            other.close()
+        link(source, target)
 
-    monkeypatch.setattr(database.time, "sleep", end)
-    mine = open_database(path, TABLE, busy_s=5.0, settings=WAL)
-    assert len(waited) == 1 and mine.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    monkeypatch.setattr(database.os, "link", racing)
+    mine = open_database(path, SCHEMA, busy_s=5.0)
+    assert seen == [False, False] and mine.execute("SELECT a FROM t").fetchall() == [("theirs",)]
+    assert mine.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     mine.close()
-    other.close()
+    assert [each.name for each in tmp_path.iterdir()] == ["new.db"]
 
 
 def test_a_file_that_stays_locked_is_refused_in_time(tmp_path: Path) -> None:
-    """After busy_s, with SQLite's own word for it."""
-    path = str(tmp_path / "new.db")
+    """After busy_s, with SQLite's own word for it, which is not that of damage."""
+    path = str(tmp_path / "a.db")
+    open_database(path, SCHEMA, busy_s=1.0).close()
     other = sqlite3.connect(path, isolation_level=None)
+    other.execute("PRAGMA locking_mode=EXCLUSIVE")
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(sqlite3.OperationalError, match="locked"):
-        open_database(path, TABLE, busy_s=0.02, settings=WAL)
+        open_database(path, SCHEMA, busy_s=0.02)
     other.close()
+
+
+def truncated(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def overwritten(data: bytes) -> bytes:
+    return data[:4096] + b"\xa5" * (len(data) - 4096)
+
+
+DAMAGES = {
+    "0 bytes": lambda data: b"",
+    "garbage": lambda data: b"\xff\xfe garbage\n" * 1000,
+    "text": lambda data: b"tm-key-of-somebody\n",
+    "truncated": truncated,
+    "overwritten": overwritten,
+    "half a header": lambda data: data[:50],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_refused_and_left_as_it_is(tmp_path: Path, damage: str) -> None:
+    """Whatever has become of it, with a remedy; a file that was removed is none, and is made."""
+    path = tmp_path / "a.db"
+    made = open_database(str(path), SCHEMA, busy_s=1.0)
+    made.executemany("INSERT INTO t VALUES (?)", [("x" * 900,) for _ in range(100)])
+    made.close()
+    path.write_bytes(data := DAMAGES[damage](path.read_bytes()))
+    with pytest.raises(Damaged) as caught:
+        open_database(str(path), SCHEMA, busy_s=1.0)
+    assert path.read_bytes() == data
+    told = cannot_use(SCHEMA.flag, path, caught.value).message
+    assert f"--tenants {path} is damaged: " in told and f"tokenmill state repair --tenants {path}" in told
+    path.unlink()
+    open_database(str(path), SCHEMA, busy_s=1.0).close()
+
+
+def test_a_file_without_its_tables_is_damaged(tmp_path: Path) -> None:
+    """An empty database is as good as 0 bytes: what was in it is gone."""
+    path = str(tmp_path / "a.db")
+    open_database(path, SCHEMA, busy_s=1.0).close()
+    with contextlib.closing(sqlite3.connect(path)) as emptied:
+        emptied.execute("DROP TABLE t")
+    with pytest.raises(Damaged, match="no table t"):
+        open_database(path, SCHEMA, busy_s=1.0)
+    os.unlink(path)
+    with contextlib.closing(sqlite3.connect(path)) as foreign:
+        foreign.execute("VACUUM")
+    with pytest.raises(Damaged):
+        open_database(path, SCHEMA, busy_s=1.0)
 
 
 _OTHER = """
@@ -61,8 +116,8 @@ def test_a_second_connection_takes_no_lock_from_the_first(tmp_path: Path) -> Non
     """Whoever opens and closes a file ends all POSIX locks that its process has on it: others would think that nobody
     uses the file."""
     path = str(tmp_path / "a.db")
-    mine = open_database(path, TABLE, busy_s=1.0, settings=WAL)
-    further = open_database(path, TABLE, busy_s=1.0, settings=WAL)
+    mine = open_database(path, SCHEMA, busy_s=1.0)
+    further = open_database(path, SCHEMA, busy_s=1.0)
     found = subprocess.run([sys.executable, "-c", _OTHER, path], capture_output=True, text=True, check=True)
     assert found.stdout == "locked\n"
     further.close()
@@ -72,9 +127,9 @@ def test_a_second_connection_takes_no_lock_from_the_first(tmp_path: Path) -> Non
 def test_a_file_is_its_users_alone_and_no_other_programs(tmp_path: Path) -> None:
     """Its folder is made, its mode set, and one with another mark is left as it is."""
     path = tmp_path / "folder" / "own.db"
-    open_database(str(path), TABLE, busy_s=1.0, settings=WAL, mark=(7, 1)).close()
+    open_database(str(path), SCHEMA, busy_s=1.0).close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     for mark in ((7, 2), (8, 1)):
         with pytest.raises(sqlite3.DatabaseError, match="another program, or to another version"):
-            open_database(str(path), TABLE, busy_s=1.0, settings=WAL, mark=mark)
-    open_database(str(path), TABLE, busy_s=1.0, settings=WAL, mark=(7, 1)).close()
+            open_database(str(path), SCHEMA._replace(mark=mark), busy_s=1.0)
+    open_database(str(path), SCHEMA, busy_s=1.0).close()

@@ -128,6 +128,8 @@ def test_a_damaged_journal_is_kept_and_said(tmp_path: Path, caplog: pytest.LogCa
     assert sums(tmp_path)[tuple(account)] == (2, 20, 0, 2)
     assert sums(tmp_path)[tuple(account)] == (2, 20, 0, 2)
     assert list(tmp_path.glob("*.damaged")) and "damaged from byte" in caplog.text
+    (tmp_path / "0-0.journal").touch()  # none is made so
+    assert sums(tmp_path)[tuple(account)] == (2, 20, 0, 2) and (tmp_path / "0-0.damaged").exists()
 
 
 def test_what_ends_between_the_sums_and_the_deletion_counts_once(

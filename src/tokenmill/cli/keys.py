@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigError
-from .state import OFF, default_state_dir
+from .state import OFF, state_path
 
 if TYPE_CHECKING:
     from ..server.tenants.records import KeyRecord, TenantRecord
@@ -35,14 +35,11 @@ def duration(text: str) -> int:
 @contextlib.contextmanager
 def opened(args: argparse.Namespace) -> Iterator[TenantStore]:
     """The store that `--tenants` names, or that servers of this user have. Raises ConfigError."""
-    from pathlib import Path
-
     from ..server.tenants.store import TenantStore
 
     if args.tenants == OFF:
         raise ConfigError("--tenants off keeps no keys; name a file.", param="tenants")
-    path = Path(args.tenants).expanduser() if args.tenants else default_state_dir() / "tenants.db"
-    store = TenantStore(str(path))
+    store = TenantStore(str(state_path(args.tenants, "tenants.db")))
     try:
         yield store
     finally:

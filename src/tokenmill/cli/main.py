@@ -186,6 +186,18 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     if argv[:1] == ["audit"]:
         importlib.import_module("tokenmill.cli.audit").add_arguments(keygen, verify)
 
+    state = commands.add_parser(
+        "state", help="check, repair and back up what a server keeps", description="What is kept."
+    )
+    states = state.add_subparsers(title="commands", metavar="WHAT", required=True)
+    looks = [
+        _command(states, "check", "whether the files can be trusted", "state_files", "check"),
+        _command(states, "repair", "set what is damaged aside, and restore the last backup", "state_files", "repair"),
+        _command(states, "backup", "back up tenants, keys and usage, beside the files", "state_files", "backup"),
+    ]
+    if argv[:1] == ["state"]:
+        importlib.import_module("tokenmill.cli.state_files").add_arguments(*looks)
+
     kv = commands.add_parser("kv", help="KV stores: fill, look, check", description="KV stores: fill, look, check.")
     kinds = kv.add_subparsers(title="commands", metavar="WHAT", required=True)
     keeping = _command(kinds, "serve", "keep KV for several servers of this machine", "kv.serve", "serve")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..core.errors import ConfigError
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ..server.usage.books import Books
 
 OFF = "off"
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -29,39 +31,49 @@ def default_state_dir() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "tokenmill"
 
 
+def state_path(chosen: str | None, name: str) -> Path:
+    """What a flag names, or `name` in the user's state folder."""
+    return Path(chosen).expanduser() if chosen else default_state_dir() / name
+
+
 def open_response_store(chosen: str | None) -> ResponseStore | None:
-    """The store at the path `chosen`, or where it is by default; None: there is none, because it is off or because the
-    default one cannot be used, of which the log tells. Raises ConfigError for a chosen one that cannot be used."""
+    """The store at the path `chosen`, or where it is by default; None: there is none, because it is off, or because no
+    file is chosen and there is none and none can be made, of which the log tells. Raises ConfigError for one that is
+    chosen, or is there, and cannot be used or trusted."""
     from ..server.responses.store import ResponseStore
 
-    if chosen == OFF:
-        return None
-    try:
-        store = ResponseStore(str(Path(chosen).expanduser() if chosen else default_state_dir() / "responses.db"))
+    def opened(path: Path) -> ResponseStore:
+        store = ResponseStore(str(path))
         store.open()
-    except (ConfigError, RuntimeError) as error:
-        if chosen:
-            raise
-        _log.warning("Responses of /v1/responses are not kept. %s", error)
-        return None
-    return store
+        return store
+
+    return _opened(chosen, "responses.db", opened, "Responses of /v1/responses are not kept.")
 
 
 def open_answer_store(chosen: str | None) -> AnswerStore | None:
     """The store of calls with an Idempotency-Key; chosen, None and errors as for responses."""
     from ..server.repeats.store import AnswerStore
 
+    def opened(path: Path) -> AnswerStore:
+        store = AnswerStore(str(path))
+        store.open()
+        return store
+
+    return _opened(chosen, "answers.db", opened, "Calls with an Idempotency-Key are refused.")
+
+
+def _opened(chosen: str | None, name: str, open_at: Callable[[Path], T], otherwise: str) -> T | None:
     if chosen == OFF:
         return None
+    path = None
     try:
-        store = AnswerStore(str(Path(chosen).expanduser() if chosen else default_state_dir() / "answers.db"))
-        store.open()
+        path = state_path(chosen, name)
+        return open_at(path)
     except (ConfigError, RuntimeError) as error:
-        if chosen:
+        if chosen or (path is not None and os.path.lexists(path)):
             raise
-        _log.warning("Calls with an Idempotency-Key are refused. %s", error)
+        _log.warning("%s %s", otherwise, error)
         return None
-    return store
 
 
 def open_resume_store(config: ServerConfig) -> ResumeStore | None:
@@ -82,7 +94,7 @@ def open_access(chosen: str | None, api_keys: tuple[str, ...]) -> Access:
     so."""
     from ..server.tenants.access import Access
 
-    path = "" if chosen == OFF else str(Path(chosen).expanduser() if chosen else default_state_dir() / "tenants.db")
+    path = "" if chosen == OFF else str(state_path(chosen, "tenants.db"))
     access = Access(api_keys, os.path.abspath(path) if path else "")
     try:
         access.open()
@@ -107,22 +119,13 @@ def require_keys(host: str, access: Access, *, is_guarded: bool) -> None:
         )
 
 
-def usage_dir(chosen: str | None) -> Path:
-    return Path(chosen).expanduser() if chosen else default_state_dir() / "usage"
-
-
 def open_books(chosen: str | None, kept_days: int) -> Books | None:
     """The account of usage in the folder `chosen`, or where it is by default; None and errors as for responses."""
     from ..server.usage.books import Books
 
-    if chosen == OFF:
-        return None
-    try:
-        books = Books(usage_dir(chosen), kept_days=kept_days)
+    def opened(path: Path) -> Books:
+        books = Books(path, kept_days=kept_days)
         books.open()
-    except (ConfigError, RuntimeError) as error:
-        if chosen:
-            raise
-        _log.warning("Usage is not counted. %s", error)
-        return None
-    return books
+        return books
+
+    return _opened(chosen, "usage", opened, "Usage is not counted.")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..core.errors import ConfigError, InvalidRequest
 from .keys import duration
 from .options import argument_type
-from .state import OFF, usage_dir
+from .state import OFF, state_path
 
 if TYPE_CHECKING:
     from ..server.usage.question import Question, Sum
@@ -47,11 +47,12 @@ def add_arguments(parser: Parser) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
-    from ..server.usage.ledger import Ledger
+    from ..server.database import cannot_use
+    from ..server.usage.ledger import SCHEMA, Ledger
 
     if args.usage_dir == OFF:
         raise ConfigError("--usage-dir off keeps no account; name a folder.", param="usage_dir")
-    folder = usage_dir(args.usage_dir)
+    folder = state_path(args.usage_dir, "usage")
     if not folder.is_dir():
         raise ConfigError(f"Nothing has been counted: there is no folder {folder}.", param="usage_dir")
     columns = [name for name in _COLUMNS if name in (args.by or ("tenant", "model"))]
@@ -63,7 +64,7 @@ def show(args: argparse.Namespace) -> int:
         finally:
             ledger.close()
     except (sqlite3.Error, OSError) as error:
-        raise ConfigError(f"--usage-dir {folder} cannot be read: {error}.", param="usage_dir") from error
+        raise cannot_use(SCHEMA.flag, folder, error) from error
     for line in _as_json(sums, columns) if args.json else _as_table(sums, columns):
         print(line)
     return 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from ...core.errors import ConfigError
 from .runner import Batches
 
 PERIOD_S = 1.0
@@ -28,7 +29,10 @@ class Handover:
         while self._batches.store.is_taken():
             await asyncio.sleep(PERIOD_S)
         _log.info("The other server has gone: /v1/files and /v1/batches answer here.")
-        self.open()  # a third one may have been quicker
+        try:
+            self.open()  # a third one may have been quicker
+        except ConfigError as error:
+            _log.error("Files are not kept: %s", error.message)
 
     def stop(self) -> None:
         """Begin nothing more."""

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 
 from starlette.types import ASGIApp
 
-from ...core.errors import InvalidRequest, NotFound, Unavailable
+from ...core.errors import ConfigError, InvalidRequest, NotFound, Unavailable
 from ..client import EngineClient
 from ..tenants.tenant import Tenant
 from .answers import Answers
@@ -74,7 +74,7 @@ class Batches:
         self._sweeper: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Take the folder, and go on with what has not ended."""
+        """Take the folder, and go on with what has not ended. Raises ConfigError for a folder that is damaged."""
         try:
             if not self.store.open():
                 _log.warning("/v1/files and /v1/batches refuse: %s", self.store.why_not)
@@ -82,9 +82,12 @@ class Batches:
             batches = sorted(self.store.batches(Batch), key=lambda each: (each.created_at, each.id))
             open_ = [batch for batch in batches if not batch.has_ended]
             self.store.clean({name for batch in open_ for name in (batch.output_id, batch.error_id)})
-        except (InvalidRequest, OSError) as error:
+        except ConfigError as error:
+            self.store.close(error.message)
+            raise
+        except OSError as error:
             _log.error("Files are not kept: %s", error)
-            self.store.close(error.message if isinstance(error, InvalidRequest) else f"{error.strerror}.")
+            self.store.close(f"{error.strerror}.")
             return
         self._batches = {batch.id: batch for batch in batches}
         for batch in open_:

@@ -26,12 +26,15 @@ import msgspec
 
 from ...core.errors import InvalidRequest, NotFound, Unavailable
 from ...core.units import GiB, MiB, format_bytes
+from ..database import Damaged, cannot_use
 from ..json_encoder import encode_json
+from .batch import Batch
 
 MAX_FILE_BYTES = 200 * MiB
 MAX_BYTES = 4 * GiB
 MAX_FILES = 10_000
 MAX_BATCHES = 10_000
+FLAG = "--files-dir"
 KEPT_S = 30 * 24 * 3600
 """A file is deleted so long after it was made, unless it was to go earlier."""
 
@@ -67,7 +70,7 @@ class FileStore:
         max_file_bytes: int = MAX_FILE_BYTES,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
-        self._folder = Path(folder)
+        self.folder = Path(folder)
         self.new_id = new_id
         self.max_file_bytes = max_file_bytes
         self._max_bytes = max_bytes
@@ -86,33 +89,82 @@ class FileStore:
         return self._lock is not None
 
     def open(self) -> bool:
+        """`take` it and read what is in it. Raises ConfigError for a damaged one."""
+        if not self.take():
+            return False
+        if faults := self.faults():
+            raise cannot_use(FLAG, self.folder, Damaged(next(iter(faults.values()))))
+        records = self._records("files", FileRecord)
+        self._files = {record.id: record for record in sorted(records, key=lambda each: (each.created_at, each.id))}
+        return True
+
+    def take(self) -> bool:
         """Take the folder; tells whether that went well. Otherwise `why_not` says why."""
         try:
             for part in ("", "parts", "contents", "files", "batches"):
-                (self._folder / part).mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.fdopen(os.open(self._folder / "lock", os.O_CREAT | os.O_RDWR, 0o600), "rb")
+                (self.folder / part).mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.fdopen(os.open(self.folder / "lock", os.O_CREAT | os.O_RDWR, 0o600), "rb")
         except OSError as error:
-            self.why_not = f"The folder for files, {self._folder}, cannot be used: {error.strerror}."
+            self.why_not = f"The folder for files, {self.folder}, cannot be used: {error.strerror}."
             return False
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.close()
             self.why_not = (
-                f"Another server uses the folder for files, {self._folder}; give this one another with --files-dir."
+                f"Another server uses the folder for files, {self.folder}; give this one another with --files-dir."
             )
             return False
         self._lock = lock
-        records = list(self._records("files", FileRecord))
-        self._files = {record.id: record for record in sorted(records, key=lambda each: (each.created_at, each.id))}
         return True
+
+    def faults(self) -> dict[str, str]:
+        """What is damaged, by the path of its record below the folder, and why."""
+        found = {}
+        for kind, form in (("files", FileRecord), ("batches", Batch)):
+            for path in sorted((self.folder / kind).glob("*.json")):
+                name = f"{kind}/{path.name}"
+                try:
+                    record = msgspec.json.decode(path.read_bytes(), type=form)
+                except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
+                    found[name] = f"{name} cannot be read: {error}"
+                    continue
+                if isinstance(record, FileRecord) and (why := self._content_fault(record)):
+                    found[name] = why
+        return found
+
+    def set_faults_aside(self) -> dict[str, str]:
+        """Move records that are damaged, and contents that no other record names, to a folder that nothing deletes."""
+        found = self.faults()
+        if not found:
+            return found
+        aside = self.folder / "damaged"
+        aside.mkdir(mode=0o700, exist_ok=True)
+        for name in found:
+            os.replace(self.folder / name, aside / Path(name).name)
+        named = {record.id for record in self._records("files", FileRecord)}
+        named.update(name for batch in self.batches(Batch) for name in (batch.output_id, batch.error_id))
+        for content in (self.folder / "contents").iterdir():
+            if content.name not in named:
+                os.replace(content, aside / content.name)
+        return found
+
+    def _content_fault(self, record: FileRecord) -> str:
+        """What is wrong with the bytes of a file; "": all are there that were written."""
+        try:
+            size_bytes = self.content(record.id).stat().st_size
+        except OSError as error:
+            return f"the content of {record.id} cannot be read: {error.strerror}"
+        if size_bytes < record.size_bytes:
+            return f"{record.id} has {size_bytes} of its {record.size_bytes} bytes"
+        return ""
 
     def is_taken(self) -> bool:
         """Whether another server has the folder."""
         if self._lock is not None:
             return False
         try:
-            with open(self._folder / "lock", "rb") as lock:
+            with open(self.folder / "lock", "rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -122,13 +174,13 @@ class FileStore:
 
     def clean(self, written: set[str]) -> None:
         """Remove contents that no record names. written: those that batches are still writing."""
-        for part in (self._folder / "parts").iterdir():
+        for part in (self.folder / "parts").iterdir():
             part.unlink()
-        for content in (self._folder / "contents").iterdir():
+        for content in (self.folder / "contents").iterdir():
             if content.name not in self._files and content.name not in written:
                 content.unlink()
         for kind in ("files", "batches"):
-            for rest in (self._folder / kind).glob("*.new"):
+            for rest in (self.folder / kind).glob("*.new"):
                 rest.unlink()
 
     def close(self, why: str = "The folder of files is not open.") -> None:
@@ -163,10 +215,10 @@ class FileStore:
 
     def content(self, identifier: str) -> Path:
         """Where the bytes of a file are."""
-        return self._folder / "contents" / identifier
+        return self.folder / "contents" / identifier
 
     def part(self, identifier: str) -> Path:
-        return self._folder / "parts" / identifier
+        return self.folder / "parts" / identifier
 
     @contextlib.contextmanager
     def uploading(self, owner: str) -> Iterator[Callable[[int], None]]:
@@ -230,7 +282,7 @@ class FileStore:
         await asyncio.to_thread(self._remove, record.id)
 
     def _remove(self, identifier: str) -> None:
-        (self._folder / "files" / f"{identifier}.json").unlink(missing_ok=True)
+        (self.folder / "files" / f"{identifier}.json").unlink(missing_ok=True)
         self.content(identifier).unlink(missing_ok=True)
 
     async def drop_expired(self, used: set[str]) -> None:
@@ -248,19 +300,17 @@ class FileStore:
         await asyncio.to_thread(self._write, "batches", identifier, record)
 
     def remove_batch(self, identifier: str) -> None:
-        (self._folder / "batches" / f"{identifier}.json").unlink(missing_ok=True)
+        (self.folder / "batches" / f"{identifier}.json").unlink(missing_ok=True)
 
     def _records(self, folder: str, kind: type[T]) -> Iterator[T]:
-        for path in sorted((self._folder / folder).glob("*.json")):
+        for path in sorted((self.folder / folder).glob("*.json")):
             try:
                 yield msgspec.json.decode(path.read_bytes(), type=kind)
             except (msgspec.MsgspecError, OSError) as error:
-                raise InvalidRequest(
-                    f"{path} cannot be read: {error}. Remove it, or give another --files-dir."
-                ) from error
+                raise cannot_use(FLAG, self.folder, Damaged(f"{path.name} cannot be read: {error}")) from error
 
     def _write(self, folder: str, identifier: str, record: msgspec.Struct) -> None:
-        path = self._folder / folder / f"{identifier}.json"
+        path = self.folder / folder / f"{identifier}.json"
         beside = path.with_suffix(".new")
         with open(os.open(beside, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
             file.write(encode_json(record))

@@ -83,7 +83,8 @@ class Keyed:
             raise InvalidRequest(f"Idempotency-Key must be 1 to {MAX_KEY} printable ASCII characters.", param=HEADER)
         if self._store is None:
             raise InvalidRequest(
-                "This server keeps no answers (--idempotency-store off); send no Idempotency-Key.", param=HEADER
+                "This server keeps no answers; start it with --idempotency-store FILE, or send no Idempotency-Key.",
+                param=HEADER,
             )
         if route_of(scope).startswith(_NEVER_KEPT):
             raise InvalidRequest("Idempotency-Key is not taken by /admin: keys are not kept.", param=HEADER)
@@ -94,7 +95,7 @@ class Keyed:
             return
         mine = self._running[name] = _Running()
         try:
-            found = await self._store.get(owner, key)
+            found = await self._store.claim(owner, key)
             if found is None:
                 await self._run(name, mine, scope, receive, send)
                 return
@@ -117,7 +118,7 @@ class Keyed:
                 await caller.stay(running.ended.wait())
             mine = self._running[name] = _Running()
             try:
-                found = await self._store.get(*name)
+                found = await self._store.claim(*name)
                 if found is None:
                     await self._run(name, mine, scope, _unread(body, receive), send)
                     return
@@ -153,6 +154,8 @@ class Keyed:
             await self._app(scope, hear, tape.through(send))
         finally:
             tape.spoil()
+            if not tape.is_kept:
+                store.release(*name)
             state["send"] = direct
             del state["tape"]
 

@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from ...core.errors import ConfigError, Unavailable
+from ...core.errors import Unavailable
 from ...core.units import MiB
-from ..database import make_room, open_database
+from ..database import Schema, cannot_use, make_room, open_database
 from ..errands import Errands
 from .tape import Taped
 
@@ -25,7 +25,6 @@ KEPT_S = 24 * 3600
 MAX_BYTES = 256 * MiB
 _SWEEP_S = 600.0
 _BUSY_S = 5.0
-_MARK = (0x746D494B, 1)
 _TABLE = """
 CREATE TABLE IF NOT EXISTS answer (
     key BLOB PRIMARY KEY, owner TEXT NOT NULL, created_s REAL NOT NULL, digest BLOB NOT NULL, status INTEGER NOT NULL,
@@ -34,6 +33,16 @@ CREATE TABLE IF NOT EXISTS answer (
 CREATE INDEX IF NOT EXISTS answer_age ON answer (created_s, size);
 CREATE INDEX IF NOT EXISTS answer_owner ON answer (owner, created_s, size);
 """
+SCHEMA = Schema(
+    "--idempotency-store",
+    (0x746D494B, 1),
+    _TABLE,
+    ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "secure_delete=ON", "synchronous=NORMAL"),
+)
+_PUT = "INSERT OR REPLACE INTO answer VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_BEGUN, _LOST = 0, -1
+"""In place of a status: the call is under way, or ended with its process; it was carried out, its answer not kept."""
+_NO_HEADERS = msgspec.msgpack.encode(())
 _FAILURES = (sqlite3.Error, OSError, msgspec.MsgspecError)
 _log = logging.getLogger(__name__)
 
@@ -55,6 +64,7 @@ class AnswerStore:
         self._wall_s = wall_s
         self._database: sqlite3.Connection | None = None
         self._has_failed = False
+        self._lost: set[bytes] = set()  # calls of which not even that could be written
         self._errands = Errands(
             "answer-store", begin=self._begin, each_period=self._sweep, period_s=_SWEEP_S, end=self._end
         )
@@ -69,10 +79,7 @@ class AnswerStore:
         try:
             self._errands.open()
         except _FAILURES as error:
-            raise ConfigError(
-                f"--idempotency-store {self._path} cannot be used: {error}. Name another file, or 'off'.",
-                param="idempotency_store",
-            ) from error
+            raise cannot_use(SCHEMA.flag, self._path, error) from error
 
     def close(self) -> None:
         """What was put is in the file when this returns."""
@@ -90,23 +97,36 @@ class AnswerStore:
         def write() -> None:
             assert self._database is not None
             try:
-                self._database.execute("INSERT OR REPLACE INTO answer VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+                self._database.execute(_PUT, row)
                 self._make_room(now_s)
+                self._has_failed = False
             except _FAILURES as error:
                 self._fail(error)
+                self._lose(row[0])
 
         self._errands.put(write)
 
-    async def get(self, owner: str, key: str) -> Taped | None:
-        """Raises Unavailable."""
+    async def claim(self, owner: str, key: str) -> Taped | None:
+        """The kept answer. None: there is none, and it is in the file that the call has begun: where nothing can be
+        written no answer would be kept, and a repeat be computed and billed again. Raises Unavailable, also for a call
+        whose answer could not be kept."""
+        name = _name(owner, key)
 
         def read() -> Taped | None:
-            assert self._database is not None
-            row = self._database.execute(
+            database, now_s = self._database, self._wall_s()
+            assert database is not None
+            row = database.execute(
                 "SELECT digest, status, headers, body FROM answer WHERE key = ? AND created_s > ?",
-                (_name(owner, key), self._wall_s() - self._kept_s),
+                (name, now_s - self._kept_s),
             ).fetchone()
-            if row is None:
+            if name in self._lost or (row is not None and row[1] == _LOST):
+                raise Unavailable(
+                    "The call with this Idempotency-Key was carried out, but its answer could not be kept; it is not "
+                    "carried out again. Send a new key if it shall be."
+                )
+            if row is None or row[1] == _BEGUN:
+                database.execute(_PUT, (name, owner, now_s, b"", _BEGUN, _NO_HEADERS, b"", 0))
+                database.commit()
                 return None
             headers = msgspec.msgpack.decode(row[2], type=tuple[tuple[bytes, bytes], ...])
             return Taped(row[0], row[1], headers, row[3])
@@ -114,15 +134,30 @@ class AnswerStore:
         try:
             return await self._errands.do(read)
         except _FAILURES as error:
-            raise Unavailable(f"The store of answers cannot be read: {error}.") from error
+            self._errands.put(self._undo)
+            raise Unavailable(
+                f"The store of answers cannot be used: {error}. Calls with an Idempotency-Key are refused while "
+                "their answers cannot be kept."
+            ) from error
+
+    def release(self, owner: str, key: str) -> None:
+        """A call that was claimed has failed: its repeat is carried out."""
+        name = _name(owner, key)
+
+        def write() -> None:
+            assert self._database is not None
+            try:
+                self._database.execute("DELETE FROM answer WHERE key = ? AND status = ?", (name, _BEGUN))
+                self._database.commit()
+            except _FAILURES as error:
+                self._fail(error)
+
+        self._errands.put(write)
 
     # ---- in the thread ----
 
     def _begin(self) -> None:
-        settings = ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "secure_delete=ON", "synchronous=NORMAL")
-        self._database = open_database(
-            self._path, _TABLE, busy_s=_BUSY_S, settings=settings, mark=_MARK, isolation_level="IMMEDIATE"
-        )
+        self._database = open_database(self._path, SCHEMA, busy_s=_BUSY_S, isolation_level="IMMEDIATE")
 
     def _sweep(self) -> None:
         try:
@@ -139,10 +174,23 @@ class AnswerStore:
         database.commit()
         database.execute("PRAGMA incremental_vacuum").fetchall()
 
-    def _fail(self, error: Exception) -> None:
+    def _lose(self, name: bytes) -> None:
+        """An answer could not be kept. To say so takes a few bytes, which may find room where it did not."""
+        assert self._database is not None
+        try:
+            self._database.execute("UPDATE answer SET status = ? WHERE key = ?", (_LOST, name))
+            self._database.commit()
+        except _FAILURES:
+            self._undo()
+            self._lost.add(name)
+
+    def _undo(self) -> None:
         assert self._database is not None
         with contextlib.suppress(sqlite3.Error):
             self._database.rollback()
+
+    def _fail(self, error: Exception) -> None:
+        self._undo()
         if not self._has_failed:
             self._has_failed = True
             _log.error("Answers are not kept: %s cannot be written: %s.", self._path, error)

@@ -29,6 +29,7 @@ class Tape:
 
     held    a context in which so many bytes count as held; raises Overloaded: then the answer is not kept
     digest  of the call, as soon as it is known
+    is_kept whether the answer went to `keep`
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Tape:
         self._parts: list[bytes] = []
         self._size = 0
         self._is_spoiled = False
+        self.is_kept = False
         self.digest = b""
 
     def spoil(self) -> None:
@@ -78,6 +80,7 @@ class Tape:
             if not message.get("more_body", False) and self.digest:
                 body = b"".join(self._parts)
                 self.spoil()
+                self.is_kept = True
                 self._keep(Taped(self.digest, self._status, self._headers, body))
 
     def _hold(self) -> bool:

@@ -42,8 +42,8 @@ async def with_history(
     if store is None:
         field = "input" if previous is None else "previous_response_id"
         raise InvalidRequest(
-            f"{field} names something stored, but this server keeps no responses (--responses-store off); give the "
-            "items as input.",
+            f"{field} names something stored, but this server keeps no responses (start it with "
+            "--responses-store FILE); give the items as input.",
             param=field,
         )
     before: list[msgspec.Raw] = []

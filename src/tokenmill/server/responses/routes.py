@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...core.errors import ContextTooLong, InvalidRequest, NotFound, TokenmillError
+from ...core.errors import ContextTooLong, InvalidRequest, NotFound, TokenmillError, Unavailable
 from ...text.calls import require_tokens
 from ...text.standins import Rendered
 from ..deltas import Stream
@@ -78,7 +78,7 @@ class _Responses:
             new_name=self._new_name,
         )
         async with self._read(request) as (call, rendered, size_bytes):
-            self._check_store(call, size_bytes)
+            await self._check_store(call, size_bytes)
             try:
                 answer, stream = await begin(call, rendered=rendered)
             except ContextTooLong:
@@ -197,7 +197,7 @@ class _Responses:
         assert self._store is not None
         return [*await earlier_items(self._store, owner, previous, self._generation.config.max_body_bytes), *own]
 
-    def _check_store(self, call: Call, size_bytes: int) -> None:
+    async def _check_store(self, call: Call, size_bytes: int) -> None:
         """Whether what is asked for can be done. Where nothing is kept, only who says so is refused."""
         settings: dict[str, Any] = call.extras["settings"]
         if not settings["store"]:
@@ -205,7 +205,8 @@ class _Responses:
         if self._store is None:
             if settings["asks_to_store"]:
                 raise InvalidRequest(
-                    "store may not be true: this server keeps no responses (--responses-store off).", param="store"
+                    "store may not be true: this server keeps no responses; start it with --responses-store FILE.",
+                    param="store",
                 )
             settings["store"] = False
         elif size_bytes > self._store.max_record_bytes:
@@ -214,6 +215,10 @@ class _Responses:
                 "response; give store false.",
                 param="store",
             )
+        elif why := await self._store.why_not():
+            if settings["asks_to_store"]:
+                raise Unavailable(f"store may not be true now: responses cannot be kept: {why}.")
+            settings["store"] = False
 
     def _followed(self, progress: Progress, stream: Stream, reply: ASGIApp, size_bytes: int) -> ASGIApp:
         """`reply`, until whose end what the body said counts as held: the response repeats it. Then the response is not

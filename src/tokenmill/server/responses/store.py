@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ...core.errors import ConfigError, Unavailable
+from ...core.errors import Unavailable
 from ...core.units import MiB
-from ..database import make_room, open_database
+from ..database import Schema, cannot_use, make_room, open_database
 from ..errands import Errands
 
 KEPT_S = 24 * 3600
@@ -31,7 +31,6 @@ MAX_CHAIN = 1000
 _SWEEP_S = 600.0
 _BUSY_S = 5.0
 _FAILURES = (sqlite3.Error, MemoryError)
-_MARK = (0x746D5253, 1)
 _TABLE = """
 CREATE TABLE IF NOT EXISTS response (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created_s REAL NOT NULL, previous TEXT NOT NULL,
@@ -40,6 +39,12 @@ CREATE TABLE IF NOT EXISTS response (
 CREATE INDEX IF NOT EXISTS response_age ON response (created_s, size_bytes);
 CREATE INDEX IF NOT EXISTS response_owner ON response (owner, created_s, size_bytes);
 """
+SCHEMA = Schema(
+    "--responses-store",
+    (0x746D5253, 1),
+    _TABLE,
+    ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "secure_delete=ON", "synchronous=NORMAL"),
+)
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -78,7 +83,7 @@ class ResponseStore:
         self._kept_s = kept_s
         self._wall_s = wall_s
         self._database: sqlite3.Connection | None = None
-        self._has_failed = False
+        self._failure = ""
         self._errands = Errands(
             "response-store", begin=self._begin, each_period=self._drop_old, period_s=_SWEEP_S, end=self._end
         )
@@ -93,10 +98,7 @@ class ResponseStore:
         try:
             self._errands.open()
         except (OSError, sqlite3.Error) as error:
-            raise ConfigError(
-                f"--responses-store {self._path} cannot be used: {error}. Name another file, or 'off'.",
-                param="responses_store",
-            ) from error
+            raise cannot_use(SCHEMA.flag, self._path, error) from error
 
     def close(self) -> None:
         """What was put is in the file when this returns."""
@@ -110,13 +112,32 @@ class ResponseStore:
             database = self._opened()
             try:
                 self._write(database, record, now_s)
+                self._failure = ""
             except _FAILURES as error:
                 _undo(database)
-                if not self._has_failed:
-                    self._has_failed = True
-                    _log.warning("Responses are not kept: %s cannot be written: %s.", self._path, error)
+                if not self._failure:
+                    _log.error("Responses are not kept: %s cannot be written: %s.", self._path, error)
+                self._failure = str(error)
 
         self._errands.put(write)
+
+    async def why_not(self) -> str:
+        """Why no response can be kept now; "": it can, as far as is known. After a failure it is tried anew."""
+        if not self._failure:
+            return ""
+
+        def write() -> None:
+            database = self._opened()
+            try:
+                database.execute(f"PRAGMA user_version={SCHEMA.mark[1]}")
+                database.commit()
+                self._failure = ""
+            except _FAILURES as error:
+                _undo(database)
+                self._failure = str(error)
+
+        await self._errands.do(write)
+        return self._failure
 
     async def settle(self, longest_s: float) -> None:
         """Wait until what was put before is in the file, at most so long."""
@@ -173,10 +194,7 @@ class ResponseStore:
     # ---- in the thread ----
 
     def _begin(self) -> None:
-        settings = ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "secure_delete=ON", "synchronous=NORMAL")
-        self._database = open_database(
-            self._path, _TABLE, busy_s=_BUSY_S, settings=settings, mark=_MARK, isolation_level="IMMEDIATE"
-        )
+        self._database = open_database(self._path, SCHEMA, busy_s=_BUSY_S, isolation_level="IMMEDIATE")
         self._drop_old()
 
     def _end(self) -> None:

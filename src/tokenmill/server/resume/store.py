@@ -16,15 +16,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ...core.errors import ConfigError, Unavailable
+from ...core.errors import Unavailable
 from ...core.events import Output
-from ..database import make_room, open_database
+from ..database import Schema, cannot_use, make_room, open_database
 from ..errands import Errands
 from .record import KeptAnswer, KeptCall, Unfinished, decode_call, decode_headers, decode_output, encode
 
 _SWEEP_S = 60.0
 _BUSY_S = 2.0
-_MARK = (0x746D5246, 1)
 _TABLES = """
 CREATE TABLE IF NOT EXISTS call (key INTEGER PRIMARY KEY, created_s REAL NOT NULL, call BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS output (
@@ -40,6 +39,11 @@ CREATE INDEX IF NOT EXISTS answer_name ON answer (owner, name);
 CREATE INDEX IF NOT EXISTS answer_age ON answer (created_s, size);
 CREATE INDEX IF NOT EXISTS answer_owner ON answer (owner, created_s, size);
 """
+_SETTINGS = (
+    "locking_mode=EXCLUSIVE", "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "secure_delete=ON", "synchronous=NORMAL",
+    "foreign_keys=ON",
+)  # fmt: skip
+SCHEMA = Schema("--resume-file", (0x746D5246, 1), _TABLES, _SETTINGS)
 _FAILURES = (sqlite3.Error, OSError, msgspec.MsgspecError)
 _log = logging.getLogger(__name__)
 
@@ -67,8 +71,8 @@ class ResumeStore:
             self._errands.open()
         except _FAILURES as error:
             is_held = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
-            why = "another server has it. Each needs a file of its own" if is_held else error
-            raise ConfigError(f"--resume-file {self._path} cannot be used: {why}.", param="resume_file") from error
+            why = OSError("another server has it. Each needs a file of its own") if is_held else error
+            raise cannot_use(SCHEMA.flag, self._path, why) from error
 
     def close(self) -> None:
         """What was put is in the file when this returns."""
@@ -160,13 +164,7 @@ class ResumeStore:
     # ---- in the thread ----
 
     def _begin(self) -> None:
-        settings = (
-            "locking_mode=EXCLUSIVE", "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "secure_delete=ON",
-            "synchronous=NORMAL", "foreign_keys=ON",
-        )  # fmt: skip
-        database = open_database(
-            self._path, _TABLES, busy_s=_BUSY_S, settings=settings, mark=_MARK, isolation_level="IMMEDIATE"
-        )
+        database = open_database(self._path, SCHEMA, busy_s=_BUSY_S, isolation_level="IMMEDIATE")
         self._database = database
         (most,) = database.execute(
             "SELECT MAX(COALESCE((SELECT MAX(key) FROM call), 0), COALESCE((SELECT MAX(key) FROM answer), 0))"

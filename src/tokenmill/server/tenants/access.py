@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ from typing import TypeVar
 
 from ...core.errors import ConfigError, TokenmillError, Unavailable
 from ...core.terms import Terms
+from ..database import cannot_use, open_checked
 from ..errands import Errands
 from .keys import digest_of
 from .quota_file import quota_path
 from .quotas import Quotas
 from .records import KEY_OF_FLAGS
-from .store import TenantStore
+from .store import SCHEMA, TenantStore
 from .tenant import ADAPTERS, ADMIN, ANYONE, OPERATOR, Tenant
 
 LOOK_S = 0.5
@@ -104,7 +106,7 @@ class Access:
         self.on_change: Callable[[Known, Known], None] | None = None
         """Told by the thread what was known, and what is."""
         self._store: TenantStore | None = None
-        self._seen: tuple[int, int] = (0, 0)
+        self._seen: tuple[int, int, int] = (0, 0, 0)
         self._errands = Errands("tenants", begin=self._begin, each_period=self._look, period_s=LOOK_S, end=self._end)
         self._next_look: asyncio.Task[None] | None = None
         self._has_failed = False
@@ -189,32 +191,45 @@ class Access:
         except TokenmillError as error:
             raise ConfigError(f"--tenants {self._path} cannot be used: {error.message}", param="tenants") from error
 
-    def _state(self) -> tuple[int, int]:
+    def _state(self) -> tuple[int, int, int]:
         """Another one after the file has been changed by others, or replaced."""
         assert self._store is not None
         try:
-            inode = os.stat(self._path).st_ino
-        except OSError:
-            inode = self._seen[0]  # what was known stays so as long as there is nothing else to know
-        return inode, self._store.version()
+            found = os.stat(self._path)
+            inode, changed_ns = found.st_ino, found.st_mtime_ns
+        except OSError as error:  # what was known stays so as long as there is nothing else to know
+            inode, changed_ns = self._seen[:2]
+            self._warn(f"{self._path} cannot be found: {error.strerror}.")
+        return inode, changed_ns, self._store.version()
 
     def _look(self) -> None:
         try:
             state = self._state()
         except TokenmillError as error:
-            self._warn(error)
+            self._warn(error.message)
             return
         if state != self._seen:
             if state[0] != self._seen[0]:
                 self._reopen()
+            elif state[1] != self._seen[1] and (why := self._damage()):  # which our connection may not come upon
+                self._seen = state
+                self._warn(why)
+                return
             self._read()
+
+    def _damage(self) -> str:
+        try:
+            open_checked(self._path, SCHEMA, busy_s=LOOK_S).close()
+        except (sqlite3.Error, OSError) as error:
+            return cannot_use(SCHEMA.flag, self._path, error).message
+        return ""
 
     def _reopen(self) -> None:
         assert self._store is not None
         try:
             store = TenantStore(self._path, self._wall_s)
         except ConfigError as error:
-            self._warn(error)
+            self._warn(error.message)
             return
         self._store.close()
         self._store = store
@@ -225,7 +240,7 @@ class Access:
             state = self._state()
             known = read_known(self._store, self._wall_s())
         except TokenmillError as error:
-            self._warn(error)
+            self._warn(error.message)
             return
         # A store that had keys asks for one for ever, also where it has been replaced by an empty one.
         before = self._known
@@ -234,10 +249,10 @@ class Access:
         if self.on_change is not None:
             self.on_change(before, self._known)
 
-    def _warn(self, error: TokenmillError) -> None:
+    def _warn(self, why: str) -> None:
         if not self._has_failed:
             self._has_failed = True
-            _log.error("Keys and tenants stay as they were: %s", error.message)
+            _log.error("Keys and tenants stay as they were: %s", why)
 
     def _end(self) -> None:
         if self._store is not None:

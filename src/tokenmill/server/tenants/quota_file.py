@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ..database import open_database
+from ..database import Schema, open_database
 from .rates import Bucket, Standing, standing
 from .tenant import RateLimits
 
@@ -35,6 +35,8 @@ CREATE TABLE IF NOT EXISTS lease (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS used (key TEXT PRIMARY KEY, at_s REAL NOT NULL) WITHOUT ROWID;
 """
+# Losing a minute's counts with the machine's power costs less than a flush for each call.
+SCHEMA = Schema("--tenants", (0, 0), _TABLES, ("journal_mode=WAL", "synchronous=OFF"))
 
 
 def quota_path(path: str) -> str:
@@ -64,14 +66,12 @@ class Verdict(NamedTuple):
 
 
 class QuotaFile:
-    """Raises sqlite3.Error and OSError, here and everywhere."""
+    """Raises sqlite3.Error and OSError, here and everywhere. held: calls that this front end holds, by tenant."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, held: Counter[str] | None = None) -> None:
         self._holder = secrets.token_hex(8)
-        self._held: Counter[str] = Counter()
-        # Losing a minute's counts with the machine's power costs less than a flush for each call.
-        settings = ("journal_mode=WAL", "synchronous=OFF")
-        self._database = open_database(path, _TABLES, busy_s=_BUSY_S, settings=settings)
+        self.held: Counter[str] = Counter() if held is None else held
+        self._database = open_database(path, SCHEMA, busy_s=_BUSY_S)
 
     def close(self) -> None:
         with contextlib.suppress(sqlite3.Error):
@@ -112,9 +112,9 @@ class QuotaFile:
 
     def renew(self, now_s: float) -> None:
         """What this front end holds counts on."""
-        if self._held:
+        if self.held:
             with self._transaction():
-                for tenant in self._held:
+                for tenant in self.held:
                     self._lease(tenant, now_s)
 
     def note_used(self, used: Iterable[tuple[str, float]]) -> None:
@@ -158,16 +158,16 @@ class QuotaFile:
             "SELECT COALESCE(SUM(num_calls), 0) FROM lease WHERE tenant = ? AND holder != ? AND expires_s > ?",
             (tenant, self._holder, now_s),
         ).fetchone()
-        return int(others) + self._held[tenant]
+        return int(others) + self.held[tenant]
 
     def _hold(self, tenant: str, change: int, now_s: float) -> None:
-        self._held[tenant] += change
+        self.held[tenant] += change
         self._lease(tenant, now_s)
-        if not self._held[tenant]:
-            del self._held[tenant]
+        if not self.held[tenant]:
+            del self.held[tenant]
 
     def _lease(self, tenant: str, now_s: float) -> None:
-        num_calls = self._held[tenant]
+        num_calls = self.held[tenant]
         if num_calls:
             self._database.execute(
                 "INSERT OR REPLACE INTO lease VALUES (?, ?, ?, ?)", (tenant, self._holder, num_calls, now_s + LEASE_S)

@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ...cluster.events import Ended
 from ...core.errors import InvalidRequest, RateLimited, Unavailable
 from ...core.events import Output, StepOutputs
 from ...core.request import Request
+from ..database import is_damage, set_aside
 from ..errands import Errands
 from .quota_file import LEASE_S, QuotaFile, Verdict
 from .rates import duration_text
@@ -32,6 +35,7 @@ _NOTE_S = 30.0
 _MEMORY = 0.2  # of a new duration in the mean
 _OPEN = (0.0, NO_LIMITS, Verdict("", 0.0, {}))
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 _WORDS = {"requests": "requests a minute", "tokens": "tokens a minute", "concurrent": "open requests"}
 
 
@@ -56,7 +60,9 @@ class Quotas:
     def __init__(self, path: str, wall_s: Callable[[], float] = time.time) -> None:
         self._path = path
         self._wall_s = wall_s
-        self._errands = Errands("quotas", each_period=self._each_period, period_s=LEASE_S / 5, end=self._end)
+        self._errands = Errands(
+            "quotas", begin=self._begin, each_period=self._each_period, period_s=LEASE_S / 5, end=self._end
+        )
         self._file: QuotaFile | None = None
         self._charges: dict[str, _Charge] = {}
         self._closed_until: dict[str, tuple[float, RateLimits, Verdict]] = {}
@@ -197,11 +203,38 @@ class Quotas:
             self._file = QuotaFile(self._path)
         return self._file
 
+    def _begin(self) -> None:
+        """What is damaged is found before anybody is refused for it; a file that is not there is made when needed."""
+        if os.path.lexists(self._path):
+            self._guarded(lambda file: None)
+
     def _take(self, charge: _Charge) -> Verdict:
+        def take(file: QuotaFile) -> Verdict:
+            return file.take(charge.tenant, charge.limits, charge.num_tokens, self._wall_s())
+
         try:
-            return self._opened().take(charge.tenant, charge.limits, charge.num_tokens, self._wall_s())
+            return self._do(take)
         except (OSError, sqlite3.Error) as error:
+            self._fail(error)
             raise Unavailable(f"The limits of tenants cannot be read: {error}.") from error
+
+    def _do(self, job: Callable[[QuotaFile], T]) -> T:
+        """Of a file that is damaged nothing is lost but counts of a minute: it is begun anew."""
+        try:
+            result = job(self._opened())
+        except (OSError, sqlite3.Error) as error:
+            if not is_damage(error):
+                raise
+            aside = set_aside(self._path)
+            _log.error("%s is damaged: %s. It is now %s; limits of tenants begin anew.", self._path, error, aside)
+            held = Counter[str]()
+            if self._file is not None:
+                held = self._file.held
+                self._file.close()
+            self._file = QuotaFile(self._path, held)
+            result = job(self._file)
+        self._has_failed = False
+        return result
 
     def _put_back(self, charge: _Charge, num_tokens: int, now_s: float) -> None:
         num_requests = 0 if charge.has_run else 1
@@ -232,11 +265,16 @@ class Quotas:
 
     def _guarded(self, job: Callable[[QuotaFile], object]) -> None:
         try:
-            job(self._opened())
+            self._do(job)
         except (OSError, sqlite3.Error) as error:
-            if not self._has_failed:
-                self._has_failed = True
-                _log.warning("What tenants use cannot be written to %s: %s.", self._path, error)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            _log.error(
+                "What tenants use cannot be written to %s: %s. Those with limits are refused.", self._path, error
+            )
 
 
 def headers_of(verdict: Verdict) -> dict[str, str]:

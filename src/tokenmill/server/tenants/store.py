@@ -20,14 +20,13 @@ from typing import Any
 import msgspec
 
 from ...core.errors import ConfigError, NotFound, Unavailable
-from ..database import open_database
+from ..database import Schema, cannot_use, open_database
 from ..json_encoder import encode_json
 from .keys import digest_of, hint_of, new_key
 from .records import KeyRecord, TenantRecord, check_key_name, check_tenant_id
 from .settings import TenantSettings
 
 _BUSY_S = 5.0
-_MARK = (0x746D5454, 1)
 _TABLES = """
 CREATE TABLE IF NOT EXISTS tenant (
     id TEXT PRIMARY KEY, created_s REAL NOT NULL, deleted_s REAL NOT NULL DEFAULT 0, settings TEXT NOT NULL
@@ -38,7 +37,9 @@ CREATE TABLE IF NOT EXISTS key (
     replaced_by TEXT NOT NULL DEFAULT ''
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS secret (value BLOB NOT NULL);
+INSERT INTO secret SELECT randomblob(32) WHERE NOT EXISTS (SELECT 1 FROM secret);
 """
+SCHEMA = Schema("--tenants", (0x746D5454, 1), _TABLES, ("journal_mode=WAL", "synchronous=FULL"))
 _KEY = "id, tenant, name, hint, is_admin, created_s, expires_s, revoked_s, replaced_by"
 _TENANT = "id, created_s, settings, deleted_s"
 
@@ -51,12 +52,10 @@ class TenantStore:
         self.path = path
         self._wall_s = wall_s
         try:
-            self._database = _connect(path)
+            self._database = open_database(path, SCHEMA, busy_s=_BUSY_S)
             (self._secret,) = self._database.execute("SELECT value FROM secret").fetchone()
         except (OSError, sqlite3.Error) as error:
-            raise ConfigError(
-                f"--tenants {path} cannot be used: {error}. Name another file, or 'off'.", param="tenants"
-            ) from error
+            raise cannot_use(SCHEMA.flag, path, error) from error
 
     def close(self) -> None:
         self._database.close()
@@ -187,7 +186,7 @@ class TenantStore:
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError, msgspec.MsgspecError) as error:
             raise Unavailable(f"The tenants cannot be read from {self.path}: {error}.") from error
 
     @contextlib.contextmanager
@@ -252,13 +251,6 @@ class TenantStore:
         if not found:
             raise NotFound(f"There is no key {reference[:100]!r} in use.", param="key")
         return found
-
-
-def _connect(path: str) -> sqlite3.Connection:
-    """The file's own connection, which takes and ends transactions where it is told to."""
-    fill = "INSERT INTO secret SELECT randomblob(32) WHERE NOT EXISTS (SELECT 1 FROM secret);"
-    settings = ("journal_mode=WAL", "synchronous=FULL")
-    return open_database(path, _TABLES + fill, busy_s=_BUSY_S, settings=settings, mark=_MARK)
 
 
 def _tenant(identifier: str, created_s: float, settings: str, deleted_s: float) -> TenantRecord:

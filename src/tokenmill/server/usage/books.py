@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ...core.errors import ConfigError, Unavailable
+from ...core.errors import Unavailable
+from ..database import cannot_use
 from ..errands import Errands
 from .journal import Journal
-from .ledger import DAY_S, Ledger
+from .ledger import DAY_S, SCHEMA, Ledger
 from .meter import Meter
 from .question import Question, Sum
 
@@ -60,9 +61,7 @@ class Books:
             self.journal.open()
         except _FAILURES as error:
             self._errands.close()
-            raise ConfigError(
-                f"--usage-dir {self._folder} cannot be used: {error}. Name another folder, or 'off'.", param="usage_dir"
-            ) from error
+            raise cannot_use(SCHEMA.flag, self._folder, error) from error
 
     def close(self) -> None:
         """What was counted is in the ledger when this returns, if that can be written."""

@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..database import open_database
+from ..database import Schema, open_database
 from .journal import SUFFIX, is_over
 from .question import Question, Sum
 from .record import MARK, Account, Counts, Damaged, Record, records
@@ -27,7 +27,6 @@ _ONCE_FOR_S = 8 * DAY_S
 """Work that may be told again is told within this time: longer than a batch may take."""
 
 _BUSY_S = 10.0
-_MARK = (0x746D5547, 1)
 _TABLES = """
 CREATE TABLE IF NOT EXISTS usage (
     width_s INTEGER NOT NULL, bucket_s INTEGER NOT NULL, tenant TEXT NOT NULL, key TEXT NOT NULL, model TEXT NOT NULL,
@@ -41,6 +40,9 @@ CREATE TABLE IF NOT EXISTS once (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS once_age ON once (wall_s);
 """
+SCHEMA = Schema(
+    "--usage-dir", (0x746D5547, 1), _TABLES, ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=FULL")
+)
 _ADD = (
     "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, "
     "prompt = prompt + excluded.prompt, cached = cached + excluded.cached, output = output + excluded.output"
@@ -58,8 +60,7 @@ class Ledger:
         self._folder = folder
         self._kept_s = kept_s
         self._read_up_to: dict[str, tuple[int, dict[int, Account]]] = {}
-        settings = ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=FULL")
-        self._database = open_database(str(folder / FILE), _TABLES, busy_s=_BUSY_S, settings=settings, mark=_MARK)
+        self._database = open_database(str(folder / FILE), SCHEMA, busy_s=_BUSY_S)
 
     def close(self) -> None:
         self._database.close()
@@ -141,6 +142,11 @@ class Ledger:
         if any(changes):
             self._add({(_minute(wall_s), account): changes})
 
+    def last_minute_s(self) -> int:
+        """From when on nothing is added up; 0: nothing is."""
+        (last_s,) = self._database.execute("SELECT COALESCE(MAX(bucket_s), 0) FROM usage").fetchone()
+        return int(last_s)
+
     # ---- growing old ----
 
     def coarsen(self, now_s: float) -> None:
@@ -211,7 +217,7 @@ def _read(
     """Count the records behind `begin` of a journal, whose bytes from `base` on are `data`, and learn its accounts:
     (where the last whole record ends, whether what follows is damaged)."""
     if base == 0 and not data.startswith(MARK):
-        return 0, len(data) >= len(MARK)
+        return 0, True  # a journal gets its name after its mark is written
     end = max(base, len(MARK))
     try:
         for last, record in records(data, end - base):

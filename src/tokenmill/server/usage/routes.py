@@ -20,7 +20,7 @@ def routes(books: Books | None, wall_s: Callable[[], float]) -> list[Route]:
 
     async def answer(request: HttpRequest, tenant: str | None) -> Response:
         if books is None:
-            raise NotFound("This server keeps no account of usage (--usage-dir off).")
+            raise NotFound("This server keeps no account of usage; start it with --usage-dir DIR.")
 
         def values_of(name: str) -> Sequence[str]:
             query = request.query_params
