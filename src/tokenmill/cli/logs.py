@@ -9,7 +9,6 @@ from typing import Any
 
 from ..core.masking import Mask
 from ..server.call_context import CALL, names_of
-from ..server.json_encoder import IN_TEXT
 
 FORMATS = ("text", "json")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -37,8 +36,11 @@ class JSONLines(logging.Formatter):
     the record's own "facts", and "exception" with the traceback."""
 
     def __init__(self, mask: Mask) -> None:
+        from ..server.json_encoder import IN_TEXT
+
         super().__init__()
         self._mask = mask
+        self._escapes = IN_TEXT
 
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -53,4 +55,4 @@ class JSONLines(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         text = json.dumps(self._mask.deep(line), ensure_ascii=False, default=lambda other: self._mask(str(other)))
-        return text.translate(IN_TEXT)
+        return text.translate(self._escapes)
