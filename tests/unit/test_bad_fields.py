@@ -11,6 +11,7 @@ import pytest
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.server.endpoints import ENDPOINTS
+from tokenmill.server.fields import check_integer
 from tokenmill.server.openai import Rules
 
 RULES = Rules(vocab_size=10, fim=api_record._FIM)
@@ -67,3 +68,11 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_field(endpoint: str) -> Non
     wrong = [(field, value) for field, value in wrong if endpoint not in IGNORED.get(field, ())]
     taken = [f"{field}: {value!r}" for field, value in wrong if not is_refused(endpoint, field, value)]
     assert len(wrong) > 5 and not taken, "\n".join(taken)
+
+
+def test_whole_numbers_may_have_a_point() -> None:
+    """JSON has one kind of number, and many clients write all of them so."""
+    assert check_integer("n", 3.0, 1, 8) == 3 and isinstance(check_integer("n", 3.0, 1, 8), int)
+    for value in (3.5, 9.0, float("inf"), float("nan"), True):
+        with pytest.raises(InvalidRequest, match="n must be"):
+            check_integer("n", value, 1, 8)

@@ -134,7 +134,15 @@ def test_a_report_is_sent_as_it_is_and_nothing_else_is(folder: Path) -> None:
         assert shown == [("new.json", "run", "a"), ("old.json", "engine", "")]
         status, text, kind = open_to_all.ask("/admin/reports/old.json")
         assert (status, text, kind) == (200, (folder / "old.json").read_text(), "application/json")
-        for name in ("none.json", "out.json", "text.txt", "..%2fsecret.json", "%2e%2e", "old.json%00"):
+        for name in (
+            "none.json",
+            "out.json",
+            "text.txt",
+            "..%2fsecret.json",
+            "%2e%2e",
+            "old.json%00",
+            "x" * 500 + ".json",
+        ):
             assert open_to_all.ask(f"/admin/reports/{name}")[0] == 404, name
     with Served() as without:
         assert json.loads(without.ask("/admin/reports")[1])["data"] == []

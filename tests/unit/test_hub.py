@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from tokenmill.core.errors import ConfigError, FetchError
+from tokenmill.core.errors import BadCheckpoint, ConfigError, FetchError
 from tokenmill.formats import digest, hub
 from tokenmill.formats import wheel as wheels
+from tokenmill.formats.adapter import open_adapter
 from tokenmill.formats.hub import WheelModel, cached_path, list_models, remove_model, resolve_model, verify_model
 from tokenmill.formats.sentence import SentenceConfig, read_sentence_config
 
@@ -514,3 +515,18 @@ def test_a_model_of_the_hub_that_changed_since_it_was_loaded_is_noticed(
     assert "has changed on disk" in caplog.text and "--verify org/m" in caplog.text
     with pytest.raises(FetchError, match="changed on disk"):
         verify_model("org/m", path, cache_dir=cache)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "/" + "x/" * 3000])
+def test_a_name_that_no_file_can_have_is_refused_as_such(name: str, tmp_path: Path) -> None:
+    """Whoever names a model or an adapter over HTTP gets an answer that says so."""
+    with pytest.raises(ConfigError, match="There is no"):
+        resolve_model(name, cache_dir=tmp_path)
+    with pytest.raises(BadCheckpoint, match="is not a LoRA adapter"):
+        open_adapter(tmp_path / name, inside=tmp_path if not name.startswith("/") else "/")
+
+
+def test_an_adapter_whose_link_leads_back_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(BadCheckpoint, match="is not a LoRA adapter"):
+        open_adapter(tmp_path / "loop", inside=tmp_path)

@@ -24,6 +24,7 @@ def test_a_body_names_a_profile_or_targets() -> None:
     assert read_wish(Fields({})) == NO_WISH
     assert read_wish(Fields({"slo": "rag"})) == Wish("rag")
     assert read_wish(Fields({"slo": {"ttft_ms": 250}})) == Wish("", 0.25)
+    assert read_wish(Fields({"slo": {"ttft_ms": 3000.0, "tpot_ms": 12}})) == Wish("", 3.0, 0.012)
     assert read_wish(Fields({"slo": {"profile": "chat", "tpot_ms": 30}})) == Wish("chat", 0.0, 0.03)
 
 

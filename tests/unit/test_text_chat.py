@@ -166,3 +166,21 @@ def test_equals_transformers(source: str) -> None:
     for options in ({}, {"add_generation_prompt": True}, {"continue_final_message": True}):
         (expected,), _ = rendering.render_jinja_template([messages], chat_template=source, **options)
         assert template.render(messages, **{"add_generation_prompt": False, **options}) == expected
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "raise_exception", "strftime_now | string", "'a'.upper", "messages | map('upper')", "[raise_exception]",
+        "'x' ~ lipsum", "'%s' | format(raise_exception)", "cycler('a')",
+    ],
+)  # fmt: skip
+def test_no_template_prints_where_things_lie_in_memory(printed: str) -> None:
+    with pytest.raises(InvalidRequest, match="is no text"):
+        Renderer(ChatTemplate("{{ " + printed + " }}")).render(HELLO)
+
+
+def test_messages_may_speak_of_addresses() -> None:
+    text = "What is <function f at 0x7f73587cc7c0>?"
+    rendered = Renderer(ChatTemplate("{{ messages[0].content }}")).render([{"role": "user", "content": text}])
+    assert "".join(rendered.pieces) == text

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 import struct
 from collections.abc import Iterable, Mapping
@@ -104,10 +105,10 @@ def open_adapter(path: str | Path, *, inside: str | Path | None = None) -> Adapt
     if inside is not None:
         path = _require_inside(path, Path(inside))
     config_file, weights_file = path / CONFIG_NAME, path / WEIGHTS_NAME
-    if not config_file.is_file():
+    if not os.path.isfile(config_file):  # other than Path's, these raise nothing, also for a name that is too long
         raise BadCheckpoint(f"{path} has no {CONFIG_NAME}, so it is not a LoRA adapter in PEFT's format.")
-    if not weights_file.is_file():
-        pickled = (path / "adapter_model.bin").exists()
+    if not os.path.isfile(weights_file):
+        pickled = os.path.exists(path / "adapter_model.bin")
         hint = "; adapter_model.bin is a pickle, which is never read: save it as safetensors" if pickled else ""
         raise BadCheckpoint(f"{path} has no {WEIGHTS_NAME}{hint}.")
     if inside is not None:
@@ -121,7 +122,7 @@ def open_adapter(path: str | Path, *, inside: str | Path | None = None) -> Adapt
 
 
 def _require_inside(path: Path, folder: Path) -> Path:
-    real, real_folder = path.resolve(), folder.resolve()
+    real, real_folder = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
     if not real.is_relative_to(real_folder):
         raise BadCheckpoint(f"{path} does not lie inside {folder}, the only folder that adapters are taken from.")
     return real

@@ -97,9 +97,9 @@ def resolve_model(name: str, *, cache_dir: Path | None = None, progress: Progres
         path = _resolve_alias(name, cache_dir, progress or _ignore)
         return ResolvedModel(path, name, "alias")
     path = Path(name).expanduser()
-    if path.is_dir():
+    if os.path.isdir(path):  # other than Path's, these raise nothing, also for a name that is too long
         return ResolvedModel(path, path.resolve().name, "path")
-    if path.is_file():
+    if os.path.isfile(path):
         return ResolvedModel(path, path.stem, "path")
     match = _HUB_NAME.fullmatch(name)
     if match is None or name.endswith(".gguf"):

@@ -20,7 +20,7 @@ def read_part(path: str, inside: str, name: str, offset: int) -> tuple[int, byte
         raise NoPart(f"An adapter has no file {name[:100]!r}.")
     file = Path(path) / name
     try:
-        if inside and not file.resolve().is_relative_to(Path(inside).resolve()):
+        if inside and not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(inside)):
             raise NoPart(f"{path} does not lie inside {inside}, the only folder that adapters are taken from.")
         fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

@@ -157,6 +157,9 @@ class Fields:
 
 
 def check_integer(name: str, value: Any, low: int, high: int) -> int:
+    """JSON has one kind of number: 3.0 is 3."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"{name} must be an integer, got {kind_name(value)}.", param=name)
     if not low <= value <= high:

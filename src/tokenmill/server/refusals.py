@@ -13,7 +13,8 @@ from .json_encoder import encode_json
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 _REASONS = {
     400: b"Bad Request", 405: b"Method Not Allowed", 408: b"Request Timeout", 414: b"URI Too Long",
-    431: b"Request Header Fields Too Large", 503: b"Service Unavailable", 505: b"HTTP Version Not Supported",
+    431: b"Request Header Fields Too Large", 501: b"Not Implemented", 503: b"Service Unavailable",
+    505: b"HTTP Version Not Supported",
 }  # fmt: skip
 
 Line = tuple[bytes, bytes]
@@ -35,6 +36,9 @@ def judge_head(version: str, method: bytes, target: bytes, lines: list[Line]) ->
     num_hosts = sum(name == b"host" for name, _ in lines)
     if num_hosts > 1 or (not num_hosts and version == "1.1"):
         return Refusal(400, "A request needs one Host header.")
+    codings = b",".join(value for name, value in lines if name == b"transfer-encoding").lower().split(b",")
+    if len(codings) > 1 and codings[-1].strip() == b"chunked":  # where it is not the last, the parser has refused it
+        return Refusal(501, "A body may come chunked; this server knows no other transfer coding.")
     absolute = _ABSOLUTE.match(target)
     if absolute is not None:
         target = b"/" + target[absolute.end() :].removeprefix(b"/")

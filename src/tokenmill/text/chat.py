@@ -11,6 +11,7 @@ What a template cannot render is the client's error and names `messages`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,6 +31,8 @@ _MAX_REASON = 500
 
 _CONTINUE_MARK = "\ue000continue-final-message\ue000 "
 """Put behind the message to be continued, to find its end in the prompt; the space shows whether the template trims."""
+
+_ADDRESS = re.compile(" at (0x[0-9a-f]+)>")
 
 _PROBE = "\ue000probe\ue000"
 
@@ -122,7 +125,20 @@ class Renderer:
             raise InvalidRequest(
                 f"The chat template rejected the messages: {_reason(error)}", param="messages"
             ) from error
-        return "".join(pieces)
+        prompt = "".join(pieces)
+        self._check_printed(prompt, variables)
+        return prompt
+
+    def _check_printed(self, prompt: str, variables: Mapping[str, Any]) -> None:
+        """Functions, methods and iterators print where they lie in this process's memory: that is no text of a prompt,
+        and nobody else's business. What was given with such words in it may be printed."""
+        printed = set(_ADDRESS.findall(prompt))
+        if printed:
+            given = f"{self._source} {variables}"
+            if any(address not in given for address in printed):
+                raise InvalidRequest(
+                    "The chat template prints a function, a method or an iterator, which is no text.", param="messages"
+                )
 
     def _try(self, messages: list[dict[str, Any]]) -> str:
         return self._run({"messages": messages, "tools": None, "add_generation_prompt": False})

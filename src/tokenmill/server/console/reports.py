@@ -73,8 +73,8 @@ class Reports:
         return sorted(inside, key=lambda path: -path.stat().st_mtime)[:MOST_FILES]
 
     def _is_inside(self, path: Path) -> bool:
-        real, folder = path.resolve(), Path(self._folder).resolve()
-        return path.suffix == ".json" and real.is_file() and real.parent == folder
+        real, folder = Path(os.path.realpath(path)), Path(os.path.realpath(self._folder))
+        return path.suffix == ".json" and os.path.isfile(real) and real.parent == folder
 
     def _read(self, name: str) -> bytes:
         if not self._folder:

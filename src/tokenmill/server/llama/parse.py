@@ -144,10 +144,8 @@ def _prompt(value: Any, vocab_size: int) -> Prompt | Mixed:
         raise InvalidRequest(f"prompt must be {_MIXED_SHAPES}, got {got}.", param="prompt")
     if not any(isinstance(part, str) for part in value):
         return token_ids("prompt", value, vocab_size)
-    for part in value:
-        if not isinstance(part, str):
-            check_integer("prompt", part, 0, vocab_size - 1)
-    return Mixed(tuple(value))
+    parts = [part if isinstance(part, str) else check_integer("prompt", part, 0, vocab_size - 1) for part in value]
+    return Mixed(tuple(parts))
 
 
 def _extra(value: list[Any]) -> list[tuple[str, str]]:
