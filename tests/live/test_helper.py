@@ -118,6 +118,36 @@ def test_a_hostile_template_ends_as_the_clients_error(name: str, tmp_path: Path)
     run(work())
 
 
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("{% if %}", "does not compile"),
+        ("{{ messages[0].content | nosuch }}", "nosuch"),
+        ("{{ messages[0]['text'] + 1 }}", "rejected the messages"),
+        ("{{ raise_exception('never') }}", "never"),
+        (HOSTILE["recursion"], ""),
+    ],
+)
+def test_a_template_that_can_render_nothing_is_named_at_load(
+    source: str, named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before any request; one that can is not."""
+
+    async def work() -> None:
+        async with helper(tmp_path, source) as subject:
+            subject.warm_up()
+            while not caplog.records:
+                await asyncio.sleep(0.01)
+            assert named in caplog.text and "--chat-template FILE" in caplog.text
+        caplog.clear()
+        async with helper(tmp_path) as subject:
+            subject.warm_up()
+            assert await render(subject)
+            assert not caplog.records
+
+    run(work())
+
+
 def test_a_heavy_job_ends_in_time_and_memory(tmp_path: Path) -> None:
     async def work() -> None:
         async with helper(tmp_path) as subject:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from tokenmill.formats.checkpoint import open_checkpoint, weights_digest
 from tokenmill.formats.digest import file_digest
 from tokenmill.formats.mapping import map_file
 from tokenmill.formats.release import release
+from tokenmill.text.folder_tokenizer import tokenizer_from_folder
 
 
 def make_folder(path: Path) -> Path:
@@ -53,6 +55,17 @@ def test_refuses_what_is_no_model(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "m.safetensors")
     with pytest.raises(BadCheckpoint, match="part of 3 files, its name says 1"):
         open_checkpoint(write_gguf(tmp_path / "m.gguf", {"split.count": 3}))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer.model", "m.gguf"])
+def test_a_pointer_of_git_lfs_says_how_to_have_the_file(name: str, tmp_path: Path) -> None:
+    """A clone without LFS has such a line in the place of each large file."""
+    folder = make_folder(tmp_path / "m")
+    pointer = folder / name
+    pointer.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 4\n")
+    with pytest.raises(BadCheckpoint, match=rf"{re.escape(str(pointer))} .*git lfs pull"):
+        open_checkpoint(pointer if name.endswith(".gguf") else folder)
+        tokenizer_from_folder(folder)
 
 
 def test_parts_of_a_split_model_are_one(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from ..core.errors import BadCheckpoint
-from .mapping import map_file
+from .mapping import map_file, refuse_pointer
 from .tensor import BLOCK_LAYOUT, Tensor
 
 KINDS = {
@@ -153,7 +153,9 @@ def read_json_value(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_HEADER_BYTES:
             raise BadCheckpoint(f"{path} is larger than {MAX_HEADER_BYTES} bytes.")
-        return _parse_json(path.read_bytes(), path)
+        data = path.read_bytes()
+        refuse_pointer(path, data)
+        return _parse_json(data, path)
     except OSError as error:
         raise BadCheckpoint(f"{path} cannot be read: {error.strerror or error}.") from error
 

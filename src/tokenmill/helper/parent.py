@@ -53,6 +53,9 @@ _END_S = 1.0
 _RESTART_S = 1.0
 """At least between two starts."""
 
+_PLAIN = Render(({"role": "user", "content": "Hello"},))
+"""What every template of a chat model can render."""
+
 _TRIM_BYTES = MiB
 _TRIM_AFTER_S = 1.0
 
@@ -94,9 +97,10 @@ class HelperProcess:
         self._trimming: asyncio.TimerHandle | None = None
 
     def warm_up(self) -> None:
-        """Start the process and have the model's template compiled, before the first request needs them."""
+        """Start the process and have the model's template compiled and tried, before the first request needs them. A
+        template that cannot render a plain message is named in the log."""
         if self._launch.materials.chat is not None:
-            self._begin(self._prepare())
+            self._begin(self._prepare(_PLAIN))
 
     def warm_up_grammars(self) -> None:
         """Have done what the first grammar would wait for: tenths of a second, of one processor."""
@@ -196,14 +200,19 @@ class HelperProcess:
             self._renderer.close()
             self._renderer = None
 
-    async def _prepare(self) -> None:
+    async def _prepare(self, trial: Render | None = None) -> None:
         async with self._quick.turn("", 0):
             try:
-                await self._ready_renderer()
-            except InvalidRequest as error:
-                _log.warning("%s Chat is refused; --chat-template FILE gives another.", error.message)
-            except (TokenmillError, EOFError, _Killed):
-                pass  # the next request finds the same, and is told
+                renderer = await self._ready_renderer()
+                if trial is not None:
+                    _open(await renderer.ask(*pack(trial)))
+            except (TokenmillError, EOFError, _Killed) as error:
+                reason: BaseException = error
+                if isinstance(error, _Killed):
+                    self._close_renderer()
+                    reason = error.reason(trial or Compile())
+                if isinstance(reason, InvalidRequest):  # the next request finds any other again, and is told
+                    _log.warning("%s Chat is refused; --chat-template FILE gives another.", reason.message)
 
     async def _prepare_grammars(self) -> None:
         with contextlib.suppress(TokenmillError):  # the first grammar finds the same, and is told

@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from ..core.errors import BadCheckpoint
+from ..formats.mapping import map_file
 from ..formats.safetensors import read_json
 from .charsmap import check_normalizer
 from .tokenizer import Tokenizer
@@ -47,8 +48,8 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 def _from_json(path: Path) -> tokenizers.Tokenizer:
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except (KeyboardInterrupt, SystemExit):
+        return tokenizers.Tokenizer.from_buffer(bytes(map_file(path)))
+    except (BadCheckpoint, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library's panics are no Exceptions
         raise BadCheckpoint(f"{path} is not a tokenizer that can be read: {error}.") from error
