@@ -41,6 +41,9 @@ CLUSTERS = {
     "no workers": (FINE + "count = 0", "workers[0].count: a whole number of 1 or more"),
     "a billion workers": (FINE + "count = 1000000000", "workers[0].count: 100000 at most"),
     "heads": (FINE + "tensor_parallel = 3", "workers[0].tensor_parallel: llama-3-8b has 32 heads"),
+    "dense": (FINE + "expert_parallel = true", "workers[0].expert_parallel: llama-3-8b has no experts"),
+    "memory": (FINE + "memory_share = 1.5", "workers[0].memory_share: a number that is more than 0 and at most 1"),
+    "nested": ("x = " + "[" * 5000 + "]" * 5000, "c.toml is no TOML: "),
     "too large": (FINE.replace("llama-3-8b", "deepseek-v3"), "workers[0].hardware: deepseek-v3 takes 1252 GiB"),
     "no price": (FINE.replace("h100-sxm", "a40") + "[prices]", "prices.a40: no price of a40 is known"),
     "price": (FINE + "[prices]\nh100-sxm = -1", "prices.h100-sxm: a number that is more than 0"),
@@ -107,6 +110,9 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "no Python": (("--policy", "syntax.py"), "--policy syntax.py: line 1 is no Python"),
     "fails at once": (("--policy", "zero.py"), "--policy zero.py: running it failed: ZeroDivisionError"),
     "fails later": (("--policy", "router.py"), "/router.py, line 6, failed while it ran: ValueError: what is "),
+    "returns nothing": (("--policy", "nothing.py"), "nothing.py: what it returned cannot be used: AttributeError: "),
+    "nested load": (("--load", "nested.toml"), "nested.toml cannot be read as a load: "),
+    "nested result": (("--against", "nested.json"), "--against nested.json is no JSON: "),
     "result's folder": (("--json", "no/where.json"), "The folder of no/where.json does not exist."),
     "result that is a folder": (("--json", "."), "--json . is a folder."),
     "half a client": (("--sweep-concurrency", "1.5"), "--sweep-concurrency: must be whole numbers above 0, got 1.5"),
@@ -130,6 +136,9 @@ FILES = {
     "syntax.py": "def f(:\n",
     "zero.py": "1 / 0\n",
     "router.py": ROUTER,
+    "nothing.py": ROUTER.replace('raise ValueError("what is this?\\nno idea")', "return None"),
+    "nested.toml": "x = " + "[" * 5000 + "]" * 5000,
+    "nested.json": "[" * 100_000 + "]" * 100_000,
 }
 
 

@@ -31,6 +31,15 @@ def test_examples_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "workers busy" in said and "digest" in said and "blocks of KV" in said
 
 
+def test_a_thousand_workers_take_their_load(tmp_path: Path) -> None:
+    """In each moment more is open than the usual bounds of a front end allow."""
+    out = tmp_path / "out.json"
+    words = ["--num-prompts", "2000", "--request-rate", "100000", "--random-output-len", "2"]
+    assert main(["simulate", str(EXAMPLES / "thousand.toml"), *words, "--json", str(out)]) == 0
+    result = json.loads(out.read_text())
+    assert result["num_ok"] == 2000 and result["max_in_flight"] > 1900
+
+
 def test_a_file_says_the_load_and_the_command_line_goes_before(tmp_path: Path) -> None:
     result = run(EXAMPLES / "two-cpus.toml", tmp_path / "a.json", "--random-output-len", "8")
     assert result["schedule"]["request_rate"] == 2.0 and result["output_tokens"] == 12 * 8

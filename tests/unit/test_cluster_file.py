@@ -38,6 +38,14 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 5
 
 
+def test_a_step_of_a_gpu_has_the_tokens_of_one() -> None:
+    for hardware, num_tokens in (("h100-sxm", 8192), ("l40s", 2048)):
+        deployment = read_deployment(USUAL.replace("h100-sxm", hardware))
+        assert {each.config.max_num_batched_tokens for each in deployment.workers} == {num_tokens}
+    said = read_deployment(USUAL + "[engine]\nmax_num_batched_tokens = 77")
+    assert said.workers[0].config.max_num_batched_tokens == 77
+
+
 def test_what_is_said_is_there() -> None:
     deployment = read_deployment(
         USUAL

@@ -249,7 +249,7 @@ class Calibrated:
         """Raises ConfigError, which names the field; name: of the file."""
         try:
             whole = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             whole = None
         if not isinstance(whole, dict) or whole.get("format") != FORMAT:
             raise ConfigError(f"{name} is no calibration: write one by tokenmill calibrate.", param="calibration")

@@ -47,7 +47,7 @@ def parse(text: str, name: str = "cluster file") -> dict[str, Any]:
     """The tables of a file. Raises ConfigError for what is no TOML."""
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{name} is no TOML: {error}") from None
 
 

@@ -264,6 +264,10 @@ def _check(model: ModelShape, hardware: Hardware, parallel: Parallel) -> None:
             f"parallel.pipeline: {model.name} has {model.num_layers} layers, fewer than {parallel.pipeline} stages",
             param="parallel.pipeline",
         )
+    if parallel.is_expert and not model.num_experts:
+        raise ConfigError(
+            f"parallel.expert: {model.name} has no experts that could lie whole; take it out", param="parallel.expert"
+        )
     if parallel.is_overlapped and not (
         parallel.is_expert and model.num_experts and parallel.tensor * parallel.data > 1
     ):

@@ -30,6 +30,8 @@ from .topology import Topology
 POOLS = ("mixed", "prefill", "decode")
 LONGEST = 131072
 """Tokens of a sequence where nobody says, if so many fit."""
+GPU_BATCHED_TOKENS, LARGE_GPU_BATCHED_TOKENS, LARGE_GPU_BYTES = 2048, 8192, 70 * 2**30
+"""Tokens of a step on a GPU where nobody says, as vLLM serves; on large ones more. Our own default is of a CPU."""
 MOST_WORKERS = 100_000
 """Of a table: more would fill memory before anything is said."""
 _LAWS = ("hardware", "calibration", "costs")
@@ -38,6 +40,7 @@ _SPREAD = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_para
 _PLACES = {
     "parallel.tensor": "tensor_parallel",
     "parallel.pipeline": "pipeline_parallel",
+    "parallel.expert": "expert_parallel",
     "parallel.overlapped": "expert_overlap",
 }
 
@@ -132,7 +135,7 @@ def read_group(
     pool = fields.text("pool", "mixed", among=POOLS)
     law, hardware, parallel = _read_law(fields, model, sources)
     # Stages work on a step each, and one more is planned meanwhile.
-    settings = {"steps_in_flight": max(STEPS_IN_FLIGHT, parallel.pipeline + 1), **_measured(law), **engine}
+    settings = {"steps_in_flight": max(STEPS_IN_FLIGHT, parallel.pipeline + 1), **_usual(law, hardware), **engine}
     settings = read_engine(fields.table("engine"), settings)
     block_size = settings.get("block_size", BLOCK_SIZE)
     num_blocks, token_bytes = _read_kv(fields, model, law, block_size)
@@ -195,8 +198,11 @@ def _read_law(fields: Fields, model: Model, sources: Sources) -> tuple[StepLaw, 
         raise _placed(fields, error) from None
 
 
-def _measured(law: StepLaw) -> dict[str, int]:
-    """The settings of the engine that a law was calibrated on."""
+def _usual(law: StepLaw, hardware: Hardware | None) -> dict[str, int]:
+    """The settings of engines where nobody says: of the one that a law was calibrated on, and what suits a GPU."""
+    if hardware is not None and not hardware.is_cpu:
+        is_large = hardware.memory_bytes >= LARGE_GPU_BYTES
+        return {"max_num_batched_tokens": LARGE_GPU_BATCHED_TOKENS if is_large else GPU_BATCHED_TOKENS}
     if not isinstance(law, Calibrated):
         return {}
     names = ("block_size", "max_num_seqs", "max_num_batched_tokens")
@@ -228,8 +234,9 @@ def _read_kv(fields: Fields, model: Model, law: StepLaw, block_size: int) -> tup
     token_bytes = fields.number("kv_token_bytes", token_bytes)
     most = 0
     if isinstance(law, Roofline) and law.hardware.memory_bytes:
+        share = fields.number("memory_share", 0.9, most=1.0, is_open=True)
         try:
-            most = law.num_kv_blocks(block_size, fields.number("memory_share", 0.9, most=1.0, is_open=True))
+            most = law.num_kv_blocks(block_size, share)
         except ConfigError as error:
             raise _placed(fields, error) from None
     has_blocks, has_bytes = fields.has("kv_blocks"), fields.has("kv_cache_memory_bytes")

@@ -38,7 +38,7 @@ def read_results(paths: Sequence[Path]) -> list[Json]:
             result = json.loads(path.read_text(encoding="utf8"))
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}.", param="result") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is no JSON: {error}.", param="result") from None
         if not isinstance(result, dict) or result.get("kind") not in _KINDS:
             raise ConfigError(f"{path} is no result of tokenmill bench.", param="result")

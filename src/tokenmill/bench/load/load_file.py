@@ -70,7 +70,7 @@ class LoadFile(argparse.Action):
         path = Path(str(values))
         try:
             table = tomllib.loads(path.read_text(encoding="utf8"))
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(f"{path} cannot be read as a load: {reason}.", param="load") from None
         setattr(namespace, self.dest, Given(path, table, parser))

@@ -108,7 +108,7 @@ def read_lives(path: str) -> list[Live]:
         result = json.loads(Path(path).read_bytes())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.", param="black_box") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no JSON.", param="black_box") from error
     if not isinstance(result, dict) or result.get("schema") != SCHEMA:
         told = f"{path} is no result of tokenmill bench serve --json that this version reads."

@@ -210,7 +210,7 @@ def _line(what: str, line: Line, number: str) -> str:
 def _run(path: str) -> dict[str, Any]:
     try:
         run = json.loads(_read(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--run {path} is no JSON.", param="run") from error
     if not isinstance(run, dict):
         raise ConfigError(f"--run {path} is no result of tokenmill bench serve.", param="run")

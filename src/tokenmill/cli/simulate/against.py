@@ -142,7 +142,7 @@ def _read(path: Path) -> Json:
         result = json.loads(path.read_text(encoding="utf8"))
     except OSError as error:
         raise ConfigError(f"--against {path} cannot be read: {error.strerror}.", param="against") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--against {path} is no JSON: {error}.", param="against") from None
     if not isinstance(result, dict) or result.get("schema") != SCHEMA:
         raise ConfigError(f"{path} is no result of tokenmill bench that this version reads.", param="against")

@@ -16,6 +16,6 @@ def read_machine(name: str, where: str = "hardware") -> Hardware:
         return hardware_named(name, where)
     try:
         report = json.loads(Path(name).read_text(encoding="utf8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: {name} cannot be read: {error}", param=where) from None
     return measured_hardware(report if isinstance(report, dict) else {}, name, where=where)

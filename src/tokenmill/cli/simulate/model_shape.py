@@ -74,7 +74,7 @@ def read_shape(path: str) -> ModelShape:
 def _from_facts(path: str) -> ModelShape:
     try:
         facts = json.loads(Path(path).read_text(encoding="utf8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"model.checkpoint: {path} cannot be read: {error}", param="model.checkpoint") from None
     table = facts.get("shape") if isinstance(facts, Mapping) else None
     if not isinstance(table, Mapping):

@@ -70,19 +70,24 @@ class ChosenPolicies:
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """While policies run: what fails in the file of one is a ConfigError that says where."""
+        """While policies run: what fails in the file of one is a ConfigError that says where; so is what fails by what
+        one's own policy returned, since ours return what can be used."""
         files = {str(name).rpartition(":")[0] for name in self.named.values() if isinstance(name, OwnPolicy)}
         try:
             yield
         except TokenmillError:
             raise
         except Exception as error:
-            places = [each for each in traceback.extract_tb(error.__traceback__) if each.filename in files]
-            if not places:
+            if not files:
                 raise
             what = " ".join(f"{type(error).__name__}: {error}".split())
-            told = f"--policy {places[-1].filename}, line {places[-1].lineno}, failed while it ran: {what}"
-            raise ConfigError(told, param="policy") from error
+            steps = traceback.extract_tb(error.__traceback__)
+            places = [each for each in steps if each.filename in files]
+            if places:
+                told = f"{places[-1].filename}, line {places[-1].lineno}, failed while it ran: {what}"
+            else:
+                told = f"{', '.join(sorted(files))}: what it returned cannot be used: {what}"
+            raise ConfigError(f"--policy {told}", param="policy") from error
 
     def config(self, config: EngineConfig) -> EngineConfig:
         """The settings of an engine with the policies that are its own."""
