@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import re
 import socket
 import statistics
@@ -20,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from serving import Server
+from serving import Server, resident_bytes
 
 MOST_TTFT_S = 1.5
 MOST_TIMES = 60
@@ -166,7 +167,27 @@ def overload(server: Server) -> list[int]:
     return together(*[lambda number=number: one(number) for number in range(128)])
 
 
+def bomb(pattern: str) -> Any:
+    return {"prompt": "hi", "max_tokens": 30, "guided_regex": pattern}
+
+
+def bombs(server: Server, number: int = 0) -> list[int]:
+    """Eight grammars at once whose first mask explodes, then eight that explode after some tokens."""
+    first = [bomb(f"({letter}{{1000}}){{{1000 + number}}}") for letter in "abcdefgh"]
+    later = [bomb(f"[{letter}x]{{{9 + number}}}(a{{1000}}){{1000}}") for letter in "abcdefgh"]
+    codes = []
+    for bodies in (first, later):
+        codes += together(*[lambda body=body: post(server, "/v1/completions", body) for body in bodies])
+    return codes
+
+
+WIDE = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(550)}, "additionalProperties": False}
+RULES = "start: a0\n" + "".join(f"a{i}: a{i + 1} a{i + 1}\n" for i in range(30)) + 'a30: "x"\n'
+
 ATTACKS: dict[str, Attack] = {
+    "grammars that explode": bombs,
+    "rules that double": repeated("/v1/completions", {"prompt": "a", "guided_grammar": RULES}),
+    "many optional properties": repeated("/v1/completions", {"prompt": "a", "guided_json": WIDE}),
     "a crowd in one call": repeated("/v1/completions", {"prompt": ["a"] * 1024, "max_tokens": 250}, times=1),
     "overload": overload,
     "large texts": repeated("/tokenize", {"prompt": "The sea is wide, " * 600_000}),
@@ -207,3 +228,28 @@ def test_abuse_harms_only_the_abuser(smollm2: Path) -> None:
         slowest = {name: f"{max(seen, default=0):.2f} s" for name, seen in waits.items()}
         assert all_s[int(0.99 * len(all_s))] < most_s, (most_s, slowest)
     assert 0 < max(held) < planned_bytes(server), (max(held), server.output)
+
+
+MOST_GROWN_BYTES = 160 << 20
+"""Of an engine: the grammars that are kept, and eight that are at work."""
+
+MOST_BOMB_S = 0.15
+"""Processor time of an engine for one that gets as far as its masks, its tokens included."""
+
+
+def processor_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_grammars_that_explode_cost_an_engine_little(smollm2: Path) -> None:
+    """Eight at once, four times, each pattern new: refused as bad requests, and the engine neither grows nor works."""
+    with Server("--kv-cache-memory-bytes", "50MiB") as server:
+        assert post(server, "/v1/completions", {"prompt": "a", "guided_choice": ["yes"], "max_tokens": 4}) == 200
+        engine = server.engine_pid
+        assert engine is not None
+        bytes_before, began_s = resident_bytes(engine), processor_s(engine)
+        for number in range(4):
+            assert bombs(server, number) == [400] * 16
+        assert resident_bytes(engine) - bytes_before < MOST_GROWN_BYTES
+        assert processor_s(engine) - began_s < 32 * MOST_BOMB_S

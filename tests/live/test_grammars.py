@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from tokenmill import AsyncLLM, SamplingParams
-from tokenmill.core.errors import EngineFailed, InvalidRequest
+from tokenmill.core.errors import InvalidRequest
 from tokenmill.llm.async_llm import RequestOutput
 from tokenmill.text.grammar import matcher
 
@@ -117,7 +117,7 @@ def test_a_mask_that_takes_too_long_ends_its_request_alone(llm, monkeypatch):
 
     async def run() -> RequestOutput:
         free = asyncio.create_task(last(llm, "Once", PLAIN))
-        with pytest.raises(EngineFailed, match="takes more than"):
+        with pytest.raises(InvalidRequest, match="takes more than"):
             await last(llm, prompt(0), sampling)
         return await free
 

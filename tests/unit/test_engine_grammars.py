@@ -93,3 +93,16 @@ def test_the_end_of_a_grammar_is_the_end():
             assert plan is not None
             (output,) = core.commit(StepResult(plan.step, (RowResult(plan.rows[0].seq, (END,)),)), 0.0).outputs
             assert (output.finish_reason == "stop") == is_over
+
+
+def test_what_a_grammar_cannot_go_on_with_is_the_callers_to_mend():
+    """A limit that is met in mid-answer is a bad request; a fault of the worker is not."""
+    for is_invalid, kind in ((True, "invalid_request_error"), (False, "internal_error")):
+        core = EngineCore(CONFIG)
+        core.handle(Submit((request("a"),)), 0.0)
+        core.handle(JobEnded(JOB), 0.0)
+        plan = core.plan(0.0)
+        assert plan is not None
+        failed = RowResult(plan.rows[0].seq, error="too large", is_invalid=is_invalid)
+        (output,) = core.commit(StepResult(plan.step, (failed,)), 0.0).outputs
+        assert (output.finish_reason, output.error, output.error_kind) == ("error", "too large", kind)

@@ -12,6 +12,7 @@ from tests.grammars import byte_tokenizer, schema_takes
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.text.grammar.build import to_grammar
 from tokenmill.text.grammar.constraint import Constraint
+from tokenmill.text.grammar.rewrite import MAX_OPTIONAL
 from tokenmill.text.grammar.schema import prepare
 
 PERSON = {
@@ -291,3 +292,12 @@ def test_size_and_depth_are_bounded() -> None:
         prepare({"enum": list(range(60_000))}, "p")
     with pytest.raises(InvalidRequest, match="'pattern' at #"):
         prepare({"pattern": "a" * 5000}, "p")
+
+
+def test_more_optional_properties_than_can_be_followed_are_refused_by_name() -> None:
+    """Those between two required ones count; the place is said."""
+    names = [f"p{number}" for number in range(MAX_OPTIONAL + 1)]
+    inner = {"type": "object", "properties": dict.fromkeys(names, True)}
+    with pytest.raises(InvalidRequest, match="'properties' at #/properties/a: more than 500 optional"):
+        prepare({"properties": {"a": inner}}, "guided_json")
+    prepare({"properties": {"a": {**inner, "required": [names[250]]}}}, "guided_json")

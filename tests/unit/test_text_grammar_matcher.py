@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from tiny_tokenizer import DEFINED, SPECIAL, byte_tokenizer
 
 from grammar_cases import END, GRAMMARS, VOCAB_SIZE, Characters, follows, regex, schema, vocabulary
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.server import jobs
 from tokenmill.text.grammar import matcher as matchers
 from tokenmill.text.grammar.matcher import GrammarFailed, Matcher, Vocabulary
 
@@ -114,11 +117,53 @@ def test_a_bad_grammar_is_refused_with_the_reason(grammar):
 
 
 def test_a_grammar_that_nothing_fits_says_so():
-    """In words, not by the library's own name for it."""
-    mask = np.zeros(3, np.uint32)
-    matcher = vocabulary().matcher(schema({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}))
+    """In words, not by the library's own name for it, and before it is used."""
     with pytest.raises(GrammarFailed, match="nothing that fits it can come next"):
-        matcher.fill(mask.ctypes.data, mask.nbytes)
+        vocabulary().matcher(schema({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}))
+
+
+LATER = "[xy]{9}(a{1000}){1000}"
+BOMBS = {
+    "a repeated repetition": regex("(a{1000}){1000}"),
+    "a long text": schema({"type": "string", "pattern": "^h{2000000}$"}),
+    "many ways to be empty": regex("(?:a?){5000}a{5000}"),
+    "rules that double": json.dumps(
+        {
+            "grammars": [
+                {"lark_grammar": "start: a0\n" + "".join(f"a{i}: a{i + 1} a{i + 1}\n" for i in range(30)) + 'a30: "x"'}
+            ]
+        }
+    ),
+    "lexemes that double": json.dumps(
+        {
+            "grammars": [
+                {"lark_grammar": "start: A0\n" + "".join(f"A{i}: A{i + 1} A{i + 1}\n" for i in range(24)) + 'A24: "x"'}
+            ]
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_grammar_that_explodes_is_refused_before_it_is_used(name):
+    """At a price that is bounded, and none of it is kept."""
+    made = vocabulary()
+    before_bytes, began_s = matchers.heap_bytes(), time.process_time()
+    with pytest.raises(InvalidRequest, match=r"too (large|big|many)|[Tt]oo many|more than"):
+        made.check(BOMBS[name], "guided_regex")
+    assert time.process_time() - began_s < jobs.GRAMMAR_S
+    assert matchers.heap_bytes() - before_bytes < 2 << 20
+
+
+def test_a_grammar_that_explodes_later_fails_at_a_bounded_price():
+    words, made = Words(), vocabulary()
+    made.check(regex(LATER), "guided_regex")
+    matcher = made.matcher(regex(LATER))
+    before_bytes = matchers.heap_bytes()
+    with pytest.raises(GrammarFailed, match=r"too large|takes more than"):
+        for token in Characters().encode("xyxyxyxyxaa"):
+            matcher.step(token, *words.place)
+    assert matchers.heap_bytes() - before_bytes < matchers.MAX_BYTES
 
 
 def test_a_token_out_of_the_grammar_is_an_error_and_stays_one():

@@ -156,3 +156,48 @@ def test_no_sequence_fails_for_what_others_found_out(monkeypatch):
             grammars.advance([one], [token])
         assert allowed(one.mask, 60) and not one.error, one.error
     grammars.close()
+
+
+def test_what_failed_is_not_kept(grammars):
+    """And is the caller's to mend; the next one with that grammar starts from nothing."""
+    grammars.prepare(grammar := regex("abc"))
+    one = grammars.introduce(intro(grammar), NONE)
+    grammars.advance([one], text.encode("x"))
+    assert until(lambda: one.mask.until[0] == ALWAYS) and one.is_invalid
+    assert grammar not in grammars._prepared
+    assert allowed(grammars.introduce(intro(grammar), NONE).mask, 0) == text.encode("a")
+
+
+def test_kept_grammars_are_bounded_by_bytes(grammars, monkeypatch):
+    """As the heap has grown, whatever their number; what is at work goes on."""
+    used = [0]
+    monkeypatch.setattr(grammars_module, "heap_bytes", lambda: used[0])
+    grammars.prepare(a := regex("ab"))
+    one = grammars.introduce(intro(a), NONE)
+    assert allowed(one.mask, 0) and a in grammars._prepared
+    used[0] += grammars_module.MAX_GROWN_BYTES + 1
+    grammars.prepare(regex("cd"))
+    assert not grammars._prepared
+    grammars.advance([one], text.encode("a"))
+    assert allowed(one.mask, 1) == text.encode("b") and not one.error
+
+
+def test_an_answer_whose_masks_fill_the_heap_ends(grammars, monkeypatch):
+    """Where dropping the kept grammars frees nothing, the one at work has it."""
+    used = [0]
+    monkeypatch.setattr(grammars_module, "heap_bytes", lambda: used[0])
+    monkeypatch.setattr(grammars_module, "_SLOW_S", 0.0)
+    monkeypatch.setattr(grammars_module, "_COSTLY_S", 0.0)
+    one = grammars.introduce(intro(regex("abc")), NONE)
+    assert allowed(one.mask, 0)
+    used[0] += grammars_module.MAX_GROWN_BYTES + 1
+    grammars.advance([one], text.encode("a"))
+    assert until(lambda: one.mask.until[0] == ALWAYS) and "MiB" in one.error and one.is_invalid
+
+
+def test_an_answers_slow_masks_are_bounded_together(grammars, monkeypatch):
+    monkeypatch.setattr(grammars_module, "_SLOW_S", 0.0)
+    monkeypatch.setattr(grammars_module, "_SPENT_S", -1.0)
+    one = grammars.introduce(intro(regex("abc")), NONE)
+    grammars.advance([one], text.encode("a"))
+    assert until(lambda: one.mask.until[0] == ALWAYS) and "processor time" in one.error and one.is_invalid

@@ -110,7 +110,8 @@ class RowResult(NamedTuple):
     """What one row gave. `tokens`: drawn tokens (empty unless the row sampled). `logprobs`: one entry per drawn token
     where the request wants them. `prompt_logprobs`: one entry per scored position, in order. `vector`: the output of a
     pooling sequence, float32 in the machine's byte order. `is_corrupted`: the row's logits or vector are not finite,
-    and it gives nothing else. `error`: nor does a row that could not be drawn from; a sentence for the user."""
+    and it gives nothing else. `error`: nor does a row that could not be drawn from; a sentence for the user.
+    `is_invalid`: who asked for it can mend that."""
 
     seq: int
     tokens: tuple[int, ...] = ()
@@ -119,6 +120,7 @@ class RowResult(NamedTuple):
     vector: bytes = b""
     is_corrupted: bool = False
     error: str = ""
+    is_invalid: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,32 @@ from ..core.errors import InvalidRequest
 from ..core.step import Introduction
 from ..ops.api import Ops
 from ..ops.draws import ALWAYS, Mask
-from ..text.grammar.matcher import BYTES_PER_TOKEN, COPY_BYTES, MATCHER_BYTES, GrammarFailed, Matcher, Vocabulary
+from ..text.grammar.matcher import (
+    BYTES_PER_TOKEN,
+    COPY_BYTES,
+    MATCHER_BYTES,
+    GrammarFailed,
+    Matcher,
+    Vocabulary,
+    heap_bytes,
+)
 
 MAX_KEPT = 64
 """Grammars whose matchers are kept for further sequences."""
+
+MAX_GROWN_BYTES = MAX_KEPT * MATCHER_BYTES
+"""What the heap may grow by before they are dropped. It is measured, because a grammar's size does not tell what is
+found out about it."""
+
+_SLOW_S = 0.0002
+"""Of a token: longer than what only reads what is known. Half a microsecond more may have taken 200 bytes."""
+
+_SPENT_S = 0.1
+_SPENT_PER_TOKEN_S = 0.002
+"""Processor time that the slow tokens of a sequence may take together."""
+
+_COSTLY_S = 0.02
+"""Of slow tokens, in all: who has had less did not fill the heap."""
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +73,8 @@ class Constrained:
     hides_end its end tokens are allowed only where nothing else is
     tokens    what was drawn
     is_over   no mask is wanted any more
+    is_invalid  what `error` says is for the caller to mend
+    slow_s    processor time of its slow tokens
     """
 
     grammar: str
@@ -63,6 +87,8 @@ class Constrained:
     matcher: Matcher | None = None
     is_over: bool = False
     error: str = ""
+    is_invalid: bool = False
+    slow_s: float = 0.0
 
 
 Work = tuple[Constrained, Callable[[], None]]
@@ -83,6 +109,7 @@ class Grammars:
     _work: SimpleQueue[list[Work] | None] = field(default_factory=SimpleQueue)
     _thread: threading.Thread | None = None
     _live: WeakSet[Constrained] = field(default_factory=WeakSet)
+    _floor_bytes: int = 0
 
     def prepare(self, grammar: str) -> None:
         """Have its matcher and first mask ready for sequences to come. Raises InvalidRequest."""
@@ -98,6 +125,7 @@ class Grammars:
             if self._vocabulary is None:
                 self._vocabulary = self.load()
                 assert self._vocabulary.vocab_size == self.vocab_size, self._vocabulary.vocab_size
+                self._floor_bytes = heap_bytes()
         return self._vocabulary
 
     def most_bytes(self, num_seqs: int) -> int:
@@ -153,12 +181,20 @@ class Grammars:
             self._prepared[grammar] = matcher
             while len(self._prepared) > MAX_KEPT:
                 self._prepared.popitem(last=False)
+        self._drop_if_full()
+
+    def _drop_if_full(self) -> bool:
+        """Whether the heap has grown so much that all kept grammars were dropped, and that did not free half of it."""
+        with self._lock:
+            grown_bytes = heap_bytes() - self._floor_bytes
+            if grown_bytes <= MAX_GROWN_BYTES:
+                return False
+            self._prepared.clear()
+            floor_bytes, self._floor_bytes = self._floor_bytes, heap_bytes()
+            return self._floor_bytes - floor_bytes > grown_bytes // 2
 
     def _build(self, grammar: str) -> Matcher:
-        matcher = self.vocabulary().matcher(grammar)
-        words = np.empty(-(-self.vocab_size // 32), np.uint32)
-        matcher.fill(words.ctypes.data, words.nbytes)
-        return matcher
+        return self.vocabulary().matcher(grammar)
 
     def _bits(self, ids: np.ndarray) -> np.ndarray:
         mask = Mask(self.vocab_size)
@@ -183,7 +219,9 @@ class Grammars:
         try:
             work()
         except GrammarFailed as error:
-            one.error = str(error)
+            with self._lock:
+                self._prepared.pop(one.grammar, None)  # copies share what it fails for
+            one.error, one.is_invalid = str(error), True
             self._let_go(one)
         except Exception as error:
             log.exception("A mask could not be made.")
@@ -210,10 +248,20 @@ class Grammars:
         one.tokens.append(token)
         assert one.matcher is not None
         try:
-            one.matcher.step(token, *one.mask.place)
+            self._count(one, one.matcher.step(token, *one.mask.place))
         except GrammarFailed as error:
             self._start_afresh(one, error)
         self._publish(one)
+
+    def _count(self, one: Constrained, taken_s: float) -> None:
+        """What a token has cost. Raises GrammarFailed where the sequence has taken more than its share."""
+        if taken_s < _SLOW_S:
+            return
+        one.slow_s += taken_s
+        if one.slow_s > _SPENT_S + _SPENT_PER_TOKEN_S * len(one.tokens):
+            raise GrammarFailed(f"This grammar took {one.slow_s:.2g} s of processor time. Make it simpler.")
+        if self._drop_if_full() and one.slow_s > _COSTLY_S:
+            raise GrammarFailed(f"Grammars take more than {MAX_GROWN_BYTES >> 20} MiB. Make this one simpler.")
 
     def _start_afresh(self, one: Constrained, error: GrammarFailed) -> None:
         """Copies of a matcher share what the library found out about the grammar, and that is bounded. One that starts

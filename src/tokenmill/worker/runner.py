@@ -28,7 +28,7 @@ from ..ops.api import Draws, Ops, Program, StepBatch, StepLimits
 from ..ops.draws import MASK_LATE, MASK_WAIT_S, NOT_FINITE
 from .adapters import Adapters
 from .batch import RowPart, Slots, block_tables, build_batch, micro_batches, one_more_on, one_on, part_of_row
-from .grammars import Grammars
+from .grammars import Constrained, Grammars
 from .sampler import Drawing, Sampler, told
 
 
@@ -267,8 +267,8 @@ class Runner:
             return StepResult(step.plan.step, self._plain_rows(step), duration_s)
         tokens: dict[int, tuple[int, ...]] = {}
         failed: dict[int, RowResult] = {}
-        for row, error in errors.items():
-            failed[row] = RowResult(step.plan.rows[row].seq, error=error)
+        for row, one in errors.items():
+            failed[row] = RowResult(step.plan.rows[row].seq, error=one.error, is_invalid=one.is_invalid)
         logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
         scores: dict[int, tuple[TokenLogprob, ...]] = {}
         for micro_batch in step.micro_batches:
@@ -292,18 +292,18 @@ class Runner:
         )
         return StepResult(step.plan.step, rows, duration_s)
 
-    def _follow_grammars(self, step: PreparedStep) -> dict[int, str]:
-        """Have the masks of the tokens to come made. By row: the errors of those that were drawn without a mask."""
-        errors: dict[int, str] = {}
+    def _follow_grammars(self, step: PreparedStep) -> dict[int, Constrained]:
+        """Have the masks of the tokens to come made. By row: those that failed, and were drawn without a mask."""
+        failed: dict[int, Constrained] = {}
         for micro_batch in step.micro_batches:
             constrained = micro_batch.drawing.constrained
             if constrained is not None:
                 assert self._grammars is not None
                 for row, one in zip(micro_batch.sampled, constrained, strict=True):
                     if one is not None and one.error:
-                        errors[row] = one.error
+                        failed[row] = one
                 self._grammars.advance(constrained, micro_batch.draws.tokens_L.tolist())
-        return errors
+        return failed
 
     def _plain_rows(self, step: PreparedStep) -> tuple[RowResult, ...]:
         """Of a step that gives tokens and nothing else."""

@@ -7,15 +7,21 @@ it builds one or makes a mask.
 
 from __future__ import annotations
 
+import ctypes
 import time
+from functools import cache
+from typing import Any
 
 import llguidance
 
 from ...core.errors import InvalidRequest
 from ..tokenizer import Tokenizer
 
-MASK_S = 0.005
+MASK_S = 0.01
 """Processor time that one token may take: to follow it, and to find what may come after it."""
+
+MAX_BYTES = 16 << 20
+"""Of a grammar with its first mask. Usual ones take a fifth of a mebibyte."""
 
 BYTES_PER_TOKEN = 1100
 """Of a vocabulary, about, with the tokenizer it is made from."""
@@ -37,9 +43,18 @@ _NOTHING_FITS = "nothing that fits it can come next"
 _OUT_OF_ROOM = "too many states"
 """What the library says when it has found out that much."""
 
-_STEP_LEXER_FUEL = 100_000
+_OUT_OF_FUEL = "too many expressions"
+
+_INITIAL_LEXER_FUEL = 200_000
+_STEP_LEXER_FUEL = 50_000
+"""Each unit is about half a microsecond and 200 bytes. The first is for all that is done before the first token. Real
+schemas need up to half of it, and nearly all of what a step may use."""
+
 _STEP_ITEMS = 50_000
-_TOO_SLOW = f"The next token of this grammar takes more than {1e3 * MASK_S:g} ms to find. Make the grammar simpler."
+_ROW_ITEMS = 4_000
+"""Ways in which an answer can go on at one place; an optional property is four of them."""
+
+_MALLINFO = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
 
 class GrammarFailed(Exception):
@@ -66,17 +81,29 @@ class Vocabulary:
         self._tokens = llguidance.LLTokenizer(source, n_vocab=vocab_size, eos_token=ends)
 
     def check(self, grammar: str, param: str) -> None:
-        """Raises InvalidRequest with what the library says of a grammar that it does not take."""
-        error = llguidance.LLMatcher.validate_grammar(grammar, self._tokens, limits=_limits())
-        if error:
-            raise InvalidRequest(f"{param}: {error.strip()}", param=param)
+        """Raises InvalidRequest with what the library says of a grammar that it does not take, or which limit it meets
+        before or with its first token. Nothing else may use this process's heap meanwhile."""
+        before_bytes = heap_bytes()
+        try:
+            self.matcher(grammar)
+            _require_small(heap_bytes() - before_bytes)
+        except GrammarFailed as error:
+            raise InvalidRequest(f"{param}: {error}", param=param) from None
 
     def matcher(self, grammar: str) -> Matcher:
-        """At the beginning of an answer. Raises GrammarFailed."""
+        """At the beginning of an answer, where its first mask is known and some token can come. Raises
+        GrammarFailed."""
         inner = llguidance.LLMatcher(self._tokens, grammar, log_level=0, limits=_limits())
         if inner.is_error():
             raise GrammarFailed(f"The grammar cannot be used: {inner.get_error().strip()}")
-        return Matcher(inner)
+        matcher = Matcher(inner)
+        words = (ctypes.c_uint32 * -(-self.vocab_size // 32))()
+        place = ctypes.addressof(words), ctypes.sizeof(words)
+        matcher.fill(*place)
+        first = next(index * 32 + (word & -word).bit_length() - 1 for index, word in enumerate(words) if word)
+        if first not in self.eos_token_ids:
+            matcher.copy().step(first, *place)  # a mask that met a limit says so with the token after it
+        return matcher
 
 
 class Matcher:
@@ -96,15 +123,17 @@ class Matcher:
         if not self._inner.consume_tokens(tokens):
             raise self._failure("The answer left its grammar")
 
-    def step(self, token: int, address: int, num_bytes: int) -> None:
-        """Take a token and write what may follow it. Raises GrammarFailed, also where it took longer than MASK_S of
-        this thread's processor time."""
+    def step(self, token: int, address: int, num_bytes: int) -> float:
+        """Take a token and write what may follow it; the seconds of this thread's processor time that it took. Raises
+        GrammarFailed, also where these are more than MASK_S."""
         began_s = time.thread_time()
         if not self._inner.consume_token(token):
             raise self._failure("The answer left its grammar")
         self.fill(address, num_bytes)
-        if time.thread_time() - began_s > MASK_S:
-            raise GrammarFailed(_TOO_SLOW)
+        taken_s = time.thread_time() - began_s
+        if taken_s > MASK_S:
+            raise GrammarFailed(_too_slow())
+        return taken_s
 
     def fill(self, address: int, num_bytes: int) -> None:
         """Write what may come next, a bit for each token, lowest first: at least one. The model's end tokens are
@@ -125,6 +154,11 @@ class Matcher:
     def _failure(self, what: str) -> GrammarFailed:
         reason = self._inner.get_error().strip().partition("\n")[0]
         reason = _NOTHING_FITS if reason == _NO_TOKEN else reason
+        if _OUT_OF_FUEL in reason:
+            what, reason = (
+                "This grammar is too large",
+                f"{reason} (limit {_STEP_LEXER_FUEL:,} a token). Make it simpler.",
+            )
         return GrammarFailed(f"{what}: {reason}", is_out_of_room=_OUT_OF_ROOM in reason)
 
 
@@ -144,11 +178,42 @@ class _Tokens:
         return self._tokenizer.encode(text, add_special=False, parse_special=False, shared=False)
 
 
+def heap_bytes() -> int:
+    """What this process has taken of glibc's heap, the library's memory included; 0 on other systems. Takes a few
+    microseconds."""
+    told = _mallinfo()
+    if told is None:
+        return 0
+    found = told()
+    return int(found.uordblks + found.hblkhd)
+
+
+@cache
+def _mallinfo() -> Any:
+    """glibc's mallinfo2, which its version 2.33 brought."""
+    told = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if told is not None:
+        fields = [(name, ctypes.c_size_t) for name in _MALLINFO.split()]
+        told.restype = type("Mallinfo", (ctypes.Structure,), {"_fields_": fields})
+    return told
+
+
+def _require_small(num_bytes: int) -> None:
+    if num_bytes > MAX_BYTES:
+        raise GrammarFailed(f"This grammar takes more than {MAX_BYTES >> 20} MiB of memory. Make it simpler.")
+
+
+def _too_slow() -> str:
+    return f"The next token of this grammar takes more than {1e3 * MASK_S:g} ms to find. Make the grammar simpler."
+
+
 def _limits() -> llguidance.LLParserLimits:
     """What one matcher may take. Errors do not quote the whole grammar."""
     return llguidance.LLParserLimits(
+        initial_lexer_fuel=_INITIAL_LEXER_FUEL,
         step_lexer_fuel=_STEP_LEXER_FUEL,
         step_max_items=_STEP_ITEMS,
+        max_items_in_row=_ROW_ITEMS,
         max_lexer_states=_MAX_LEXER_STATES,
         verbose_errors=False,
     )

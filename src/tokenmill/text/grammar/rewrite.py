@@ -16,6 +16,9 @@ from .patterns import CannotMend, check_text, mend
 
 MAX_PATTERN_CHARS = 4096
 MAX_ENUM = 10_000
+MAX_OPTIONAL = 500
+"""Optional properties in a row, each of which may come next. Twice as many take four times as long."""
+
 MAX_EXACT = 2**53
 """Integers beyond it are not told apart by who reads JSON numbers as floats, the library among them."""
 
@@ -65,6 +68,7 @@ class _Rewriting:
             elif keyword not in KNOWN and (known := meant(keyword)) is not None:
                 raise self._error(keyword, f"there is no such keyword; {known!r} is one")
         self._check_min_properties()
+        self._check_optional()
         self._more = [schema for schema in self._more if schema is not True]
         if False in self._more:
             return False
@@ -330,6 +334,14 @@ class _Rewriting:
         )
         if not is_idle:
             raise self._error(keyword, REFUSED[keyword])
+
+    def _check_optional(self) -> None:
+        required, num_optional = frozenset(self._out.get("required", ())), 0
+        for name in self._out.get("properties", ()):
+            num_optional = 0 if name in required else num_optional + 1
+            if num_optional > MAX_OPTIONAL:
+                reason = f"more than {MAX_OPTIONAL} optional properties in a row are too slow to follow"
+                raise self._error("properties", f"{reason}; name some of them in required")
 
     def _check_min_properties(self) -> None:
         """Names of further properties may come twice in an answer, and then count once for who reads it."""
