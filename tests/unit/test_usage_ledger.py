@@ -248,6 +248,30 @@ def test_a_full_disk_loses_no_record_as_long_as_memory_holds_it(
     journal.close()
 
 
+def test_calls_are_refused_before_memory_cannot_hold_their_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is open is still counted in what is left; with room on the disk again calls come in, and nothing is lost."""
+    journal, account = opened(tmp_path, Clock()), Account("a", "", "m")
+    number = journal.number_of(account)
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        entries, num_records = [(number, 0, 0, 0, 1, "")] * 50_000, 0
+        while not journal.why_not():
+            journal.append(entries)
+            num_records += 1
+            assert num_records < 1000
+        assert journal.why_not() == "No space left on device"
+        journal.append(entries)
+    assert journal.why_not() == ""
+    journal.close()
+    assert sums(tmp_path)[tuple(account)][3] == 50_000 * (num_records + 1)
+
+
 def test_old_sums_grow_coarse_and_keep_their_total(tmp_path: Path) -> None:
     """Minutes become hours and hours days at the ages that are stated; what is older than is kept goes."""
     clock, account = Clock(), Account("a", "", "m")

@@ -159,6 +159,8 @@ def build_app(
         client.hearers.watchers.append(results)
     generation = Generation(config, text, client, helper, clock, new_seed, new_id, meter, results)
     generation.limits.quotas = access.quotas
+    if books is not None:
+        generation.limits.why_uncounted = books.journal.why_not
     if access.quotas is not None:
         client.hearers.watchers.append(access.quotas)
     if audit is not None:

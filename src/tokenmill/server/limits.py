@@ -31,7 +31,8 @@ MAX_OF_CALL = 1024
 
 class Limits:
     """Counts what this front end holds. `draining`: no new calls. `quotas`: what tenants with limits have used of
-    them; None: no tenant has any. on_call, on_read: told that a call is here, and that it is submitted or refused."""
+    them; None: no tenant has any. on_call, on_read: told that a call is here, and that it is submitted or refused.
+    why_uncounted: why the usage of further calls could not be counted; "": it can."""
 
     def __init__(self, config: ServerConfig, client: EngineClient, clock: Clock) -> None:
         self._config = config
@@ -40,6 +41,7 @@ class Limits:
         self._buffered_bytes = 0
         self.draining = False
         self.quotas: Quotas | None = None
+        self.why_uncounted: Callable[[], str] = lambda: ""
         self.on_call: Callable[[], None] = lambda: None
         self.on_read: Callable[[], None] = lambda: None
         client.admission = BoundedWait(
@@ -74,7 +76,9 @@ class Limits:
         return verdict
 
     def check_quota(self, caller: Caller) -> None:
-        """Raises RateLimited where it is known that `take_quota` would."""
+        """Raises RateLimited where it is known that `take_quota` would, Unavailable while nothing can be counted."""
+        if why := self.why_uncounted():
+            raise Unavailable(f"Usage cannot be written: {why}.", retry_after_s=5.0)
         if self.quotas is not None:
             with self._counted():
                 self.quotas.check(caller.tenant)

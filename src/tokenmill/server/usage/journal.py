@@ -38,6 +38,7 @@ class Journal:
         self._accounts: list[tuple[int, str, str, str]] = []
         self._untold: list[tuple[int, str, str, str]] = []
         self._unwritten = b""
+        self._failure = ""
         self._file = -1
         self._size = 0
         self.num_bytes = 0
@@ -68,8 +69,15 @@ class Journal:
         data = frame(self._wall_s(), entries, self._untold)
         if self._untold:
             self._untold = []
-        if self._unwritten:
-            data = self._unwritten + data
+        self._write(self._unwritten + data if self._unwritten else data)
+
+    def why_not(self) -> str:
+        """Why no more calls may come, whose records memory might not hold; "": they may. Tries to write what waits."""
+        if len(self._unwritten) > _MOST_UNWRITTEN // 2:
+            self._write(self._unwritten)
+        return self._failure if len(self._unwritten) > _MOST_UNWRITTEN // 2 else ""
+
+    def _write(self, data: bytes) -> None:
         try:
             num_written = os.write(self._file, data)
         except OSError as error:
@@ -85,6 +93,7 @@ class Journal:
         if not self.num_failures:
             _log.error("The usage journal in %s cannot be written: %s.", self._folder, error.strerror)
         self.num_failures += 1
+        self._failure = error.strerror or str(error)
         if len(data) <= _MOST_UNWRITTEN:
             self._unwritten = data
         else:  # the record is lost, and the accounts that it named first
