@@ -202,6 +202,21 @@ def test_a_call_that_was_cut_off_locks_no_conversation(model: Model, template: s
         assert shown not in model.prompt and "Go on." in model.prompt
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_that_is_cut_before_its_name_is_no_text(
+    client: openai.OpenAI, model: Model, stream: bool
+) -> None:
+    """Wherever the answer ends; a call that the model makes of its own accord may yet have been text."""
+    model.answer = CALL
+    for most in range(1, len('<tool_call>\n{"name": "get')):
+        how: dict[str, Any] = {"max_tokens": most, "stream": stream}
+        answer = ask(client, tool_choice="required", **how)
+        said, reason = streamed(answer) if stream else (said_by(answer.choices[0].message), "length")
+        assert (said, reason) == (Said("", "", ()), "length")
+    free = ask(client, max_tokens=5).choices[0].message
+    assert free.content == CALL[:5]
+
+
 @pytest.mark.parametrize("arguments", ["[1]", "7", '"x"', "nothing", "{" * 3000])
 def test_arguments_that_are_no_object_lock_no_conversation(client: openai.OpenAI, model: Model, arguments: str) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "now", "arguments": arguments}}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +42,16 @@ def test_every_cut_gives_the_same(family: str, text: str, wanted: Said) -> None:
         assert read(parser(family), text[:at], text[at:]) == wanted, text[:at]
     assert read(parser(family), *text) == wanted
     assert read(parser(family), *(text[at : at + 3] for at in range(0, len(text), 3))) == wanted
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [(family, text) for family, text, wanted in CASES if wanted.calls and not wanted.content and family != "harmony"],
+)
+def test_of_forced_calls_nothing_is_text_wherever_they_are_cut(family: str, text: str) -> None:
+    """Harmony's marks are tokens of their own, which no cut divides."""
+    forced = msgspec.structs.replace(USE, choice="required")
+    assert all(not read(parser(family, forced), text[:at]).content for at in range(len(text)))
 
 
 @pytest.mark.parametrize(("family", "is_open", "text", "wanted"), REASONED)

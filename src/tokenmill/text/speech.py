@@ -64,7 +64,8 @@ class Speech(msgspec.Struct, frozen=True):
         if self.family is HARMONY:
             is_separate = family is not None and reasoning.is_separate
             return HarmonyParser(calls, is_open=is_open, is_separate=is_separate, is_shown=reasoning.is_shown)
-        inner = CallParser(self.family, calls) if offered else None
+        is_forced = use is not None and use.is_forced
+        inner = CallParser(self.family, calls, is_forced) if offered else None
         if family is None or not reasoning.is_separate:
             return inner
         return ReasoningParser(family, inner, is_open=is_open, is_shown=reasoning.is_shown)

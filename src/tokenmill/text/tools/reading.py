@@ -118,10 +118,11 @@ class Syntax(Protocol):
 
 @dataclass(slots=True, eq=False)
 class CallParser:
-    """`text.parts.Parser` of one choice."""
+    """`text.parts.Parser` of one choice. `is_forced`: it is nothing but calls, so that what is cut off is no text."""
 
     syntax: Syntax
     calls: Calls
+    is_forced: bool = False
     _text: str = ""
     _space: str = ""
     _reading: Reading | None = None
@@ -139,7 +140,7 @@ class CallParser:
         calls = self.calls
         if self._is_raw:
             calls.give(self._text)
-        elif self._reading is None or not calls.has_any:
+        elif not self.is_forced and (self._reading is None or not calls.has_any):
             # Else the answer was cut off within a call or its marks, or within a further one.
             rest = "".join(calls.read) + self._text if self._reading is not None else self._text
             if rest.strip():
