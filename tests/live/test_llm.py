@@ -43,7 +43,7 @@ def test_special_tokens_that_a_message_spells_are_text(llm):
 
 
 def test_a_chat_is_answered(llm):
-    answer = llm.chat([{"role": "user", "content": QUESTION}], GREEDY)
+    (answer,) = llm.chat([{"role": "user", "content": QUESTION}], GREEDY)
     assert "Paris" in answer.text
     assert answer.finish_reason == "stop"
     assert answer.token_ids[-1] in llm.ready.eos_token_ids
@@ -52,9 +52,9 @@ def test_a_chat_is_answered(llm):
 
 def test_several_conversations_are_answered_together_and_in_order(llm):
     again = [{"role": "user", "content": "Name the capital of Italy."}]
-    one = llm.chat([{"role": "user", "content": QUESTION}], sampling_params=GREEDY)
+    (one,) = llm.chat([{"role": "user", "content": QUESTION}], sampling_params=GREEDY)
     outputs = llm.chat([[{"role": "user", "content": QUESTION}], again], sampling_params=GREEDY, use_tqdm=True)
-    assert [output.token_ids for output in outputs] == [one.token_ids, llm.chat(again, GREEDY).token_ids]
+    assert [output.token_ids for output in outputs] == [one.token_ids, llm.chat(again, GREEDY)[0].token_ids]
     assert llm.chat([again], [GREEDY])[0].text == outputs[1].text
 
 
@@ -68,7 +68,7 @@ def test_prompts_in_dicts_and_the_tokenizer(llm):
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert QUESTION in text and text.endswith("<|im_start|>assistant\n")
     prompt_ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-    assert llm.generate(prompt_ids, GREEDY)[0].token_ids == llm.chat(messages, GREEDY).token_ids
+    assert llm.generate(prompt_ids, GREEDY)[0].token_ids == llm.chat(messages, GREEDY)[0].token_ids
     assert tokenizer.eos_token_id in llm.ready.eos_token_ids
 
 
@@ -85,7 +85,7 @@ def test_a_seeded_model_draws_the_same_each_time(smollm2):
 def test_bad_words_are_not_written(llm):
     """With and without a space before them, in chat and completion; a word of several tokens too."""
     sampling = SamplingParams(temperature=0, max_tokens=12, bad_words=["Paris"])
-    assert "Paris" not in llm.chat([{"role": "user", "content": QUESTION}], sampling).text
+    assert "Paris" not in llm.chat([{"role": "user", "content": QUESTION}], sampling)[0].text
     assert "Paris" not in llm.generate("Paris Paris Paris", sampling)[0].text
     counted = "one two three four five six seven"
     first, second = llm.generate(counted, GREEDY)[0].text.split()[:2]
@@ -239,16 +239,16 @@ def test_tools_are_offered_demanded_and_taken_from_the_answer(llm):
     messages = [{"role": "user", "content": "What is the weather in Oslo?"}]
     choice = {"type": "function", "function": {"name": "get_weather"}}
     params = SamplingParams(max_tokens=100, temperature=0)
-    answer = llm.chat(messages, params, tools=tools, tool_choice=choice)
+    (answer,) = llm.chat(messages, params, tools=tools, tool_choice=choice)
     (call,) = answer.tool_calls
     assert call.name == "get_weather" and json.loads(call.arguments).keys() == {"city"}
     assert answer.content == answer.reasoning == "" and "<tool_call>" in answer.text
     made = {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
     result = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
-    answer = llm.chat([*messages, {"role": "assistant", "tool_calls": [made]}, result], params, tools=tools)
+    (answer,) = llm.chat([*messages, {"role": "assistant", "tool_calls": [made]}, result], params, tools=tools)
     assert answer.content == answer.text and "rain" in answer.prompt
     assert json.dumps(json.loads(call.arguments)) in answer.prompt
-    one = llm.chat(messages, params, tools=tools, tool_choice="required", parallel_tool_calls=False)
+    (one,) = llm.chat(messages, params, tools=tools, tool_choice="required", parallel_tool_calls=False)
     assert len(one.tool_calls) == 1 and one.outputs[0].finish_reason == "stop"
     with pytest.raises(InvalidRequest, match="tool_choice needs tools"):
         llm.chat(messages, tool_choice="required")

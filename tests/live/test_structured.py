@@ -97,7 +97,7 @@ def test_a_program_of_ones_own_asks_in_the_same_words(smollm2) -> None:
     """LLM and AsyncLLM take vLLM's structured_outputs, for all prompts or one each."""
     greedy = SamplingParams(temperature=0, max_tokens=100)
     with LLM(str(smollm2), kv_cache_memory_bytes=100 * 2**20) as llm:
-        assert is_city(llm.chat(QUESTION, greedy, structured_outputs={"json": CITY}).text)
+        assert is_city(llm.chat(QUESTION, greedy, structured_outputs={"json": CITY})[0].text)
         wanted = [{"choice": ["Rome", "Oslo"]}, None, {"regex": "[0-9]{3}"}]
         one, free, other = llm.generate(["A city: "] * 3, greedy, structured_outputs=wanted)
         assert one.text in ("Rome", "Oslo") and len(free.text) > 10 and re.fullmatch("[0-9]{3}", other.text)

@@ -51,9 +51,9 @@ def test_a_prompt_of_another_type_is_one_clear_line(prompts: Any) -> None:
 
 
 def test_one_conversation_or_several() -> None:
-    assert read_conversations([MESSAGE]) == ([[MESSAGE]], False)
-    assert read_conversations([[MESSAGE], [MESSAGE]]) == ([[MESSAGE], [MESSAGE]], True)
-    assert read_conversations([[MESSAGE]]) == ([[MESSAGE]], True)
+    assert read_conversations([MESSAGE]) == [[MESSAGE]]
+    assert read_conversations([[MESSAGE], [MESSAGE]]) == [[MESSAGE], [MESSAGE]]
+    assert read_conversations([[MESSAGE]]) == [[MESSAGE]]
 
 
 @pytest.mark.parametrize("messages", ["hi", [], [[]], [[MESSAGE], "hi"], MESSAGE, None, ["hi"], [MESSAGE, "hi"]])

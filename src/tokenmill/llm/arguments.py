@@ -134,9 +134,8 @@ def _wrong(value: Any) -> InvalidRequest:
     )
 
 
-def read_conversations(messages: Any) -> tuple[list[Sequence[Message]], bool]:
-    """(conversations, whether several were given). One is a list of messages, several are a list of lists of them.
-    Raises InvalidRequest."""
+def read_conversations(messages: Any) -> list[Sequence[Message]]:
+    """One is a list of messages, several are a list of lists of them. Raises InvalidRequest."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise _no_messages()
     several = not isinstance(messages[0], Mapping)
@@ -146,7 +145,7 @@ def read_conversations(messages: Any) -> tuple[list[Sequence[Message]], bool]:
             raise _no_messages()
         if not conversation or not all(isinstance(message, Mapping) for message in conversation):
             raise _no_messages()
-    return conversations, several
+    return conversations
 
 
 def _no_messages() -> InvalidRequest:

@@ -140,7 +140,7 @@ class Calls:
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> tuple[list[int], str]:
         """Token ids and text of a conversation's prompt."""
-        ((messages,), _) = read_conversations(messages)
+        (messages,) = read_conversations(messages)
         chat = read_chat(messages, self._runtime.text, add_generation_prompt=add_generation_prompt)
         assert chat.conversation is not None
         return self._render(chat.conversation)

@@ -1,7 +1,7 @@
 """A model in this process: `from tokenmill import LLM, SamplingParams`.
 
     with LLM("smollm2") as llm:
-        answer = llm.chat([{"role": "user", "content": "What is the capital of France?"}])
+        (answer,) = llm.chat([{"role": "user", "content": "What is the capital of France?"}])
         print(answer.text)
 
 The second wiring of the rooms, beside `cli.wire`: the same engine shell, client and text path as the server, on an
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -123,38 +123,6 @@ class LLM:
         ]
         return self._run_all(calls, use_tqdm)
 
-    @overload
-    def chat(
-        self,
-        messages: Sequence[Message],
-        sampling_params: SamplingParams | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: Any = None,
-        parallel_tool_calls: bool | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        structured_outputs: StructuredOutputs = None,
-        use_tqdm: bool = False,
-        cache_salt: str = "",
-        lora: str = "",
-    ) -> RequestOutput: ...
-
-    @overload
-    def chat(
-        self,
-        messages: Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: Any = None,
-        parallel_tool_calls: bool | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        structured_outputs: StructuredOutputs = None,
-        use_tqdm: bool = False,
-        cache_salt: str = "",
-        lora: str = "",
-    ) -> list[RequestOutput]: ...
-
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -168,12 +136,12 @@ class LLM:
         use_tqdm: bool = False,
         cache_salt: str = "",
         lora: str = "",
-    ) -> RequestOutput | list[RequestOutput]:
+    ) -> list[RequestOutput]:
         """Answers a conversation through the model's chat template, or each of a list of conversations, which run
-        together; default length: the rest of the context. `structured_outputs`: as of `generate`. `tools`,
-        `tool_choice` and `parallel_tool_calls`: as OpenAI writes them; the answer's `tool_calls`, `reasoning` and
-        `content` are taken from its text. Raises InvalidRequest before anything has run."""
-        conversations, several = read_conversations(messages)
+        together; one result for each, in order. Default length: the rest of the context. `structured_outputs`: as of
+        `generate`. `tools`, `tool_choice` and `parallel_tool_calls`: as OpenAI writes them; an answer's `tool_calls`,
+        `reasoning` and `content` are taken from its text. Raises InvalidRequest before anything has run."""
+        conversations = read_conversations(messages)
         sampling = read_sampling(sampling_params, len(conversations), self._calls.chat_sampling)
         constraints = read_structured(structured_outputs, len(conversations))
         calls = [
@@ -186,8 +154,7 @@ class LLM:
             )
             for conversation, params, constraint in zip(conversations, sampling, constraints, strict=True)
         ]
-        outputs = self._run_all(calls, use_tqdm)
-        return outputs if several else outputs[0]
+        return self._run_all(calls, use_tqdm)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = False, lora: str = ""
