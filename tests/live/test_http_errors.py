@@ -42,9 +42,9 @@ def is_anthropic(body: dict[str, Any]) -> bool:
     ],
 )  # fmt: skip
 def test_anthropics_words_for_a_status(status: int, kind: str) -> None:
-    told = anthropic_style(Fault(status, "A field is wrong.", "x", "field", request_id="req-1"))
+    told = anthropic_style(Fault(status, "A field is wrong.", "x", "field", request_id="req_1"))
     assert told == {
-        "type": "error", "error": {"type": kind, "message": "A field is wrong."}, "request_id": "req-1"
+        "type": "error", "error": {"type": kind, "message": "A field is wrong."}, "request_id": "req_1"
     }  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_every_refusal_has_the_shape_of_its_api() -> None:
         for status, method, headers, body in refusals:
             got = ask(served, method, "/v1/messages", body, headers)
             assert got[0] == status and is_anthropic(got[2]), got
-            assert got[2]["request_id"] == got[1]["request-id"] and got[1]["request-id"].startswith("req-")
+            assert got[2]["request_id"] == got[1]["request-id"] and got[1]["request-id"].startswith("req_")
             got = ask(served, method, "/v1/chat/completions", body, headers)
             assert got[0] == status and set(got[2]["error"]) == {"message", "type", "param", "code"}, got
             assert "request-id" not in got[1]

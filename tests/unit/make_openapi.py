@@ -139,8 +139,8 @@ def document() -> dict[str, Any]:
     styles = {style.__name__.removesuffix("_style"): style for style in (openai_style, *STYLES.values())}
     faults = [
         Fault(400, "what is wrong", "invalid_request_error"),
-        Fault(400, "what is wrong", "invalid_request_error", "field", "code", "req-1"),
-        Fault(503, "what is wrong", "unavailable_error", "field", 503, "req-1"),
+        Fault(400, "what is wrong", "invalid_request_error", "field", "code", "req_1"),
+        Fault(503, "what is wrong", "unavailable_error", "field", 503, "req_1"),
     ]
     return {
         "openapi": "3.1.0",

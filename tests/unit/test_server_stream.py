@@ -81,7 +81,7 @@ class Scene:
         self.client = client
         self.engine = engine
         self._number = 0
-        app = EventStream(self.answer, stream, client.hearers.metrics, OpenAIShape("cmpl"))
+        app = EventStream(self.answer, stream, client.hearers.metrics, OpenAIShape("cmpl-"))
         self.task = asyncio.create_task(app({}, self.caller.receive, self.caller.send), name="call")
 
     async def step(self, text: bytes, finish: str | None = None, error: str = "") -> None:

@@ -245,7 +245,7 @@ class Generation:
         if constraint is not None:
             grammar = await self.grammars.compile(constraint, caller)
             call = replace(call, sampling=replace(call.sampling, grammar=grammar))
-        root_id = self.new_id(prefix)
+        root_id = self.new_id(prefix[:-1])
         given_id = self._mask(call.request_id or request_id)
         digest = "" if adapter is None else adapter.digest
         longest = max((len(prompt.tokens) for prompt in prompts), default=0)
@@ -265,7 +265,7 @@ class Generation:
         requests = await routed(self.client.gateway.router, requests, ready, caller.request)
         await self.limits.take_quota(caller, requests, call.prompt_field)
         with self.limits.dropping_quota(requests):
-            name = f"{prefix}-{given_id}" if given_id else root_id
+            name = prefix + (given_id or root_id[len(prefix) :])
             return self._answer(name, call, caller, prompts, requests, adapter, ready)
 
     def _answer(

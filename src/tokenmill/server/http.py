@@ -75,7 +75,9 @@ class Gate:
         if not (0 < len(request_id) <= _MAX_ID and request_id.isprintable()):
             request_id = ""
         request_id = self._mask(request_id)
-        told_id = (request_id or self._new_id("req")) if style_for(scope) is anthropic_style else ""
+        told_id = ""
+        if style_for(scope) is anthropic_style:
+            told_id = request_id or self._new_id("req").replace("-", "_", 1)
         scope.setdefault("state", {}).update(request_id=request_id, told_id=told_id)
 
         async def send_named(message: Message) -> None:

@@ -30,7 +30,7 @@ from .scopes import require_adapters
 from .tenants.tenant import ADMIN
 
 _MAX_NAME = 200
-_CHAT, _COMPLETION = OpenAIShape("chatcmpl"), OpenAIShape("cmpl")
+_CHAT, _COMPLETION = OpenAIShape("chatcmpl-"), OpenAIShape("cmpl-")
 
 
 class Service:

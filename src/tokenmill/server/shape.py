@@ -41,7 +41,7 @@ class Chunks(Protocol):
 
 
 class Shape(Protocol):
-    """prefix      of the ids that answers get
+    """prefix      of the ids that answers get, with the character behind it
     media_type  of streams
     """
 

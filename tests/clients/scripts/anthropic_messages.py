@@ -30,7 +30,7 @@ def test_a_message(client: Anthropic, model: str) -> None:
     message = client.messages.create(model=model, max_tokens=40, messages=CAPITAL, extra_body=GREEDY)
     assert (message.type, message.role, message.model) == ("message", "assistant", model)
     assert "Paris" in text_of(message) and message.stop_reason == "end_turn" and message.stop_sequence is None
-    assert message.usage.output_tokens > 0 and message.id.startswith("msg")
+    assert message.usage.output_tokens > 0 and message.id.startswith("msg_")
 
 
 def test_events_of_a_stream(client: Anthropic, model: str) -> None:

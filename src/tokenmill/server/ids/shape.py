@@ -23,7 +23,7 @@ _PREFIX, _END = b"data: ", b"\n\n"
 class IdsShape:
     """vLLM's."""
 
-    prefix = "generate-tokens"
+    prefix = "generate-tokens-"
     media_type = "text/event-stream; charset=utf-8"
 
     def whole(self, answer: Answer, pieces: Sequence[Sequence[Piece]]) -> Work[bytes]:
@@ -64,7 +64,7 @@ class SGLangShape:
     """SGLang's: an object for each answer, a list where several prompts or answers were asked for. A stream tells all
     that was said so far, again and again."""
 
-    prefix = "gen"
+    prefix = "gen-"
     media_type = "text/event-stream; charset=utf-8"
 
     def whole(self, answer: Answer, pieces: Sequence[Sequence[Piece]]) -> Work[bytes]:

@@ -25,7 +25,7 @@ _NO_SLOT = -1
 class LlamaShape:
     """A `Shape`. `now`: the clock of the requests' times."""
 
-    prefix = "llama"
+    prefix = "llama-"
     media_type = "text/event-stream; charset=utf-8"
 
     def __init__(self, now: Callable[[], float]) -> None:

@@ -27,7 +27,7 @@ _AT_ONCE = 1000
 
 
 class MessageShape:
-    prefix = "msg"
+    prefix = "msg_"
     media_type = "text/event-stream; charset=utf-8"
 
     def whole(self, answer: Answer, pieces: Sequence[Sequence[Piece]]) -> Work[bytes]:

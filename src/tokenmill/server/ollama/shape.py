@@ -23,7 +23,7 @@ from .form import nanoseconds, timestamp
 class OllamaShape:
     """A `Shape`, of /api/chat if `is_chat`, else of /api/generate. `now`: the clock of the requests' times."""
 
-    prefix = "ollama"
+    prefix = "ollama-"
     media_type = "application/x-ndjson"
 
     def __init__(self, now: Callable[[], float], *, is_chat: bool) -> None:

@@ -93,7 +93,7 @@ class _Responses:
 
     def _new_name(self) -> str:
         """Whoever knows it may read what is kept: it is not the id that logs, traces and views of the server tell."""
-        return self._generation.new_id(PREFIX).replace("-", "_", 1)
+        return self._generation.new_id(PREFIX[:-1]).replace("-", "_", 1)
 
     async def count(self, request: HttpRequest) -> Response:
         """How many tokens the model would be given."""

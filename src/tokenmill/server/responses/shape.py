@@ -20,7 +20,7 @@ from ..pieces import Work
 from .output import Event
 from .progress import Progress
 
-PREFIX = "resp"
+PREFIX = "resp_"
 _TEXT_DELTA = "response.output_text.delta"
 
 
