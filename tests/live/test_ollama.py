@@ -203,6 +203,16 @@ def test_without_a_prompt_the_model_is_loaded(served: Served, path: str) -> None
     status, answer = ask(served, path, {"model": "toy:latest", "messages": []} if "chat" in path else {"model": "toy"})
     assert (status, answer["done"], answer["done_reason"]) == (200, True, "load")
     assert answer["message"]["content"] == "" if "chat" in path else answer["response"] == ""
+    for given, reason in (
+        (0, "unload"),
+        ("0s", "unload"),
+        (0.0, "unload"),
+        ("10m", "load"),
+        (-1, "load"),
+        (True, "load"),
+    ):
+        body = {"model": "toy", "messages": [], "keep_alive": given}
+        assert ask(served, path, body)[1]["done_reason"] == reason
 
 
 def test_log_probabilities(served: Served) -> None:

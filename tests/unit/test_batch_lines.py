@@ -20,7 +20,7 @@ def test_lines_are_read_in_parts_whatever_ends_them(tmp_path: Path) -> None:
     data = b"\xef\xbb\xbf" + b"\r\n\n".join(line(name, model="m" if name == "n3" else None) for name in names)
     path = tmp_path / "in"
     path.write_bytes(data)
-    assert survey(path, URL, 1000)[:2] == (150, ("m",))
+    assert survey(path, URL, 1000)[:2] == (150, {"m": 7})
     found: list[Line] = []
     place = Place()
     while True:

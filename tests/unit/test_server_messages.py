@@ -48,6 +48,12 @@ def messages(*given: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:
     return read_messages(Fields({"messages": list(given)}))[:2]
 
 
+def test_a_result_may_be_empty() -> None:
+    for content in ("", [], None, [{"type": "text", "text": ""}]):
+        found, _ = messages(USER, said(CALL), *user(RESULT | {"content": content}))
+        assert found[-1] == {"role": "tool", "tool_call_id": "toolu_1", "content": ""}
+
+
 def test_what_nobody_here_can_do_is_left_out_and_told() -> None:
     """Tools of Anthropic's servers, their calls in the history, and thinking of a model that marks none."""
     found = {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}

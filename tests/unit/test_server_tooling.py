@@ -81,7 +81,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"reasoning_format": "none", "separate_reasoning": True}, "reasoning_format", "contradicts"),
     ({"thinking_token_budget": 5, "reasoning_budget": 6}, "reasoning_budget", "contradicts"),
     ({"thinking_token_budget": -2}, "thinking_token_budget", "between"),
-    ({"thinking_token_budget": 5, "use_beam_search": True, "n": 2}, "use_beam_search", "budget"),
+    ({"thinking_token_budget": 5, "use_beam_search": True, "n": 2}, "thinking_token_budget", "use_beam_search"),
+    ({"reasoning_budget": 5, "use_beam_search": True, "n": 2}, "reasoning_budget", "use_beam_search"),
 ]  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from .other_fields import CHAT, COMPLETION, check, rename
 from .prompts import Mixed, Prompt, parse_prompts, token_ids
 from .rules import Rules as Rules
 from .slo.wishes import read_wish
-from .thinking import read_reasoning
+from .thinking import budget_field, read_reasoning
 from .tiers import read_class
 from .tooling import FUNCTION_CALL, demand, read_tools
 
@@ -179,7 +179,8 @@ def _searching(call: Call, fields: Fields) -> Call:
             "use_beam_search is not available with constraints, demanded tools, echo or kv_transfer_params.", param=name
         )
     if call.reasoning.budget is not None:
-        raise InvalidRequest("use_beam_search is not available with a budget of reasoning.", param="use_beam_search")
+        name = budget_field(fields)
+        raise InvalidRequest(f"{name} is not available with use_beam_search.", param=name)
     return replace(call, beams=beams)
 
 

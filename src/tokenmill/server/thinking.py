@@ -36,6 +36,11 @@ def read_reasoning(fields: Fields, speech: Speech) -> ReasoningUse:
     return ReasoningUse(separate is not False, shown is not False, _budget(fields, speech))
 
 
+def budget_field(fields: Fields) -> str:
+    """The name under which the body gives a budget."""
+    return next(name for name in _BUDGETS if fields.any(name) is not None)
+
+
 def _budget(fields: Fields, speech: Speech) -> int | None:
     """-1 means no limit."""
     found: int | None = None

@@ -66,17 +66,17 @@ _BODY = msgspec.json.Decoder(_Body)
 
 
 class Survey(NamedTuple):
-    """A batch's input, read once. models: named by its lines."""
+    """A batch's input, read once. models: named by its lines, and by which first."""
 
     num_lines: int
-    models: tuple[str, ...]
+    models: dict[str, int]
     faults: tuple[Fault, ...]
 
 
 def survey(path: Path, endpoint: str, max_line_bytes: int) -> Survey:
     """Check every line. Takes about 2 us a line and 1 ns a byte: for a thread."""
     faults: list[Fault] = []
-    models: set[str] = set()
+    models: dict[str, int] = {}
     seen: set[str] = set()
     num_lines = 0
     number = 0
@@ -89,17 +89,17 @@ def survey(path: Path, endpoint: str, max_line_bytes: int) -> Survey:
             if num_lines > MAX_LINES:
                 faults.append(Fault("too_many_requests", f"A batch may have at most {MAX_LINES} lines.", number))
                 break
-            found = _fault(line, endpoint, seen, models, max_line_bytes)
+            found = _fault(line, number, endpoint, seen, models, max_line_bytes)
             if found is not None:
                 code, message, param = found
                 faults.append(Fault(code, message, number, param))
     if not num_lines:
         faults.append(Fault("empty_file", "The input file has no lines."))
-    return Survey(num_lines, tuple(sorted(models)), tuple(faults))
+    return Survey(num_lines, models, tuple(faults))
 
 
 def _fault(
-    line: bytes, endpoint: str, seen: set[str], models: set[str], max_line_bytes: int
+    line: bytes, number: int, endpoint: str, seen: set[str], models: dict[str, int], max_line_bytes: int
 ) -> tuple[str, str, str | None] | None:
     """(code, message, field) of what is wrong with a line."""
     if len(line) > max_line_bytes:
@@ -125,7 +125,7 @@ def _fault(
     if body.stream not in (None, False):
         return "stream_not_supported", "stream is not available in a batch.", "body.stream"
     if body.model is not None:
-        models.add(body.model)
+        models.setdefault(body.model, number)
     return None
 
 

@@ -210,8 +210,8 @@ class Batches:
         found = await asyncio.to_thread(survey, path, batch.endpoint, self._max_line_bytes)
         faults = list(found.faults)
         faults += [
-            Fault("model_not_found", f"The model {name[:200]!r} does not exist here.", param="body.model")
-            for name in found.models
+            Fault("model_not_found", f"The model {name[:200]!r} does not exist here.", line, "body.model")
+            for name, line in found.models.items()
             if not self._serves(name)
         ]
         batch = self._batches[batch.id]
@@ -220,9 +220,8 @@ class Batches:
         if faults:
             await self._fail(batch.id, tuple(faults))
             return
-        await self._save(
-            batch.moved("in_progress", self.store.wall_s(), num_lines=found.num_lines, models=found.models)
-        )
+        models = tuple(sorted(found.models))
+        await self._save(batch.moved("in_progress", self.store.wall_s(), num_lines=found.num_lines, models=models))
 
     async def _work(self, identifier: str) -> None:
         batch = self._batches[identifier]

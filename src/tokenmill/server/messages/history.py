@@ -170,7 +170,7 @@ class _History:
         if failed not in (None, True, False):
             raise _wrong(f"{where}.is_error", f"must be true or false, got {kind_name(failed)}")
         content = block.get("content")
-        blocks = [] if content is None else _blocks(where, "system", content)
+        blocks = [] if content in (None, []) else _blocks(where, "system", content)
         text = "\n".join(_texts(blocks))
         del self._open[call]
         self._messages.append({"role": "tool", "tool_call_id": call, "content": f"Error: {text}" if failed else text})

@@ -7,6 +7,7 @@ Ollama alone has is read here: a conversation's tokens as `context`, a `suffix`,
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -38,6 +39,7 @@ GENERATE: Table = _ANSWER | {
     "height": Refused((0,)),
     "steps": Refused((0,)),
 }
+_NO_TIME = re.compile(r"[+-]?0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
 _THINK_LEVELS = ("low", "medium", "high", "max")
 _SAID: Mapping[str, str] = {name: f"options.{option}" for option, name in READ.items()} | {
     "response_format.json_schema.schema": "format",
@@ -58,7 +60,7 @@ def parse_ollama_chat(body: dict[str, Any], rules: Rules) -> tuple[Call, list[st
     tools = fields.array("tools")
     unknown += _unknown(fields)
     if not messages:
-        return _loading(rewritten), unknown
+        return _loading(fields, rewritten), unknown
     if tools:
         rewritten["tools"] = tools
     rewritten["messages"] = _messages(messages)
@@ -86,7 +88,7 @@ def parse_ollama_generate(body: dict[str, Any], rules: Rules) -> tuple[Call, lis
     if suffix and (system or context):
         raise InvalidRequest("suffix goes with neither system nor context.", param="suffix")
     if not prompt and not suffix:
-        return _loading(rewritten), unknown
+        return _loading(fields, rewritten), unknown
     changes: dict[str, Any] = {"usual_tokens": None, "named": "prompt", "prefix": prefix}
     if system and not rules.has_template:
         raise InvalidRequest("system needs a model with a chat template, and this one has none.", param="system")
@@ -130,9 +132,10 @@ def _unknown(fields: Fields) -> list[str]:
     return names
 
 
-def _loading(rewritten: Mapping[str, Any]) -> Call:
-    """A call that asks for nothing but that the model be there."""
-    return Call(model=rewritten["model"], sampling=SamplingParams(), extras={"is_load": True})
+def _loading(fields: Fields, rewritten: Mapping[str, Any]) -> Call:
+    """A call that asks for nothing but that the model be there, or that it be gone: it stays in any case."""
+    wish = "unload" if _NO_TIME.fullmatch(str(fields.any("keep_alive"))) else "load"
+    return Call(model=rewritten["model"], sampling=SamplingParams(), extras={"done_reason": wish})
 
 
 def _format(value: Any) -> dict[str, Any]:

@@ -63,15 +63,15 @@ class _Answers:
         caller = caller_of(request)
         async with generation.limits.body(request) as data:
             call, rendered = await generation.read(endpoint, data, caller)
-            if call.extras.get("is_load"):
+            if reason := call.extras.get("done_reason"):
                 await wait_ready(generation.client, generation.config, caller)
-                return JSONReply(_loaded(call.model, shape))
+                return JSONReply(_loaded(call.model, shape, reason))
             answer, stream = await generation.begin(
                 call, shape.prefix, caller, rendered=rendered, arrival_s=arrival_s, request_id=request.state.request_id
             )
             return generation.answer_with(shape, answer, stream)
 
 
-def _loaded(model: str, shape: OllamaShape) -> dict[str, Any]:
+def _loaded(model: str, shape: OllamaShape, reason: str) -> dict[str, Any]:
     said = {"message": {"role": "assistant", "content": ""}} if shape.is_chat else {"response": ""}
-    return {"model": model, "created_at": timestamp(time.time()), **said, "done": True, "done_reason": "load"}
+    return {"model": model, "created_at": timestamp(time.time()), **said, "done": True, "done_reason": reason}
