@@ -118,7 +118,7 @@ class Replay:
         engine_end, front_end = local_link()
         executor = Paced(self.costs)
         client = EngineClient(patience=ORDERS[self.config.scheduling_policy].patience)
-        client.is_shared = self.is_shared
+        client.gateway.is_shared = self.is_shared
         limits = Limits(ServerConfig(("m",), max_queue_s=self.max_queue_s), client, loop)
         client.attach(front_end)
         engine = loop.spawn(build_engine(self.config, executor, engine_end, loop).run(), "engine")

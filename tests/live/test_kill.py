@@ -13,7 +13,7 @@ from pathlib import Path
 import kill
 from serving import Server
 
-from tokenmill.cli.poison import VARIABLE
+from tokenmill.cli.poison import CRASH
 
 POISON = 666
 
@@ -25,7 +25,7 @@ def test_calls_of_every_kind_outlive_kills_bit_for_bit() -> None:
 def test_a_request_that_ends_engines_ends_with_its_own_error_and_nobody_elses(tmp_path: Path) -> None:
     folder = kill.write_model(tmp_path)
     lora = ("--enable-lora", "--lora-modules", f"lora={folder / 'lora'}")
-    with Server(*kill.ARGS, *lora, "--max-queue-s", "60", model=str(folder), env={VARIABLE: str(POISON)}) as server:
+    with Server(*kill.ARGS, *lora, "--max-queue-s", "60", model=str(folder), env={CRASH: str(POISON)}) as server:
         bodies = [body for body in kill.calls(random.Random(3), 1000) if "stop_of" not in body][:6]
         expected = [kill.ask(server, body).key() for body in bodies]
         with ThreadPoolExecutor(len(bodies) + 2) as pool:

@@ -14,7 +14,7 @@ import pytest
 from serving import Server, wait_until
 
 from tokenmill.cli.main import main
-from tokenmill.cli.poison import VARIABLE
+from tokenmill.cli.poison import CRASH
 from tokenmill.core.flight import read_flight
 
 POISON = 667
@@ -33,7 +33,7 @@ def test_what_an_engine_did_last_outlives_it(tmp_path: Path, capsys: pytest.Capt
     model, flights = tmp_path / "model", tmp_path / "flights"
     model.mkdir()
     kill.write_model(model)
-    with Server(*kill.ARGS, "--flight-recorder", str(flights), model=str(model), env={VARIABLE: str(POISON)}) as server:
+    with Server(*kill.ARGS, "--flight-recorder", str(flights), model=str(model), env={CRASH: str(POISON)}) as server:
         name = ask(server, max_tokens=8)["id"]
         os.kill(server.process.pid, signal.SIGUSR2)
         wait_until(lambda: bool(list(flights.glob("asked-*"))), "a copy")

@@ -62,7 +62,7 @@ def let_the_queue_refuse_the_resumed(patch: pytest.MonkeyPatch) -> None:
 
 
 def suspect_nobody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Suspects, "judge", lambda self, entry, link: False)
+    patch.setattr(Suspects, "leave", lambda self, link, cause, now: set())
 
 
 def never_hand_out_places_again(patch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ class Course:
         rng = random.Random(f"overload {self.seed}")
         engine_end, front_end = local_link()
         client = EngineClient()
-        client.is_shared = True
+        client.gateway.is_shared = True
         limits = Limits(ServerConfig(("m",), max_queue_s=60.0), client, loop)
         client.attach(front_end)
         executor = Paced(Machine(rng))  # type: ignore[arg-type]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import Any
 
 import pytest
 
 from tokenmill.cli.keeper import can_keep
 from tokenmill.cli.launch import Launch
+from tokenmill.cli.lives import Death, EngineCrashed
 from tokenmill.cli.local import LocalEngines
-from tokenmill.cli.supervisor import Supervisor
+from tokenmill.cli.supervisor import Supervisor, next_delay_s
+from tokenmill.cluster.events import Cause
 from tokenmill.core.events import Ready
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.unix import UnixFrontEnd, private_address
@@ -46,3 +49,35 @@ def test_the_plan_counts_weights_once_where_a_keeper_has_them() -> None:
     shared = {"weights": 100, "KV of 3 workers": 30, "engine of 3 workers": 4}
     assert told(kept) == (shared if can_keep() else own)
     assert kept.summary == "1 prefill, 2 decode"
+
+
+def test_delays_grow_with_starts_that_fail_and_not_with_kills_of_what_served() -> None:
+    delays, delay_s = [], 0.0
+    for _ in range(8):
+        delay_s = next_delay_s(delay_s, 1.0, has_served=False, is_awaited=False)
+        delays.append(delay_s)
+    assert delays == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert next_delay_s(30.0, 1.0, has_served=False, is_awaited=True) == 5.0, "while somebody waits"
+    assert next_delay_s(30.0, 61.0, has_served=False, is_awaited=False) == 0.5, "it lived long"
+    assert next_delay_s(30.0, 1.0, has_served=True, is_awaited=False) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("status", "peak_bytes", "facts", "cause"),
+    [
+        (-signal.SIGKILL, 0, {}, Cause.OUTSIDE),
+        (-signal.SIGKILL, 1249, {}, Cause.OUTSIDE),
+        (-signal.SIGKILL, 1251, {}, Cause.FAULT),
+        (-signal.SIGKILL, 0, {"has_oom_kill": True}, Cause.FAULT),
+        (-signal.SIGKILL, 0, {"was_stuck": True}, Cause.FAULT),
+        (-signal.SIGTERM, 1251, {"has_oom_kill": True}, Cause.OUTSIDE),
+        (-signal.SIGSEGV, 0, {}, Cause.FAULT),
+        (-signal.SIGABRT, 0, {}, Cause.FAULT),
+        (1, 0, {}, Cause.FAULT),
+        (None, 0, {}, Cause.UNKNOWN),
+    ],
+)
+def test_the_end_of_a_process_tells_whether_what_it_ran_may_have_done_it(
+    status: int | None, peak_bytes: int, facts: dict[str, bool], cause: Cause
+) -> None:
+    assert Death(EngineCrashed("gone"), status, peak_bytes).cause(1000, **facts) is cause

@@ -7,8 +7,20 @@ from dataclasses import replace
 import pytest
 
 from tokenmill.cluster.entry import Entry
-from tokenmill.cluster.events import Closed, Effects, GivenUp, Joined, Leaves, Left, Opened, Stepped, Ticked, Told
-from tokenmill.cluster.gateway import MAX_FAILED_STARTS, Gateway
+from tokenmill.cluster.events import (
+    Cause,
+    Closed,
+    Effects,
+    GivenUp,
+    Joined,
+    Leaves,
+    Left,
+    Opened,
+    Stepped,
+    Ticked,
+    Told,
+)
+from tokenmill.cluster.gateway import Gateway
 from tokenmill.cluster.keys import with_keys
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import Unavailable
@@ -287,26 +299,118 @@ def test_a_suspect_is_not_put_beside_requests_that_have_not_shown_themselves() -
     assert names_of(scene.token(2, "s")) == [(2, "c")]
 
 
-def test_engines_that_never_start_end_what_waits_for_them() -> None:
+def alone(scene: Scene, first: int, *causes: Cause, now: float = 100.0, gap_s: float = 10.0) -> list[int]:
+    """Engines that have the suspect alone end so, one after the other: how many requests each end convicts."""
+    convicted = []
+    for link, cause in enumerate(causes, first):
+        assert names_of(scene.join(link)) == [(link, "s")]
+        convicted.append(scene.handle(Left(link, cause), now + gap_s * link).poisoned)
+    return convicted
+
+
+def test_ends_from_outside_make_nobody_suspect() -> None:
+    """Two hundred kills in a row, though no engine gave a token: nobody is tried alone, nobody is convicted."""
+    scene = Scene(is_shared=False)
+    scene.join(0)
+    scene.open("a", "b")
+    for link in range(200):
+        assert not scene.handle(Left(link, Cause.OUTSIDE), 0.3 * link).poisoned
+        assert names_of(scene.join(link + 1)) == [(link + 1, "a"), (link + 1, "b")]
+
+
+def test_an_end_from_outside_in_a_trial_proves_nothing_and_the_trial_is_made_again() -> None:
+    scene = suspect()
+    outside = [Cause.OUTSIDE] * 20
+    assert alone(scene, 2, *outside, Cause.FAULT, *outside, Cause.FAULT) == [0] * 41 + [1]
+
+
+def test_a_death_that_nobody_explains_counts_unless_others_die_in_the_same_seconds() -> None:
+    """An engine elsewhere whose link ends may have been killed, with others of its machine."""
+    assert alone(suspect(), 2, Cause.UNKNOWN, Cause.UNKNOWN) == [0, 1]
+    scene = suspect()
+    for link in range(2, 40, 2):
+        assert names_of(scene.join(link)) == [(link, "s")]
+        scene.join(link + 1)
+        scene.handle(Left(link + 1), 100.0 * link)
+        assert not scene.handle(Left(link), 100.0 * link + 1).poisoned
+    assert alone(scene, 40, Cause.UNKNOWN, Cause.UNKNOWN, now=10_000.0) == [0, 1]
+
+
+def test_faults_of_several_engines_at_once_speak_less_against_a_request() -> None:
+    """Something that all have in common may be the cause; five such deaths alone are enough all the same."""
+    scene = suspect()
+    convicted = []
+    for link in range(2, 12, 2):
+        assert names_of(scene.join(link)) == [(link, "s")]
+        scene.join(link + 1)
+        scene.handle(Left(link + 1, Cause.FAULT), 100.0 * link)
+        convicted.append(scene.handle(Left(link, Cause.FAULT), 100.0 * link + 1).poisoned)
+    assert convicted == [0, 0, 0, 0, 1]
+
+
+def test_kills_of_other_engines_do_not_shelter_a_request_that_crashes_its_own() -> None:
+    scene = suspect()
+    convicted = []
+    for link in (2, 4):
+        assert names_of(scene.join(link)) == [(link, "s")]
+        scene.join(link + 1)
+        scene.handle(Left(link + 1, Cause.OUTSIDE), 100.0)
+        convicted.append(scene.handle(Left(link, Cause.FAULT), 100.1).poisoned)
+    assert convicted == [0, 1]
+
+
+def test_suspects_are_tried_in_all_free_engines_at_once() -> None:
+    scene = Scene(is_shared=False)
+    scene.join(0)
+    scene.open("a", "b", "c", "d")
+    scene.handle(Left(0, Cause.FAULT))
+    scene.join(1)
+    scene.handle(Left(1, Cause.FAULT))
+    assert names_of(scene.join(2)) == [(2, "a")]
+    assert names_of(scene.join(3)) == [(3, "b")]
+    assert names_of(scene.join(4)) == [(4, "c")]
+    assert not scene.open("e").submits, "nobody else where one is tried"
+    assert names_of(scene.token(3, "b")) == [(3, "d")]
+    assert names_of(scene.token(2, "a")) == [(2, "e")], "it is cleared, and its engine serves all again"
+
+
+@pytest.mark.parametrize(("given_s", "start_s", "limit_s"), [(None, 2.0, 30.0), (None, 20.0, 60.0), (5.0, 20.0, 5.0)])
+def test_what_waits_is_ended_by_the_time_without_an_engine_however_many_starts_fail(
+    given_s: float | None, start_s: float, limit_s: float
+) -> None:
+    """Thirty seconds, or three starts like the last good one, or as the operator says."""
+    scene = Scene()
+    scene.gateway.start_limit.limit_s = given_s
+    scene.handle(Joined(0, READY, start_s), 50.0)
+    scene.open("a")
+    scene.handle(Left(0), 100.0)
+    for number in range(1, 100):
+        assert not scene.handle(Left(number), 100.0 + limit_s * number / 100).outputs
+    (output,) = scene.handle(Left(100), 100.0 + limit_s).outputs
+    assert (output.request_id, output.finish_reason) == ("a", "error")
+    assert not scene.gateway.num_open
+
+
+def test_a_good_engine_begins_the_time_without_one_anew() -> None:
     scene = Scene()
     scene.join(0)
     scene.open("a")
-    scene.handle(Left(0))
-    for number in range(1, MAX_FAILED_STARTS):
-        assert not scene.handle(Left(number)).outputs
-    (output,) = scene.handle(Left(MAX_FAILED_STARTS)).outputs
-    assert (output.request_id, output.finish_reason) == ("a", "error")
-    assert not scene.gateway.num_open
+    for number in range(0, 100, 2):
+        now = 20.0 * number
+        scene.handle(Left(number, Cause.OUTSIDE), now)
+        scene.handle(Left(number + 1), now + 19.0)
+        scene.join(number + 2)
+    assert scene.gateway.num_open == 1
 
 
 def test_engines_that_never_start_beside_one_that_serves_count_for_nothing_once_it_dies() -> None:
     scene = Scene()
     scene.join(0)
     scene.open("a")
-    for number in range(1, 2 * MAX_FAILED_STARTS):
-        scene.handle(Left(number))
-    scene.handle(Left(0))
-    assert not scene.handle(Left(2 * MAX_FAILED_STARTS)).outputs and scene.gateway.num_open == 1
+    for number in range(1, 100):
+        scene.handle(Left(number), float(number))
+    scene.handle(Left(0), 100.0)
+    assert not scene.handle(Left(100), 101.0).outputs and scene.gateway.num_open == 1
 
 
 def test_closing_ends_everything_open_with_the_reason() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tokenmill.node.machine import read_machine
+from tokenmill.node.machine import oom_kills, read_machine
 
 MEMINFO = "MemTotal:       24000000 kB\nMemFree:         1000000 kB\nMemAvailable:   20000000 kB\n"
 CPUINFO = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu avx2 fma avx512f avx512_vnni\n\nprocessor\t: 1\n"
@@ -60,3 +60,26 @@ def test_version_1_reads_its_own_files_and_ignores_no_limit(tmp_path):
     machine = read_machine(lay(tmp_path, files))
     assert machine.cgroup_headroom == 2_000_000
     assert machine.cpu_quota is None
+
+
+def test_kills_for_want_of_memory_are_those_of_the_own_group_else_of_the_system(tmp_path):
+    assert oom_kills(tmp_path) == 0, "nothing tells"
+    lay(tmp_path, {"proc/vmstat": "pgfault 7\noom_kill 3\n"})
+    assert oom_kills(tmp_path) == 3
+    lay(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/a/b\n",
+            "sys/fs/cgroup/cgroup.controllers": "memory\n",
+            "sys/fs/cgroup/a/b/memory.events": "low 0\noom 9\noom_kill 2\noom_group_kill 0\n",
+        },
+    )
+    assert oom_kills(tmp_path) == 2
+    lay(
+        tmp_path / "old",
+        {
+            "proc/self/cgroup": "4:memory:/job\n",
+            "sys/fs/cgroup/memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n",
+        },
+    )
+    assert oom_kills(tmp_path / "old") == 5

@@ -24,7 +24,7 @@ from ..core.errors import ConfigError, TokenmillError
 from ..net.pulse import take_pulses
 from .keeper_process import MAX_MESSAGE
 from .launch import Launch
-from .lives import Ends, EngineCrashed, why_ended
+from .lives import Death, Ends, EngineCrashed, why_ended
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
@@ -49,6 +49,7 @@ class ForkedEngine:
         self.process_fd = -1
         self._ends = ends
         self._status: int | None = None
+        self._peak_bytes = 0
         self._error: TokenmillError | None = None
         self._is_told = asyncio.Event()
         self._is_killed = self._is_closed = False
@@ -60,17 +61,17 @@ class ForkedEngine:
         if self._is_closed:
             self._forget()
 
-    def told(self, status: int | None = None, error: TokenmillError | None = None) -> None:
+    def told(self, status: int | None = None, error: TokenmillError | None = None, peak_bytes: int = 0) -> None:
         """How it ended, or that nobody will tell."""
-        self._status, self._error = status, error
+        self._status, self._error, self._peak_bytes = status, error, peak_bytes
         self._is_told.set()
 
-    async def ended(self) -> TokenmillError:
+    async def ended(self) -> Death:
         report = await self._ends.read_report()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_S):
                 await self._is_told.wait()
-        return self._error or why_ended(report, self._status)
+        return Death(self._error or why_ended(report, self._status), self._status, self._peak_bytes)
 
     def has_beaten(self) -> bool:
         return take_pulses(self._ends.pulse_fd)
@@ -206,7 +207,7 @@ class Keeper:
             life = self._forked[pid] = self._asked.pop(str(what["worker"]))
             life.begun(pid, fds[0])
         else:
-            self._forked.pop(int(what["pid"])).told(int(what["status"]))
+            self._forked.pop(int(what["pid"])).told(int(what["status"]), peak_bytes=int(what["peak_bytes"]))
 
     def _end(self) -> int | None:
         """Nobody hears of what it had forked, or was to fork. Its exit status."""

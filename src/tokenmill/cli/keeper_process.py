@@ -7,7 +7,7 @@
     CONTROL (inherited socket)        <-----  {"error": ...} and its end, if loading fails
       a Launch, and three descriptors ----->  fork: an engine process that says Ready on its link
       (report, lifeline, pulse)       <-----  {"worker", "pid"} and a descriptor of the process
-                                      <-----  {"pid", "status"} when it has ended
+                                      <-----  {"pid", "status", "peak_bytes"} when it has ended
                                               CONTROL closes: the front end has gone; so has the keeper
 
 Weights lie in mappings of their own, which are write-protected before the first fork. So they stay one copy however
@@ -29,6 +29,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ from ..core.errors import TokenmillError
 from ..node.heap import private_bytes
 from .engine_process import begin, ready_of, run
 from .launch import Launch
+from .lives import peak_bytes
 
 if TYPE_CHECKING:
     from ..core.events import Ready
@@ -126,9 +128,10 @@ class _Keeper:
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
-                pid, status = ended
-                _tell(self._control, {"pid": pid, "status": os.waitstatus_to_exitcode(status)})
+            while (ended := os.wait4(-1, os.WNOHANG))[0]:
+                pid, status, usage = ended
+                told = {"pid": pid, "status": os.waitstatus_to_exitcode(status), "peak_bytes": peak_bytes(usage)}
+                _tell(self._control, told)
 
     def _fork(self, launch: Launch, report_fd: int, lifeline_fd: int, pulse_fd: int) -> None:
         num_threads = len(os.listdir("/proc/self/task"))
@@ -165,7 +168,7 @@ class _Keeper:
         return engine, ready_of(engine, launch, self._base_bytes)
 
 
-def _tell(control: socket.socket, what: dict[str, str | int], *fds: int) -> None:
+def _tell(control: socket.socket, what: Mapping[str, str | int], *fds: int) -> None:
     with contextlib.suppress(OSError):  # it has gone, and is heard of next
         socket.send_fds(control, [json.dumps(what).encode()], fds)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
+from ..cluster.events import Cause
 from ..core.errors import ConfigError, TokenmillError
 from ..net.lifeline import open_lifeline
 from ..net.pipe import read_to_end
@@ -25,14 +27,47 @@ class EngineCrashed(TokenmillError):
     kind = "engine_crashed"
 
 
+SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that come from outside: no process gives them to itself by a fault."""
+
+BEYOND_PLAN = 1.25
+"""A process that was killed, and had so many times the memory that was planned, was killed for its memory."""
+
+
+class Death(NamedTuple):
+    """How a process ended. error: as a sentence; status: exit code, the negative number of a signal, or None where
+    nobody can tell; peak_bytes: the most memory that it had, 0 where nobody can tell."""
+
+    error: TokenmillError
+    status: int | None = None
+    peak_bytes: int = 0
+
+    def cause(self, planned_bytes: int, *, was_stuck: bool = False, has_oom_kill: bool = False) -> Cause:
+        """planned_bytes: what the engine said it takes at most; 0: it has not said. was_stuck: it was killed for that.
+        has_oom_kill: the kernel has lately killed a process for want of memory."""
+        if was_stuck:
+            return Cause.FAULT
+        if self.status is None:
+            return Cause.UNKNOWN
+        if -self.status not in SENT:
+            return Cause.FAULT
+        was_hungry = 0 < BEYOND_PLAN * planned_bytes < self.peak_bytes
+        return Cause.FAULT if self.status == -signal.SIGKILL and (has_oom_kill or was_hungry) else Cause.OUTSIDE
+
+
+def peak_bytes(usage: resource.struct_rusage) -> int:
+    """Of a process that has ended."""
+    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 class EngineLife(Protocol):
     """address, flight: of its link and of its flight recorder."""
 
     address: str
     flight: str
 
-    async def ended(self) -> TokenmillError:
-        """Waits for the process to end, and tells why it did."""
+    async def ended(self) -> Death:
+        """Waits for the process to end, and tells how it did."""
         ...
 
     def has_beaten(self) -> bool:
@@ -85,7 +120,7 @@ class Ends:
 
 
 def why_ended(report: bytes, status: int | None) -> TokenmillError:
-    """status: exit code, the negative number of a signal, or None where nobody can tell."""
+    """status: as of a Death."""
     if report:
         return ConfigError(json.loads(report)["error"])
     if status is None:
@@ -128,9 +163,18 @@ class EngineProcess:
             pipe.write(told.to_json())
         return cls(process, ends, launch.flight)
 
-    async def ended(self) -> TokenmillError:
+    async def ended(self) -> Death:
         report = await self._ends.read_report()
-        return why_ended(report, self._process.wait())
+        peak = 0
+        if self._process.returncode is None:
+            with contextlib.suppress(ChildProcessError):
+                _, status, usage = os.wait4(self._process.pid, 0)
+                self._process.returncode = os.waitstatus_to_exitcode(status)
+                peak = peak_bytes(usage)
+        status = self._process.wait()
+        # What this process had when it forked counts as the child's until that becomes another program.
+        own = peak_bytes(resource.getrusage(resource.RUSAGE_SELF))
+        return Death(why_ended(report, status), status, peak if peak > own else 0)
 
     def has_beaten(self) -> bool:
         return take_pulses(self._ends.pulse_fd)

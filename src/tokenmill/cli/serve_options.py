@@ -86,6 +86,13 @@ class ServeOptions:
         read=seconds,
         metavar="S",
     )
+    start_limit_s: float | None = option(
+        None,
+        "end what waits when no engine could be started this long (default: 30, or three times its last start if that"
+        " is longer)",
+        read=seconds,
+        metavar="S",
+    )
     disaggregation: str = option(
         "cost",
         "which requests have their prompt computed by a worker of the pool prefill and their answer by one of the pool"

@@ -3,8 +3,9 @@
     start -> attach -> (Ready) ... -> ended -> detach -> wait -> start -> ...
 
 A process that ends before it was ever ready ends `run` with the reason it gave: what it was asked cannot be loaded. One
-that ends later is replaced: at once where it has made steps, else after a delay that doubles each time. One that has
-work and makes no progress (see watchdog) is ended. Knows nothing of HTTP or of models.
+that ends later is replaced: at once where it has made steps, or served until somebody killed it; else after a delay
+that doubles each time. One that has work and makes no progress (see watchdog) is ended. Knows nothing of HTTP or of
+models.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from ..cluster.events import Cause
 from ..core.events import Drain, FromEngine, Ready, ToEngine
 from ..core.ports import FrontEnd
 from ..net.clock import MonotonicClock
 from ..net.flight_file import keep_copy, keep_lost, new_path
 from ..net.unix import UnixFrontEnd
+from ..node.machine import oom_kills
 from ..server.attached import AttachedEngine
 from ..server.client import EngineClient
 from .launch import Launch
@@ -30,8 +33,12 @@ from .watchdog import LOOK_S, Watchdog
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
+LONGEST_AWAITED_S = 5.0
+"""While requests wait for an engine, the delay grows no further."""
 SETTLED_S = 60.0
 """After a process that lived this long the next delay is the first again, also where it made no step."""
+EXPLAINED_S = 1.0
+"""After the end of an engine's link, its process's end says within this time how it died."""
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +67,8 @@ class Supervisor:
         self._is_draining = False
         self._has_drained = asyncio.Event()
         self._comes_back: bool | None = None  # after an end that an operator has asked for
+        self._is_stuck = False  # and is killed for it
+        self._num_oom_kills = 0
 
     @property
     def pool(self) -> str:
@@ -120,12 +129,12 @@ class Supervisor:
         """Never returns; raises the reason when the first process ends without having been ready, unless `has_begun`
         tells that another like it was, or when cancelled. `complete` is given each Ready and returns it with what only
         the front end knows."""
-        name, delay_s = self._launch.worker, FIRST_DELAY_S
-        started_s, load_s = time.monotonic(), 0.0
+        name, delay_s = self._launch.worker, 0.0
+        started_s, load_s, planned_bytes = time.monotonic(), 0.0, 0
 
         def note(ready: Ready) -> Ready:
-            nonlocal load_s
-            self.was_ready = True
+            nonlocal load_s, planned_bytes
+            self.was_ready, planned_bytes = True, sum(size for _, size in ready.memory)
             load_s = time.monotonic() - started_s
             return complete(ready)
 
@@ -133,22 +142,27 @@ class Supervisor:
             if self._process is None:
                 self._process = self._start()
             client.roster.start(name, self)
-            started_s = time.monotonic()
+            started_s, planned_bytes, self._is_stuck = time.monotonic(), 0, False
             link = UnixFrontEnd(self._process.address, MonotonicClock())
             link.open()
             self._link = link
-            attached = client.attach(Watched(link, note), on_broken=self._process.kill, flight=self._process.flight)
+            attached = client.attach(
+                Watched(link, note), on_broken=self._process.kill, flight=self._process.flight, explained_s=EXPLAINED_S
+            )
             watch = asyncio.create_task(self._end_when_stuck(self._process, attached), name="engine-watch")
+            cause = Cause.UNKNOWN
             try:
-                reason = await self._process.ended()
+                reason, _, _ = death = await self._process.ended()
+                has_oom_kill = oom_kills() > self._num_oom_kills
+                cause = death.cause(planned_bytes, was_stuck=self._is_stuck, has_oom_kill=has_oom_kill)
             finally:
                 self._link = None
                 watch.cancel()
-                if attached.num_steps:
-                    delay_s = 0.0
-                elif time.monotonic() - started_s > SETTLED_S:
-                    delay_s = FIRST_DELAY_S
-                client.detach(attached, "The engine is down and will be restarted.", delay_s + load_s)
+                has_served = attached.num_steps > 0 or (planned_bytes > 0 and cause is Cause.OUTSIDE)
+                lived_s = time.monotonic() - started_s
+                delay_s = next_delay_s(delay_s, lived_s, has_served=has_served, is_awaited=client.num_open > 0)
+                why_down = "The engine is down and will be restarted."
+                client.detach(attached, why_down, delay_s + load_s, cause)
                 client.roster.lose(name)
                 link.close()
             self._process.close()
@@ -163,7 +177,7 @@ class Supervisor:
                 if not self._comes_back:
                     client.roster.remove(name)
                     await asyncio.get_running_loop().create_future()  # never: it is not wanted any more
-                self._comes_back, delay_s = None, FIRST_DELAY_S
+                self._comes_back, delay_s = None, 0.0
                 continue
             if not (self.was_ready or has_begun()):
                 raise reason
@@ -172,7 +186,6 @@ class Supervisor:
             if lost is not None:
                 log.error("What it did last is in %s; see: tokenmill flight %s", lost, lost)
             await asyncio.sleep(delay_s)
-            delay_s = min(max(2 * delay_s, FIRST_DELAY_S), LONGEST_DELAY_S)
 
     async def _end_when_stuck(self, process: EngineLife, attached: AttachedEngine) -> None:
         watchdog = Watchdog(self._engine_timeout_s)
@@ -182,11 +195,23 @@ class Supervisor:
             has_beaten=process.has_beaten(),
             num_steps=attached.num_steps,
         ):
+            self._num_oom_kills = oom_kills()
             await asyncio.sleep(LOOK_S)
+        self._is_stuck = True
         log.error(
             "The engine has made no progress for %g s with %d requests open.", self._engine_timeout_s, attached.num_open
         )
         process.kill()
+
+
+def next_delay_s(before_s: float, lived_s: float, *, has_served: bool, is_awaited: bool) -> float:
+    """How long to wait before an engine is started again. before_s: it was started after this delay; lived_s: and
+    lived so long; is_awaited: requests are open."""
+    if has_served:
+        return 0.0
+    if lived_s > SETTLED_S:
+        return FIRST_DELAY_S
+    return min(max(2 * before_s, FIRST_DELAY_S), LONGEST_AWAITED_S if is_awaited else LONGEST_DELAY_S)
 
 
 class Watched:

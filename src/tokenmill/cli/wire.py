@@ -232,6 +232,7 @@ async def _serve(
     why_down = "Loading model" if engines.are_here else "No worker has joined yet"
     client = EngineClient(wanted, note_prepared, given.order.patience, why_down, options.liveness_s)
     client.gateway.router.choose_by(options.routing_policy)
+    client.gateway.start_limit.limit_s = options.start_limit_s
     client.move_by(options.disaggregation, options.migration, options.replication)
     seeds = new_seed if options.seed is None else seeds_from(options.seed)
     allowed = {"trust_templates": config.allow_chat_template, "allow_special": given.text.allow_special_in_content}
@@ -279,7 +280,9 @@ async def _serve(
     first_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
 
     def new_client(on_prepared: Callable[[TokenmillError | None], None], why_down: str) -> EngineClient:
-        return EngineClient((), on_prepared, given.order.patience, why_down, options.liveness_s)
+        beside = EngineClient((), on_prepared, given.order.patience, why_down, options.liveness_s)
+        beside.gateway.start_limit.limit_s = options.start_limit_s
+        return beside
 
     hosting = Hosting(
         launch,

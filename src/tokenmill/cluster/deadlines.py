@@ -1,4 +1,5 @@
-"""When open requests must have begun, and when they must be over. Pure: the caller says what time it is."""
+"""When open requests must have begun, when they must be over, and how long they wait for an engine that does not start.
+Pure: the caller says what time it is."""
 
 from __future__ import annotations
 
@@ -10,6 +11,9 @@ from ..core.request import Request
 
 _FEW = 64
 """So many are kept in any case; beyond that, twice as many as all open requests could have."""
+
+START_LIMIT_S = 30.0
+NUM_STARTS = 3
 
 
 class Due(NamedTuple):
@@ -49,3 +53,31 @@ class Deadlines:
         while self._heap and self._heap[0].at_s <= now:
             due.append(heappop(self._heap))
         return due
+
+
+class StartLimit:
+    """For how long engines may fail to start until what waits for one is ended.
+
+    limit_s  counted from the last good engine's end; None: START_LIMIT_S, or the time of NUM_STARTS starts like the
+             last good one if that is longer
+    """
+
+    def __init__(self) -> None:
+        self.limit_s: float | None = None
+        self._start_s = 0.0
+        self._since_s: float | None = None
+
+    def join(self, start_s: float) -> None:
+        """An engine serves; its start took so long."""
+        self._start_s, self._since_s = start_s, None
+
+    def leave(self, now: float) -> None:
+        """The last one that served is gone."""
+        self._since_s = now
+
+    def is_over(self, now: float) -> bool:
+        """To be asked when a start has failed and no engine serves."""
+        if self._since_s is None:  # none ever did
+            self._since_s = now
+        limit_s = self.limit_s
+        return now - self._since_s >= (max(START_LIMIT_S, NUM_STARTS * self._start_s) if limit_s is None else limit_s)

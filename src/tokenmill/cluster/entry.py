@@ -24,7 +24,7 @@ class Entry:
     ending        how it ended for its client, where its engine has not confirmed that
     attempt       of the engine that has it; outputs of others are dropped
     num_lives     engines that it was given to
-    num_deaths    engines that died with it
+    num_deaths    engines that died with it, but by a cause from outside
     num_idle      of those, how many of the last died before they gave a token of it
     num_trials    engines that died while they tried it as a suspect
     num_alone     of those, how many had nothing else

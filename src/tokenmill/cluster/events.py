@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import NamedTuple
 
 from ..core.errors import TokenmillError
@@ -27,12 +28,26 @@ from ..core.tiers import TierEvents
 from .lengths import LengthSeen
 
 
+class Cause(Enum):
+    """Of an engine's end, as far as its end tells.
+
+    FAULT    a crash, a hang, or more memory than there was: what it ran may have done it
+    OUTSIDE  a signal that somebody sent: what it ran has nothing to do with it
+    UNKNOWN  its link has ended: it may have crashed or been killed, its machine or the network may be gone
+    """
+
+    FAULT = auto()
+    OUTSIDE = auto()
+    UNKNOWN = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """`link`: a number that no engine has had before."""
+    """`link`: a number that no engine has had before. `start_s`: what its start took."""
 
     link: int
     ready: Ready
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +55,7 @@ class Left:
     """Of an engine that never joined too: then it could not be started."""
 
     link: int
+    cause: Cause = Cause.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

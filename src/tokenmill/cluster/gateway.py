@@ -25,7 +25,7 @@ from ..core.events import FINISH_ABORT, FINISH_ERROR, FINISH_MOVED, Output, Read
 from ..core.policy import Admission, Newcomer, Verdict
 from ..core.work import PATIENCE
 from .admission import Everybody, judged
-from .deadlines import Deadlines
+from .deadlines import Deadlines, StartLimit
 from .desk import FrontDesk
 from .entry import Entry
 from .events import (
@@ -47,14 +47,10 @@ from .lengths import Lengths
 from .likeness import unlike
 from .links import EngineLink
 from .moves import FETCH, NewTicket
-from .places import Room
 from .placing import Placing
 from .pools import Pools
 from .reviews import Reviews
 from .totals import Totals
-
-MAX_FAILED_STARTS = 8
-"""After so many engines in a row that died before they were ready, what waits for one is ended."""
 
 _POISON = "The engine ended each time that it ran this request, also with no other beside it; the request is given up."
 _OTHER_MODEL = "The engine that ran this request has been replaced by one that would give other answers."
@@ -70,6 +66,7 @@ class Gateway:
     lengths     predicts how long answers will be
     reviews     by which policy running requests go to other engines
     router      which engine gets a request
+    start_limit  how long engines may fail to start
 
     new_ticket: makes a secret that nobody can guess, by which one engine may have KV of another; None: none may.
     """
@@ -90,7 +87,7 @@ class Gateway:
         self._links = self._placing.links
         self._held = self._placing.held
         self._last_ready: Ready | None = None
-        self._num_failed_starts = 0
+        self.start_limit = StartLimit()
         self.progress_s = 0.0
 
     @property
@@ -168,7 +165,7 @@ class Gateway:
             if reason := unlike(ready, link.ready):
                 effects.refused = reason
                 return
-        self._num_failed_starts = 0
+        self.start_limit.join(event.start_s)
         if unlike(ready, self._last_ready):
             for entry in [each for each in self._held.values() if each.tokens]:
                 self._fail(entry, _OTHER_MODEL, now, effects)
@@ -191,22 +188,23 @@ class Gateway:
     def _leave(self, event: Left, now: float, effects: Effects) -> None:
         link = self._links.pop(event.link, None)
         if link is None:
-            self._num_failed_starts += not self._links
-            if self._num_failed_starts >= MAX_FAILED_STARTS:
+            if not self._links and self.start_limit.is_over(now):
                 for entry in list(self._entries.values()):
                     self._fail(entry, _NEVER_BACK, now, effects)
             return
-        suspects = self._placing.leave(link.number, now, effects)
+        if not self._links:
+            self.start_limit.leave(now)
+        convicted = self._placing.leave(link, event.cause, now, effects)
         for entry in link.entries.values():
             entry.link = None
             if entry.ending is not None:
                 self._end(entry, entry.last_word(FINISH_ABORT, now), now, effects)
-            elif suspects.judge(entry, link):
+            elif entry.request.id in convicted:
                 effects.poisoned += 1
                 self._fail(entry, _POISON, now, effects)
             else:
                 effects.resumed += 1
-                if entry.request.id in suspects:
+                if entry.request.id in self._placing.suspects:
                     self._moves.drop(entry, now, effects, "it is tried alone")
                 self._moves.hand_over(entry, now, effects)
         self.totals.leave(link.number)
@@ -215,11 +213,8 @@ class Gateway:
         self._placing.place(now, effects)
 
     def _share(self) -> None:
-        """Give out as many places as engines have, from now on; while there is none, nobody asks."""
-        readies = [link.ready for link in self._links.values() if link.ready.max_num_seqs and not link.is_leaving]
-        if self.is_shared and readies:
-            room = Room(sum(each.max_num_seqs for each in readies), readies[0].max_num_batched_tokens, len(readies))
-            self.desk.share(room)
+        if self.is_shared:
+            self._placing.share()
 
     def _close(self, event: Closed, now: float, effects: Effects) -> None:
         self._links.clear()  # what moves, too, is over with its request
@@ -327,8 +322,8 @@ class Gateway:
         self.totals.step(number, step.stats, heard_s)
         self.desk.step(self.totals.sums, now, number, step.stats)
         suspects = self._placing.suspects
-        if suspects.on_trial is not None and suspects.on_trial.has_progressed:
-            suspects.clear(suspects.on_trial)
+        if suspects.trials and (tried := suspects.trials.get(number)) is not None and tried.has_progressed:
+            suspects.clear(tried)
         if len(self._moves):
             self._moves.send_queued(effects)
         if self._held or self.desk.num_waiting:

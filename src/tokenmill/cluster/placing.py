@@ -16,10 +16,11 @@ from ..core.tiers import TierEvents
 from .copies import Copies
 from .desk import FrontDesk
 from .entry import Entry
-from .events import Effects, Telling
+from .events import Cause, Effects, Telling
 from .links import EngineLink, NewestCosts
 from .load import Load
 from .moves import FETCH, Moves, NewTicket
+from .places import Room
 from .pools import Pools, can_copy
 from .router import Router
 from .routing import Route
@@ -65,8 +66,9 @@ class Placing:
         self.pools.note_links(self.links.values())
         effects.tells += self.router.join(self.links)
 
-    def leave(self, number: int, now: float, effects: Effects) -> Suspects:
-        """It is gone."""
+    def leave(self, link: EngineLink, cause: Cause, now: float, effects: Effects) -> set[str]:
+        """It is gone. Requests that are to be given up because engines die of them."""
+        number = link.number
         self.pools.note_links(self.links.values())
         self.costs.leave(number)
         effects.tells += self.router.leave(number)
@@ -74,7 +76,14 @@ class Placing:
         self.copies.lose(number, now, effects)
         if self.suspects.link == number:
             self.suspects.link = None
-        return self.suspects
+        return self.suspects.leave(link, cause, now)
+
+    def share(self) -> None:
+        """Give out as many places as engines have, from now on; while there is none, nobody asks."""
+        readies = [link.ready for link in self.links.values() if link.ready.max_num_seqs and not link.is_leaving]
+        if readies:
+            room = Room(sum(each.max_num_seqs for each in readies), readies[0].max_num_batched_tokens, len(readies))
+            self._desk.share(room)
 
     def step(self, link: EngineLink, stats: EngineStats) -> None:
         """An engine has told its state after a step."""
@@ -96,8 +105,10 @@ class Placing:
 
     def place(self, now: float, effects: Effects) -> None:
         """Give engines what they may have."""
-        if self.suspects.on_trial is None:
-            self._try_next(effects)
+        if len(self.suspects):
+            self._try_suspects(effects)
+        else:
+            self.suspects.link = None
         for entry in [each for name, each in self.held.items() if name not in self.suspects]:
             links = self._open_links()
             if not links:
@@ -118,8 +129,9 @@ class Placing:
         self._submit(entry, link, effects)
 
     def may_get(self, link: EngineLink) -> bool:
-        """Not the one that tries suspects, and none that leaves."""
-        return link.number != self.suspects.link and not link.is_leaving
+        """Not one that tries a suspect, or is to, and none that leaves."""
+        suspects = self.suspects
+        return link.number != suspects.link and link.number not in suspects.trials and not link.is_leaving
 
     def strike(self, entry: Entry, now: float, effects: Effects) -> None:
         """It is over: no engine has it any more."""
@@ -134,7 +146,7 @@ class Placing:
     @property
     def waits_for_steps(self) -> bool:
         """Whether the next step of some engine may have something decided."""
-        on_trial = self.suspects.on_trial is not None or len(self.suspects) > 0
+        on_trial = len(self.suspects.trials) + len(self.suspects) > 0
         return on_trial or self._desk.num_waiting > 0 or len(self.held) > 0 or len(self.moves) > 0
 
     def looks_at(self, request: Request) -> Iterable[int] | None:
@@ -150,30 +162,32 @@ class Placing:
             link.check()
         for name, entry in self.held.items():
             assert entry.link is None and entry.ending is None and not self._desk.is_waiting(name)
-        trial = self.suspects.on_trial
-        assert trial is None or trial.link is not None
+        for number, tried in self.suspects.trials.items():
+            assert tried.link == number and number in self.links, (number, tried)
         self.router.index.check()
         self.router.stores.check()
         self.copies.check()
         for name, number in self.router.index.given.items():
             assert self._entries[name].link in (number, None) or number not in self.links, (name, number)
 
-    def _try_next(self, effects: Effects) -> None:
+    def _try_suspects(self, effects: Effects) -> None:
+        """Each in an engine that is free; where no engine tries one, the one that is free first gets no more."""
         suspects = self.suspects
         suspects.link = None
-        links = self._open_links() if len(suspects) else []
-        if not links:
-            return
-        link = min(links, key=lambda link: link.num_tokens)
-        suspects.link = link.number
-        entry = suspects.next(link.entries.values())
-        if entry is not None:
-            del self.held[entry.request.id]
-            self._submit(entry, link, effects)
+        links = sorted(self._open_links(), key=lambda link: link.num_tokens)
+        for link in links:
+            entry = suspects.next(link.entries.values())
+            if entry is not None:
+                suspects.trials[link.number] = entry
+                del self.held[entry.request.id]
+                self._submit(entry, link, effects)
+        if links and not suspects.trials:
+            suspects.link = links[0].number
 
     def _open_links(self) -> list[EngineLink]:
-        trying = self.suspects.link  # as `may_get` of each, of which there may be a thousand
-        return [link for link in self.links.values() if link.number != trying and not link.is_leaving]
+        trying, trials = self.suspects.link, self.suspects.trials  # as `may_get` of each; there may be a thousand
+        links = self.links.values()
+        return [link for link in links if link.number != trying and link.number not in trials and not link.is_leaving]
 
     def _find_decode(self, entry: Entry, source: int, must: bool) -> EngineLink | None:
         return self.pools.find_decode(entry, self._open_links(), source, must)

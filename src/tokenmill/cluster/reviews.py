@@ -46,7 +46,7 @@ class Reviews:
         placing, moves = self._placing, self._placing.moves
 
         def can_move(entry: Entry) -> bool:
-            return moves.can_move(entry, now) and entry is not placing.suspects.on_trial
+            return moves.can_move(entry, now) and not placing.suspects.is_tried(entry)
 
         def num_moving(link: EngineLink) -> int:
             return sum(1 for _ in moves.at(link.number))

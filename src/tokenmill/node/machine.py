@@ -203,6 +203,18 @@ def _cpu_quota(root: Path) -> float | None:
     return min(quotas, default=None)
 
 
+def oom_kills(root: Path = Path("/")) -> int:
+    """Processes of this one's cgroup that the kernel has killed for want of memory so far; where no cgroup tells, of
+    the whole system; 0 where nothing does."""
+    group = next(iter(_groups(root, "memory")), root)
+    for file in (group / "memory.events", group / "memory.oom_control", root / "proc/vmstat"):
+        for line in (_read(file) or "").splitlines():
+            name, _, number = line.partition(" ")
+            if name == "oom_kill":
+                return int(number)
+    return 0
+
+
 def _cgroup_headroom(root: Path) -> int | None:
     """Of the tightest limit."""
     found = (

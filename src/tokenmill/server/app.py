@@ -135,7 +135,7 @@ def build_app(
     client.hearers.metrics.count_waiting = lambda: client.num_waiting
     client.hearers.metrics.overload.level = lambda: client.desk.pressure.level(clock.now())
     client.hearers.metrics.predict_wait = lambda: client.desk.usual_wait_s(clock.now())
-    client.is_shared = True
+    client.gateway.is_shared = True
     client.hearers.observer = Observer(config.model_names[0], client.hearers.metrics.registry)
     client.roster.on_change = client.hearers.observer.happenings.worker
     if tracing is not None:

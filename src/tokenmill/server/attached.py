@@ -29,6 +29,7 @@ class AttachedEngine:
     num_open   requests that it has
     is_leaving  it is told to take no more, maybe before it has had any
     address    where its link comes from; "": this machine
+    since_s    when it was taken up
     epoch      of the last change of its pool, as far as told
     flight     file of its flight recorder, where it has one on this machine; else ""
     liveness   tells when it is lost though its link is open
@@ -56,6 +57,7 @@ class AttachedEngine:
         self.liveness = liveness or Liveness(0.0)
         self.num_steps = 0
         self.epoch = 0
+        self.since_s = 0.0
         self.is_leaving = False
         self.flight = flight
         self.address = address

@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from secrets import token_urlsafe
 from typing import get_args
 
 from ..cluster.desk import FrontDesk
 from ..cluster.events import (
+    Cause,
     Closed,
     Effects,
     GatewayEvent,
@@ -54,7 +56,7 @@ from ..core.events import (
 )
 from ..core.experts import ExpertLoad
 from ..core.files import WantPart
-from ..core.policy import ENTERS, Admission, Newcomer, Verdict
+from ..core.policy import ENTERS, Newcomer, Verdict
 from ..core.ports import FrontEnd
 from ..core.request import Request
 from ..core.work import PATIENCE
@@ -78,12 +80,10 @@ class EngineClient:
     stats        their state after the last step
     desk         what is open: requests whose end no engine has yet confirmed, and those that no engine has yet
     hearers      who is told of requests and their outputs
-    is_shared    many clients use the engines, and have places in turn
-    admission    which call may enter
     adapters     the LoRA adapters that requests may name
     cache_views  what the engines' prefix caches hold
     kv_later     asks for KV that is wanted later
-    gateway      the record of all of this, to be read only
+    gateway      the record of all of this, to be set up and read
     roster       who works, also those whose engine does not serve now
 
     wanted: adapters to load into the first engine. An engine is ready once it has all its adapters; on_prepared is
@@ -132,22 +132,6 @@ class EngineClient:
         return self.gateway.desk
 
     @property
-    def is_shared(self) -> bool:
-        return self.gateway.is_shared
-
-    @is_shared.setter
-    def is_shared(self, is_shared: bool) -> None:
-        self.gateway.is_shared = is_shared
-
-    @property
-    def admission(self) -> Admission:
-        return self.gateway.admission
-
-    @admission.setter
-    def admission(self, admission: Admission) -> None:
-        self.gateway.admission = admission
-
-    @property
     def num_open(self) -> int:
         return self.gateway.num_open
 
@@ -163,19 +147,25 @@ class EngineClient:
     # ---- engines ----
 
     def attach(
-        self, link: FrontEnd, on_broken: Callable[[], None] = lambda: None, flight: str = "", address: str = ""
+        self,
+        link: FrontEnd,
+        on_broken: Callable[[], None] = lambda: None,
+        flight: str = "",
+        address: str = "",
+        explained_s: float = 0.0,
     ) -> AttachedEngine:
         """Take up a new engine; it gets requests once its Ready has come. Needs a running loop. The link stays its
         maker's to close. `on_broken` is called when what comes over the link cannot be used: the engine has been let
         go, but may live on and hear of it from nobody else. `flight`: file of its flight recorder, where it has one
-        here. `address`: where the link comes from; "": this machine."""
+        here. `address`: where the link comes from; "": this machine. `explained_s`: within which, after the link's
+        end, its maker knows how the engine died, and detaches it; 0: nobody knows."""
         attached = AttachedEngine(
             self._num_links,
             link,
             take=self._take,
             must_wait=self._must_wait,
             count_open=self.gateway.num_open_at,
-            lost=self.detach,
+            lost=partial(self._lose, explained_s=explained_s),
             on_broken=on_broken,
             flight=flight,
             address=address,
@@ -183,16 +173,26 @@ class EngineClient:
         )
         self._num_links += 1
         self._links[attached.number] = attached
+        attached.since_s = asyncio.get_running_loop().time()
         if self.ready is None:
             self._absence.why = "Loading model"
         attached.open()
         return attached
 
-    def detach(self, link: AttachedEngine, reason: str, back_s: float | None = None) -> None:
+    def detach(
+        self, link: AttachedEngine, reason: str, back_s: float | None = None, cause: Cause = Cause.UNKNOWN
+    ) -> None:
         """Let go of an engine. What it had goes on in another, or in the one that comes. Where there is none, `reason`
         is told to whoever asks, and to come back when one is expected: in `back_s` seconds from now, if known."""
         self._absence.expect(back_s)
-        self._let_go(link, reason)
+        self._let_go(link, reason, cause)
+
+    def _lose(self, link: AttachedEngine, reason: str, explained_s: float) -> None:
+        """Its link has ended."""
+        if explained_s:
+            asyncio.get_running_loop().call_later(explained_s, self._let_go, link, reason)
+        else:
+            self.detach(link, reason)
 
     def drain(self, number: int) -> None:
         """Give an engine no more; it ends when it has finished what it has."""
@@ -219,13 +219,13 @@ class EngineClient:
             self._let_go(link, reason)
         self._handle(Closed(Unavailable(reason)))
 
-    def _let_go(self, link: AttachedEngine, reason: str) -> None:
+    def _let_go(self, link: AttachedEngine, reason: str, cause: Cause = Cause.UNKNOWN) -> None:
         if self._links.pop(link.number, None) is None:
             return
         link.close()
         self.hearers.engine_left(link.number, asyncio.get_running_loop().time())
         was_serving, num_held = self.gateway.link(link.number) is not None, link.num_open
-        effects = self._handle(Left(link.number))
+        effects = self._handle(Left(link.number, cause))
         self.adapters.lose(link.number, Unavailable(reason))
         self.cache_views.lose(link.number)
         self.kv_later.lose(link.number)
@@ -373,8 +373,8 @@ class EngineClient:
             return
         if link.is_leaving:
             return
-        refused = self._handle(Joined(link.number, ready)).refused
-        if refused:
+        start_s = asyncio.get_running_loop().time() - link.since_s
+        if refused := self._handle(Joined(link.number, ready, start_s)).refused:
             return self._refuse(link, refused)
         self.adapters.join(link.number)
         self.cache_views.join(link.number)

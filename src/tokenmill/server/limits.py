@@ -44,7 +44,7 @@ class Limits:
         self.why_uncounted: Callable[[], str] = lambda: ""
         self.on_call: Callable[[], None] = lambda: None
         self.on_read: Callable[[], None] = lambda: None
-        client.admission = BoundedWait(
+        client.gateway.admission = BoundedWait(
             config.max_open_requests, config.max_open_tokens, config.longest_wait_s, config.admission != OFF
         )
 
