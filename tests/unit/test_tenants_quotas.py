@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.cluster.events import Ended
-from tokenmill.core.errors import InvalidRequest, RateLimited
+from tokenmill.core.errors import InvalidRequest, RateLimited, Unavailable
 from tokenmill.core.events import Output
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.server.tenants.quota_file import LEASE_S, QuotaFile, Verdict
@@ -162,6 +162,40 @@ async def left(quotas: Quotas, tenant: Tenant) -> tuple[int, int]:
     headers = await quotas.take(tenant, probe)
     quotas.drop(probe)
     return int(headers["x-ratelimit-remaining-requests"]) + 1, int(headers["x-ratelimit-remaining-tokens"]) + 11
+
+
+def test_counts_that_are_damaged_in_a_run_begin_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At once, with a word, and with the calls that are open; where nothing can be written it is said at once, too."""
+    tenant, path = Tenant("t", limits=RateLimits(100, 0, 3)), tmp_path / "use.db"
+
+    async def test(quotas: Quotas) -> None:
+        for name in "ab":
+            await quotas.take(tenant, [request(name)])
+
+        def damage() -> None:
+            database = quotas._opened()._database
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            database.execute("PRAGMA shrink_memory")
+            path.write_bytes(b"\xa5" * path.stat().st_size)
+
+        await quotas._errands.do(damage)
+        headers = await quotas.take(tenant, [request("c")])
+        assert headers["x-ratelimit-remaining-requests"] == "99"
+        assert [each.levelname for each in caplog.records] == ["ERROR"] and "begin anew" in caplog.text
+        assert len({each.name.removesuffix("-wal") for each in tmp_path.glob("use.db.damaged-*")}) == 1
+        with pytest.raises(RateLimited, match="3 open requests"):
+            quotas.check(tenant)
+        for name in "abc":
+            end(quotas, [request(name)], 1)
+        assert not await quotas._errands.do(lambda: quotas._opened().held)
+        caplog.clear()
+        await quotas._errands.do(lambda: quotas._opened()._database.execute("PRAGMA query_only=ON"))
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="readonly"):
+                await quotas.take(tenant, [request("d")])
+        assert [each.levelname for each in caplog.records] == ["ERROR"] and str(path) in caplog.text
+
+    quoted(tmp_path, test)  # type: ignore[arg-type]
 
 
 def test_tokens_are_taken_at_the_start_and_put_right_at_the_end(tmp_path: Path) -> None:

@@ -106,11 +106,13 @@ def is_damage(error: Exception) -> bool:
 
 
 def set_aside(path: str) -> str:
-    """Move a file, and what SQLite keeps beside it, out of the way: where it is now."""
+    """Move a file, and its journal, out of the way: where it is now."""
     aside = f"{path}.damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
-    for ending in ("", "-wal", "-shm"):
+    for ending in ("", "-wal"):
         with contextlib.suppress(FileNotFoundError):
             os.rename(path + ending, aside + ending)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{path}-shm")
     return aside
 
 
