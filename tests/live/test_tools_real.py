@@ -86,6 +86,15 @@ def test_required_and_named_calls_fit(client: openai.OpenAI) -> None:
     assert num_calls >= 12
 
 
+def test_stop_strings_do_not_cut_calls_that_are_demanded(client: openai.OpenAI) -> None:
+    """Those that every call has in it, and its marks: the same tokens, to the same end."""
+    for choice in ("required", {"type": "function", "function": {"name": "take_note"}}):
+        for seed in range(3):
+            plain = ask(client, ASKED[0], choice, seed=seed).choices[0]
+            stopped = ask(client, ASKED[0], choice, seed=seed, stop=['"', "}", "\n", "<tool_call>"]).choices[0]
+            assert check(stopped) == check(plain) and stopped.finish_reason == plain.finish_reason
+
+
 @pytest.mark.skipif(BFCL is None, reason="no questions of BFCL beside this checkout")
 @pytest.mark.parametrize(("choice", "num_fits"), [("required", 3), ("named", 8)])
 def test_calls_demanded_of_published_questions_fit(

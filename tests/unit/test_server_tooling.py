@@ -42,6 +42,12 @@ def test_tools_and_the_choice_among_them() -> None:
     assert call.conversation is not None and call.conversation.tools == (F, G)  # all are shown
 
 
+def test_stop_strings_are_no_part_of_calls_that_are_demanded() -> None:
+    """Where the model may also answer in words, they are kept."""
+    for choice, stop in (("required", ()), (NAMED, ()), ("auto", ("a",)), ("none", ("a",))):
+        assert parse(tools=[F], tool_choice=choice, stop=["a"]).sampling.stop == stop
+
+
 def test_no_tools_and_tools_that_are_forbidden_are_the_same() -> None:
     assert parse() == parse(tools=[]) == parse(tools=[F], tool_choice="none") == parse(tool_choice="auto")
 

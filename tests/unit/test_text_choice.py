@@ -13,7 +13,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.server.deltas import Delta
 from tokenmill.text.choice import Choice, Piece
-from tokenmill.text.parts import CallStart, Content, Part
+from tokenmill.text.parts import CallArguments, CallStart, Content, Part
 
 TEXT = make_text_model()
 BYTE_0 = 3
@@ -137,3 +137,35 @@ def test_a_parser_takes_text_apart_and_gives_up_what_it_held_with_the_last_piece
         [CallStart(0, "id", "f"), Content("b")],
     ]
     assert subject.has_calls and [piece.text for piece in pieces] == ["a", "*", "b"]
+
+
+class Calling:
+    """All text is the arguments of one call."""
+
+    def __init__(self) -> None:
+        self.start: list[Part] = [CallStart(0, "id", "f")]
+
+    def push(self, text: str) -> list[Part]:
+        start, self.start = self.start, []
+        return [*start, CallArguments(0, text)]
+
+    def end(self) -> list[Part]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("sampling", "text", "token", "is_cut"),
+    [
+        ({"stop": ("b",)}, '{"a": "b"}', None, True),
+        ({"stop": ("zz",)}, "{}zz", None, False),
+        ({"stop_token_ids": (50,)}, '{"a": ', 50, True),
+        ({"stop_token_ids": (50,)}, "{}", 50, False),
+        ({}, '{"a": ', 2, False),  # the model's own end
+    ],
+)
+def test_a_call_that_a_stop_cuts_is_told_from_one_that_is_whole(
+    sampling: dict[str, Any], text: str, token: int | None, is_cut: bool
+) -> None:
+    subject = Choice(0, Request("r", (5,), SamplingParams(**sampling), 100, seed=1), TEXT.tokenizer, Calling())
+    assert run(subject, text, [100], "stop", stop_token=token)[-1].finish_reason == "stop"
+    assert subject.has_calls and subject.has_cut_call == is_cut

@@ -103,6 +103,8 @@ class Calls:
         assert chat.conversation is not None
         tokens, text = self._render(chat.conversation)
         constraint = constraint_of(chat, speech, text)
+        if chat.tool_use is not None:
+            sampling = chat.tool_use.settings(sampling)
         if constraint is not None:
             sampling = replace(sampling, grammar=self._compile(constraint))
         call = self.of_prompt(GivenPrompt(None, tuple(tokens)), sampling, cache_salt, lora, text)

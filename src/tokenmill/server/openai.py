@@ -153,8 +153,9 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
     limit_field = "max_completion_tokens" if max_tokens is not None else "max_tokens"
     older = fields.integer("max_tokens", 1, 2**31 - 1)
     max_tokens = older if max_tokens is None else max_tokens
+    sampling = _sampling(fields, rules, max_tokens, (top or 0) if wanted else None, prompt_logprobs)
     call = Call(
-        sampling=_sampling(fields, rules, max_tokens, (top or 0) if wanted else None, prompt_logprobs),
+        sampling=sampling if tools.use is None else tools.use.settings(sampling),
         conversation=conversation,
         tool_use=tools.use,
         reasoning=read_reasoning(fields, rules.speech),

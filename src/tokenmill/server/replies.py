@@ -84,7 +84,7 @@ def _whole_choice(answer: Answer, choice: Choice, pieces: Sequence[Piece]) -> Wo
 
 
 def _finish_reason(answer: Answer, choice: Choice, piece: Piece) -> str | None:
-    if piece.finish_reason != FINISH_STOP or not choice.has_calls:
+    if piece.finish_reason != FINISH_STOP or not choice.has_calls or choice.has_cut_call:
         return piece.finish_reason
     return "function_call" if FUNCTION_CALL in answer.call.extras else "tool_calls"
 

@@ -3,6 +3,7 @@ JSON or HTTP."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,7 +13,7 @@ from ..core.request import Request
 from ..core.step import TokenLogprob
 from .detokenize import Detokenizer
 from .harmony import HarmonyParser
-from .parts import CallStart, Content, Parser, Part
+from .parts import CallArguments, CallStart, Content, Parser, Part
 from .reasoning import ReasoningParser
 from .stops import StopMatcher
 from .tokenizer import Tokenizer
@@ -64,9 +65,10 @@ class Piece:
 @dataclass(slots=True, eq=False)
 class Choice:
     """The state of one choice. `parser` takes its text apart; without one all of it is content. `has_calls`: a call of
-    a tool has begun. `num_tokens` counts up to and including the token that completed a stop string, and the stop
-    token; what the engine drew beyond a stop string is dropped here and never shows. `shown`: special tokens that the
-    parser must see. `timing`: when the engine began with it and with its output, as far as is known."""
+    a tool has begun; `has_cut_call`: a stop string or stop token ended the last one before it was whole. `num_tokens`
+    counts up to and including the token that completed a stop string, and the stop token; what the engine drew beyond a
+    stop string is dropped here and never shows. `shown`: special tokens that the parser must see. `timing`: when the
+    engine began with it and with its output, as far as is known."""
 
     index: int
     request: Request
@@ -74,6 +76,7 @@ class Choice:
     parser: Parser | None = None
     shown: frozenset[int] = frozenset()
     has_calls: bool = False
+    has_cut_call: bool = False
     num_tokens: int = 0
     num_cached: int = 0
     is_saved: bool = False
@@ -85,6 +88,7 @@ class Choice:
     _thinker: ReasoningParser | HarmonyParser | None = field(init=False)
     _num_thought: int = 0
     _parts: list[Part] = field(default_factory=list)
+    _arguments: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         sampling = self.request.sampling
@@ -109,8 +113,24 @@ class Choice:
             if self.is_finished:
                 self._parts += self.parser.end()
             piece.parsed, self._parts = self._parts, []
-            self.has_calls = self.has_calls or any(isinstance(part, CallStart) for part in piece.parsed)
+            self._note_calls(piece.parsed)
+            self.has_cut_call = self.has_calls and piece.stop_reason is not None and not self._is_call_whole()
         return piece
+
+    def _note_calls(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if isinstance(part, CallStart):
+                self.has_calls = True
+                self._arguments = []
+            elif isinstance(part, CallArguments):
+                self._arguments.append(part.text)
+
+    def _is_call_whole(self) -> bool:
+        try:
+            json.loads("".join(self._arguments))
+        except ValueError:
+            return False
+        return True
 
     @property
     def reasons(self) -> bool:

@@ -68,7 +68,7 @@ def stop_of(answer: Answer, choice: Choice, last: Piece) -> tuple[str, str | Non
         return "model_context_window_exceeded" if is_cut else "max_tokens", None
     if isinstance(last.stop_reason, str):
         return "stop_sequence", last.stop_reason
-    return "tool_use" if choice.has_calls else "end_turn", None
+    return "tool_use" if choice.has_calls and not choice.has_cut_call else "end_turn", None
 
 
 def usage_of(answer: Answer) -> dict[str, Any]:

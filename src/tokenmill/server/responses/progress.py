@@ -44,6 +44,7 @@ class Progress:
         self._wall_s = wall_s
         self._error: dict[str, Any] | None = None
         self._completed_at: int | None = None
+        self._cut_by = ""
 
     @property
     def is_stored(self) -> bool:
@@ -59,7 +60,9 @@ class Progress:
 
     def finish(self, reason: str) -> list[Event]:
         """The last piece has been taken; `reason`: why it is the last."""
-        status = INCOMPLETE if reason == "length" else COMPLETED
+        if reason == "length" or self.answer.choices[0].has_cut_call:
+            self._cut_by = "max_output_tokens" if reason == "length" else reason
+        status = INCOMPLETE if self._cut_by else COMPLETED
         events = self.output.end(status)
         self._seal(status)
         return [*events, (f"response.{self.status}", {"response": msgspec.Raw(self.sealed)})]
@@ -91,7 +94,7 @@ class Progress:
             "background": False,
             "completed_at": self._completed_at,
             "error": self._error,
-            "incomplete_details": {"reason": "max_output_tokens"} if self.status == INCOMPLETE else None,
+            "incomplete_details": {"reason": self._cut_by} if self.status == INCOMPLETE else None,
             "instructions": settings["instructions"],
             "max_output_tokens": settings["max_output_tokens"],
             "max_tool_calls": settings["max_tool_calls"],

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
+
+from ...core.request import SamplingParams
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -40,3 +43,8 @@ class ToolUse(msgspec.Struct, frozen=True):
         if self.choice == "none":
             return ()
         return tuple(tool for tool in self.tools if self.choice != "named" or tool.name == self.name)
+
+    def settings(self, given: SamplingParams) -> SamplingParams:
+        """Of an answer with these tools. One that must call ends when its calls are whole: stop strings are no part of
+        their arguments."""
+        return replace(given, stop=()) if self.is_forced and given.stop else given
