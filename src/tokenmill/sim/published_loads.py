@@ -51,6 +51,9 @@ LOADS = (
     Closed(NIM, 5000, 500, 5, 546.70, 21.83, 218.48),
     Closed(NIM, 5000, 500, 25, 688.69, 38.75, 623.40),
     Closed(NIM, 5000, 500, 50, 834.51, 59.73, 814.37),
+    Closed(NIM, 5000, 500, 100, 7996.25, 92.91, 917.26),
+    Closed(NIM, 5000, 500, 200, 61680.22, 93.06, 920.54),
+    Closed(NIM, 5000, 500, 250, 88605.32, 93.20, 920.12),
 )
 
 
@@ -112,6 +115,7 @@ def loads_section() -> str:
         "tokens a step and KV in 8 bits. The source tells neither; with KV in 16 bits, 25 clients get 11 % less.",
         "Simulated clients begin one after the other. Times to first tokens under load depend on that, and on how the",
         "other scheduler mixes prompts with decodes: there the error is largest.",
+        "With 100 clients and more KV is full, and most of the time to a first token is spent waiting for some.",
         "One client's times are among the steps above, too.\n",
         f"Source: {SOURCE}.\n",
         "| clients | | TTFT ms | ITL ms | tokens/s |",
