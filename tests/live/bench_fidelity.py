@@ -8,7 +8,8 @@
     python tests/live/bench_fidelity.py report OUT --write docs/fidelity.md
 
 `measure` and `order` need a quiet machine; both go on where they were cut off. `simulate` can come later, anywhere. A
-model that is not there is left out (`--qwen3 PATH`: one of Qwen3-0.6B's shape, such as `tests/random_models.py` makes).
+model that is not there is left out (`--qwen3 PATH`: one of Qwen3-0.6B's shape, such as `tests/random_models.py` makes),
+and so is a trace (`--trace PATH`: one of those that `bench serve --dataset-name trace` reads).
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="of each load, live")
     parser.add_argument("--slice-s", type=float, default=60.0, help="of each slice between loads")
     parser.add_argument("--qwen3", metavar="PATH", help="a checkpoint of Qwen3-0.6B's shape")
+    parser.add_argument("--trace", metavar="PATH", help="a public trace of requests")
     parser.add_argument("--turns", type=int, default=6, help="of the settings that are put in order")
     parser.add_argument("--write", type=Path, default=Path("docs/fidelity.md"))
     args = parser.parse_args()
@@ -60,7 +62,7 @@ def main() -> None:
             folder = args.out / case.name
             live.measure(case, _model(case, args), folder, clock, args.repeats, args.requests, args.slice_s)
     if args.what in ("order", "all"):
-        for case in (each for each in cases() if each.engine in {setting.engine for setting in settings()}):
+        for case in (each for each in _all(args) if each.engine in {setting.engine for setting in settings()}):
             live.calibrate(case, _model(case, args), args.out / case.engine, args.slice_s)
         words = (*ORDER_LOAD, *ORDER, "--repeats", str(args.turns))
         live.order(settings(), "smollm2", args.out, clock, words)
@@ -75,19 +77,27 @@ def main() -> None:
 
 
 def _cases(args: argparse.Namespace) -> list[Case]:
-    by_name = {case.name: case for case in cases()}
+    by_name = {case.name: case for case in _all(args)}
     names = args.only.split(",") if args.only else list(by_name)
     if unknown := [name for name in names if name not in by_name]:
         raise SystemExit(f"no case {unknown[0]}: there are {', '.join(by_name)}")
     found = [by_name[name] for name in names]
-    return [case for case in found if case.model == "smollm2" or args.qwen3 is not None or args.only]
+    given = {"qwen3": args.qwen3, "trace": args.trace}
+    if args.only is None:
+        return [case for case in found if given.get(case.name, "") is not None]
+    if missing := [name for name in names if given.get(name, "") is None]:
+        raise SystemExit(f"{missing[0]} needs --{missing[0]} PATH")
+    return found
+
+
+def _all(args: argparse.Namespace) -> list[Case]:
+    """The trace is named by its whole path, which results repeat."""
+    return cases("" if args.trace is None else str(Path(args.trace).resolve()))
 
 
 def _model(case: Case, args: argparse.Namespace) -> str:
     if case.model == "smollm2":
         return "smollm2"
-    if args.qwen3 is None:
-        raise SystemExit(f"{case.name} needs --qwen3 PATH")
     return str(args.qwen3)
 
 
@@ -95,7 +105,7 @@ def _simulate(args: argparse.Namespace, chosen: list[Case]) -> None:
     found = args.out / "found"
     found.mkdir(exist_ok=True)
     facts: Json | None = None
-    names = [case.name for case in cases()]
+    names = [case.name for case in _all(args)]
     for case in chosen:
         folder = args.out / case.name
         if not sim.turns_of(case, folder):
