@@ -136,6 +136,44 @@ def test_a_function_is_called_and_answered(client: OpenAI, model: str) -> None:
     assert final.output_text
 
 
+def test_a_call_that_was_cut_off_comes_back(client: OpenAI, model: str) -> None:
+    """By its id and among the items, with an output and without one."""
+    asked: Any = {"role": "user", "content": "What is the weather like in Paris today?"}
+    how: Any = {"model": model, "tools": [WEATHER], "temperature": 0}
+    forced: Any = how | {"input": [asked], "tool_choice": "required"}
+    answers = (client.responses.create(**forced, max_output_tokens=most) for most in range(10, 40))
+    cut = next(answer for answer in answers if answer.output)  # before the call's name is certain there is nothing
+    (call,) = cut.output
+    assert cut.status == "incomplete" and call.type == "function_call" and call.status == "incomplete"
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": [{"type": "input_text", "text": "?"}]}
+    for news in ([output], []):
+        news = [*news, {"role": "user", "content": "Say hello."}]
+        by_id = client.responses.create(**how, input=news, previous_response_id=cut.id, max_output_tokens=8)
+        by_items = client.responses.create(**how, input=[asked, *cut.output, *news], max_output_tokens=8)
+        assert by_id.output_text == by_items.output_text != ""
+        assert by_id.usage and by_items.usage and by_id.usage.input_tokens == by_items.usage.input_tokens
+
+
+def test_a_function_in_a_namespace_is_called_by_both_names(client: OpenAI, model: str) -> None:
+    """As Codex offers the tools of MCP servers, beside tools that are left out and named."""
+    tools: Any = [
+        {"type": "web_search", "external_web_access": False},
+        {"type": "namespace", "name": "mcp__sky", "description": "The sky.", "tools": [WEATHER]},
+    ]
+    raw = client.responses.with_raw_response.create(
+        model=model,
+        input="What is the weather like in Paris today?",
+        tools=tools,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=0,
+        max_output_tokens=100,
+    )
+    assert raw.headers["x-tokenmill-ignored"] == "tool web_search"
+    (call,) = [item for item in raw.parse().output if item.type == "function_call"]
+    assert (call.namespace, call.name) == ("mcp__sky", "get_weather") and json.loads(call.arguments)
+
+
 def test_arguments_come_as_they_are_written(client: OpenAI, model: str) -> None:
     stream = client.responses.create(
         model=model,

@@ -170,3 +170,16 @@ def test_what_is_wrong_is_named(client: OpenAI, model: str) -> None:
     assert "tools" in refused(tools=[{"type": "web_search"}])
     stray = [*ASK, {"role": "tool", "tool_call_id": "call_1", "content": "15"}]
     assert "messages" in refused(messages=stray)
+
+
+def test_a_call_that_was_cut_off_comes_back(client: OpenAI, model: str) -> None:
+    """Wherever max_tokens ends it, the conversation goes on, with an answer to the call and without one."""
+    for most in (4, 14, 18, 24):
+        cut = ask(client, model, tool_choice="required", max_tokens=most).choices[0]
+        assert cut.finish_reason == "length" and not cut.message.content
+        calls = cut.message.tool_calls or []
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "That was cut off."} for call in calls]
+        for history in ([cut.message, *results], [cut.message]):
+            messages = [*ASK, *history, {"role": "user", "content": "Say it again."}]
+            again = ask(client, model, messages=messages, tool_choice="none", max_tokens=8).choices[0]
+            assert again.message.content
