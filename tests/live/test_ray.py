@@ -100,6 +100,17 @@ def test_nothing_is_left_behind(smollm2: Path, env: dict[str, str]) -> None:
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the end of all")
 
 
+def test_a_server_whose_ray_has_died_ends_for_its_supervisor(smollm2: Path, env: dict[str, str]) -> None:
+    """Without the raylet no actor can be reached or started; to wait for one would be to wait for ever."""
+    with Server("--launcher", "ray", *SMALL, model=str(smollm2), env=env) as running:
+        pids = running.pids()
+        (raylet,) = (pid for pid in pids if b"/raylet/raylet\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(raylet, signal.SIGKILL)
+        assert running.process.wait(90) == 2
+        assert "Ray's process of this machine (raylet) has ended" in running.output
+        assert "Traceback" not in running.output
+
+
 def test_a_worker_that_cannot_start_is_told_of(smollm2: Path, env: dict[str, str]) -> None:
     with pytest.raises(AssertionError, match=r"No worker can be started: .*--kv-cache-memory-bytes"):
         Server("--launcher", "ray", "--kv-cache-memory-bytes", "1KiB", model=str(smollm2), env=env).__enter__()

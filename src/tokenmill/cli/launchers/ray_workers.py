@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, EngineFailed
 from ..worker_options import SECRET_VARIABLE
 from .child import FAILED, RUNNING, WorkerChild
 from .ray_options import RayOptions
@@ -130,11 +130,13 @@ class RayWorkers:
         self._held.close()
 
     async def run(self, client: EngineClient, complete: Callable[[Ready], Ready], address: str) -> None:
-        """Ask for the actors, and tell of what becomes of them."""
+        """Ask for the actors, and tell of what becomes of them. Raises EngineFailed where Ray's process of this machine
+        (the raylet) has ended: without it no actor is reached or started again, and Ray cannot be begun anew here."""
         await asyncio.to_thread(self._start, address)
-        while True:
+        while await asyncio.to_thread(self._is_node_alive):
             await self._look()
             await asyncio.sleep(LOOK_S)
+        raise EngineFailed("Ray's process of this machine (raylet) has ended: start the server again.")
 
     async def drain(self, within_s: float) -> None:
         """Workers that save KV do so when they leave."""
@@ -145,6 +147,11 @@ class RayWorkers:
     def statuses(self) -> list[dict[str, Any]]:
         """Of all actors, where they answer. Waits for them."""
         return list(self._ray.get([actor.status.remote() for actor in self._actors]))
+
+    def _is_node_alive(self) -> bool:
+        """By what Ray's head says of this machine."""
+        here = self._ray.get_runtime_context().get_node_id()
+        return any(node["NodeID"] == here and node["Alive"] for node in self._ray.nodes())
 
     def _start(self, address: str) -> None:
         ray, options, resources = self._ray, self._options, dict(self._options.ray_resources or {})
