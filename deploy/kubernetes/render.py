@@ -3,7 +3,8 @@
     python deploy/kubernetes/render.py [--name N] [--values FILE] [--set a.b=c]
 
 The templates are Helm's (Go templates with Sprig's functions); this reads the part of that language that they use, and
-refuses the rest by name. With Helm at hand, `helm template` and `helm install` take the same folder.
+refuses the rest by name. Values are checked against values.schema.json, as Helm does. It needs PyYAML and jsonschema.
+With Helm at hand, `helm template` and `helm install` take the same folder.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import yaml
 
 HERE = Path(__file__).parent
@@ -74,6 +76,8 @@ class Chart:
     def __init__(self, folder: Path = HERE) -> None:
         self.about = yaml.safe_load((folder / "Chart.yaml").read_text())
         self.values: dict[str, Any] = yaml.safe_load((folder / "values.yaml").read_text())
+        schema = folder / "values.schema.json"
+        self._schema = json.loads(schema.read_text()) if schema.exists() else {}
         self._named: dict[str, _Block] = {}
         self._files = []
         for path in sorted((folder / "templates").iterdir()):
@@ -87,8 +91,13 @@ class Chart:
     def render(self, name: str, values: dict[str, Any], namespace: str = "default") -> str:
         """YAML documents of a release. `values` go over those of values.yaml. Raises ChartError."""
         chart = {key[0].upper() + key[1:]: value for key, value in self.about.items()}
+        whole = merged(self.values, values)
+        try:
+            jsonschema.validate(whole, self._schema)
+        except jsonschema.ValidationError as error:
+            raise ChartError(f"{'.'.join(map(str, error.absolute_path)) or 'values'}: {error.message}") from None
         root = {
-            "Values": merged(self.values, values),
+            "Values": whole,
             "Release": {"Name": name, "Namespace": namespace, "Service": "render"},
             "Chart": chart,
         }

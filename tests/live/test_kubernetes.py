@@ -63,7 +63,7 @@ class Pod:
         expand = lambda text: re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], text)  # noqa: E731
         assert self._container["command"] == ["tokenmill"]
         command = [sys.executable, "-m", "tokenmill.cli.main", *map(expand, self._container["args"])]
-        folders = {"TOKENMILL_STATE": str(folder / f"{name}-state"), "TOKENMILL_CACHE": _cache()}
+        folders = {"TOKENMILL_STATE": str(folder / f"{name}-state"), "TOKENMILL_CACHE": _cache(), "HOME": str(folder)}
         with self.lines.open("wb") as log:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, env={**os.environ, **env, **folders}, start_new_session=True
@@ -74,8 +74,7 @@ class Pod:
             return str(given["value"])
         source = given["valueFrom"]
         if "fieldRef" in source:
-            assert source["fieldRef"]["fieldPath"] == "metadata.name"
-            return name
+            return {"metadata.name": name, "status.podIP": "127.0.0.1"}[source["fieldRef"]["fieldPath"]]
         reference = source["secretKeyRef"]
         return SECRETS[reference["name"]][reference["key"]]
 
@@ -150,7 +149,8 @@ def test_the_manifests_own_commands_serve_and_a_rollout_loses_nothing(smollm2: P
 
         workloads = []
         for _ in range(2):  # two pods on one machine, which in a cluster have addresses of their own
-            again = values | {"workers": values["workers"] | {"healthPort": free_ports(1)[0]}}
+            health, kv = free_ports(2)
+            again = values | {"workers": values["workers"] | {"healthPort": health, "kvPort": kv}}
             workloads.append(next(each for each in manifests(again) if each["kind"] == "Deployment"))
         workers = []
         for number, workload in enumerate(workloads):

@@ -6,14 +6,19 @@ import errno
 import logging
 import os
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from links import certificate
+from tokenmill.cli.worker_options import LinkOptions
 from tokenmill.core.mac import TAMPERED, connection_macs
 from tokenmill.core.moves import KVSource, PullBlocks, Pulled
+from tokenmill.net.tcp import Credentials
 from tokenmill.store.peer import client as peer_client
 from tokenmill.store.peer import door as peer_door
 from tokenmill.store.peer import listener as peer_listener
@@ -247,6 +252,32 @@ def test_between_machines_both_ends_prove_themselves(board: Board, monkeypatch: 
             with pytest.raises((OSError, EOFError, BadPeer)):
                 pull(server, memory_of(0), secret=secret)
     finally:
+        server.close()
+
+
+def test_a_certificate_need_not_name_where_a_worker_is_reached(
+    board: Board, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A pod's address is nobody's name. A certificate of another authority is refused."""
+    monkeypatch.setattr(peer_door, "_is_local", lambda address: False)
+    doors = {}
+    for name, text in (("own", certificate()), ("other", certificate.__wrapped__())):
+        file = tmp_path / name
+        file.write_text(text)
+        link = LinkOptions(worker_tls_cert=str(file), worker_tls_ca=str(file))
+        doors[name] = link.door(Credentials(b"s" * 32, link.tls(is_front_end=False)))
+    source = memory_of(7)
+    sums_of(board, source)
+    server = PeerServer(board, "life", [source], doors["own"].welcome)
+    server.start("127.0.0.2")
+    client = PeerClient("reader", "elsewhere", [memory_of(0)], 4, doors["own"].connect, may_read=False)
+    try:
+        job = PullBlocks(0, KVSource("w", "life", server.address, "elsewhere", "t"), 0, ((1, 2, 3),))
+        with pytest.raises(ssl.SSLError):
+            doors["other"].connect(server.address)
+        assert client.pull(job, threading.Event()).num_tokens == 9
+    finally:
+        client.close()
         server.close()
 
 

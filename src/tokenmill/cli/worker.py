@@ -45,7 +45,6 @@ from ..net.loop import run_event_loop
 from ..net.tcp import Credentials, join
 from ..node.joining import join_store, joining_later
 from ..node.pressure import Pressure
-from ..store.peer.door import Door
 from .adapter_link import AdapterCache, AdapterLink
 from .engine_process import SWITCH_S, flight_recorder, load, recording, warm_up
 from .kv_events_options import KVEventsOptions, publishing, tell, tell_tiers, with_fact
@@ -90,7 +89,7 @@ def _compute(args: argparse.Namespace, serving: ServeOptions, tiers: KVTiers) ->
     kv_events = given_options(KVEventsOptions, args).config
     link, where = given_options(LinkOptions, args), joining.kv_address or LOOPBACK
     credentials = link.credentials(*hosts, where[0], is_front_end=False)
-    door = Door(credentials.secret, link.tls(is_front_end=True), credentials.tls)
+    door = link.door(credentials)
     model = resolve_model(args.model)
     name = joining.worker_id or f"{socket.gethostname()}-{os.getpid()}"
     launch = Launch(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
     from ..net.tcp import Credentials
+    from ..store.peer.door import Door
 
 LAUNCHERS = ("local", "ray")
 SECRET_VARIABLE = "TOKENMILL_WORKER_SECRET"
@@ -109,6 +110,16 @@ class LinkOptions:
                 param="worker_tls_cert",
             )
         return Credentials(secret)
+
+    def door(self, credentials: Credentials) -> Door:
+        """To KV of workers on other machines. Any certificate of the authority will do: a front end says where a worker
+        is to be had, and that may be an address of the moment, such as a pod's, which no certificate names."""
+        from ..store.peer.door import Door
+
+        asking = self.tls(is_front_end=False)
+        if asking is not None:
+            asking.check_hostname = False
+        return Door(credentials.secret, self.tls(is_front_end=True), asking)
 
 
 MAX_LOCAL = 64
