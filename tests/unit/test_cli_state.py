@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import pytest
 
-from tokenmill.cli.state import default_state_dir, open_response_store
+from tokenmill.cli.main import main
+from tokenmill.cli.state import default_state_dir, open_access, open_answer_store, open_books, open_response_store
 from tokenmill.core.errors import ConfigError
+from tokenmill.server.tenants.store import TenantStore
 
 
 def test_the_state_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -45,3 +49,49 @@ def test_a_chosen_file_that_fails_stops_the_start_and_the_default_one_does_not(
     monkeypatch.setenv("TOKENMILL_STATE", str(blocked))
     assert open_response_store(None) is None
     assert "not kept" in caplog.text
+
+
+def test_what_no_page_shows_is_found_by_reading(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A text that is none in a whole file of tenants is damage, which a backup mends; one of a later version is not."""
+    monkeypatch.setenv("TOKENMILL_STATE", str(tmp_path))
+    path = tmp_path / "tenants.db"
+    store = TenantStore(str(path))
+    store.create_key("a", "t")
+    store.close()
+    assert main(["state", "backup"]) == 0 and main(["state", "check"]) == 0
+
+    def change(sql: str) -> None:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute(sql)
+
+    change("UPDATE key SET hint = CAST(x'ff' AS TEXT)")
+    with pytest.raises(ConfigError, match=r"is damaged.*tokenmill state repair --tenants"):
+        open_access(None, ())
+    assert main(["state", "check"]) == 1
+    assert main(["state", "repair"]) == 0 and main(["state", "check"]) == 0
+    change("UPDATE tenant SET settings = '{\"of_a_later_version\":1}'")
+    capsys.readouterr()
+    assert main(["state", "check"]) == 1 and main(["state", "repair"]) == 1
+    assert "of_a_later_version" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"cannot be used.*of_a_later_version"):
+        open_access(None, ())
+
+
+def test_a_file_that_is_there_is_not_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where nobody named it: what it held was a promise."""
+    monkeypatch.setenv("TOKENMILL_STATE", str(tmp_path))
+    (tmp_path / "usage").mkdir()
+    for name, flag, opened in (
+        ("answers.db", "--idempotency-store", lambda: open_answer_store(None)),
+        ("responses.db", "--responses-store", lambda: open_response_store(None)),
+        ("usage/usage.db", "--usage-dir", lambda: open_books(None, 0)),
+        ("tenants.db", "--tenants", lambda: open_access(None, ())),
+    ):
+        (tmp_path / name).touch()
+        with pytest.raises(ConfigError, match=f"{flag} .* is damaged: it has 0 bytes.*remove it"):
+            opened()
+    assert not caplog.records

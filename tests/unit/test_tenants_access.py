@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -149,3 +150,29 @@ def test_an_address_that_others_reach_needs_keys(tmp_path: Path) -> None:
         store.close()
         asyncio.run(access.look_again())
         require_keys("0.0.0.0", access, is_guarded=False)
+
+
+def test_no_damage_opens_a_server_or_is_a_bug(tmp_path: Path) -> None:
+    """Whatever is written over a file, and wherever it is cut off: the file is refused, with its name and a remedy, or
+    keys are asked for."""
+    path = tmp_path / "tenants.db"
+    store = TenantStore(str(path))
+    for number in range(40):
+        store.create_key(f"k{number}", f"t{number}")
+    store.close()
+    whole, num_refused = path.read_bytes(), 0
+    for seed in range(300):
+        rng, data = random.Random(seed), bytearray(whole)
+        for _ in range(rng.choice([1, 3, 40])):
+            at = rng.randrange(rng.choice([100, len(data)]))
+            data[at : at + rng.choice([1, 4, 100, 4096])] = rng.randbytes(rng.choice([1, 4, 100, 4096]))
+        for ending in ("-wal", "-shm"):
+            path.with_name(path.name + ending).unlink(missing_ok=True)
+        path.write_bytes(data[: rng.randrange(len(data))] if rng.random() < 0.2 else data)
+        try:
+            with opened(path) as access:
+                assert access.asks, seed
+        except ConfigError as error:
+            assert f"--tenants {path}" in error.message, (seed, error.message)
+            num_refused += 1
+    assert num_refused > 150

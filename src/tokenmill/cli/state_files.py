@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..core.errors import TokenmillError, Unavailable
 from .options import add_options
 from .state import OFF, state_path
 
@@ -30,7 +31,8 @@ GOOD, NONE, IN_USE, DAMAGED, UNKNOWN = "good", "none", "a server has it", "damag
 
 class _Kept(NamedTuple):
     """A file of SQLite. has_backup: it gets one; must_have_backup: nothing else may come in its place, since a server
-    that finds none asks for no keys; restored: says what is missing in what was restored, `aside` being the old one."""
+    that finds none asks for no keys; restored: says what is missing in what was restored, `aside` being the old one;
+    read: reads what is in it, and raises TokenmillError."""
 
     what: str
     path: Path
@@ -38,6 +40,7 @@ class _Kept(NamedTuple):
     has_backup: bool = False
     must_have_backup: bool = False
     restored: Callable[[Path, str], str] = lambda path, aside: ""
+    read: Callable[[Path], object] = lambda path: None
 
     @property
     def backup(self) -> Path:
@@ -57,7 +60,7 @@ def check(args: argparse.Namespace) -> int:
     """Exit code 1: something is damaged."""
     is_good = True
     for kept in _files(args):
-        found, why = _look(kept.path, kept.schema)
+        found, why = _look(kept, kept.path)
         is_good &= found in (GOOD, NONE, IN_USE)
         backup = f"; backup of {_when(kept.backup.stat().st_mtime)}" if kept.has_backup and kept.backup.exists() else ""
         _tell(kept.what, kept.path, f"{found}: {why}" if why else found, backup)
@@ -73,7 +76,7 @@ def backup(args: argparse.Namespace) -> int:
     """Exit code 1: something that should have been is not backed up; its last backup stays."""
     is_good = True
     for kept in (each for each in _files(args) if each.has_backup):
-        found, why = _look(kept.path, kept.schema)
+        found, why = _look(kept, kept.path)
         if found == NONE:
             continue
         if found != GOOD:
@@ -91,16 +94,15 @@ def repair(args: argparse.Namespace) -> int:
 
     is_good = True
     for kept in _files(args):
-        found, why = _look(kept.path, kept.schema)
+        found, why = _look(kept, kept.path)
         if found in (GOOD, NONE, IN_USE):
             _tell(kept.what, kept.path, found)
             continue
-        has_backup = _look(kept.backup, kept.schema)[0] == GOOD
+        has_backup = _look(kept, kept.backup)[0] == GOOD
         if found == UNKNOWN or _is_open(kept.path):
             is_good = False
-            _tell(
-                kept.what, kept.path, f"{found}: {why}", "; left as it is: stop the servers that use it, then repair it"
-            )
+            then = "" if found == UNKNOWN else ": stop the servers that use it, then repair it"
+            _tell(kept.what, kept.path, f"{found}: {why}", f"; left as it is{then}")
         elif kept.must_have_backup and not has_backup:
             is_good = False
             _tell(
@@ -135,7 +137,7 @@ def _files(args: argparse.Namespace) -> Iterator[_Kept]:
 
     if args.tenants != OFF:
         path = state_path(args.tenants, "tenants.db")
-        yield _Kept("tenants and keys", path, TENANTS, True, True, _keys_missing)
+        yield _Kept("tenants and keys", path, TENANTS, True, True, _keys_missing, _read_keys)
         yield _Kept("limits of tenants", Path(quota_path(str(path))), QUOTAS)
     if args.usage_dir != OFF:
         yield _Kept("usage", state_path(args.usage_dir, "usage") / FILE, USAGE, True, False, _usage_missing)
@@ -168,17 +170,18 @@ def _folder(args: argparse.Namespace) -> Iterator[FileStore | None]:
         store.close()
 
 
-def _look(path: Path, schema: Schema) -> tuple[str, str]:
-    """(whether a file can be trusted, why not)"""
+def _look(kept: _Kept, path: Path) -> tuple[str, str]:
+    """(whether a file of the kind can be trusted, why not)"""
     from ..server.database import Damaged, open_checked
 
     if not os.path.lexists(path):
         return NONE, ""
     try:
-        open_checked(str(path), schema, busy_s=_BUSY_S).close()
-    except Damaged as error:
+        open_checked(str(path), kept.schema, busy_s=_BUSY_S).close()
+        kept.read(path)
+    except (Damaged, Unavailable) as error:
         return DAMAGED, str(error)
-    except (sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, OSError, TokenmillError) as error:
         is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
         return (IN_USE, "") if is_busy else (UNKNOWN, str(error))
     return GOOD, ""
@@ -206,6 +209,17 @@ def _copy(source: Path, target: Path) -> None:
         os.replace(beside, target)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _read_keys(path: Path) -> None:
+    from ..server.tenants.access import read_known
+    from ..server.tenants.store import TenantStore
+
+    store = TenantStore(str(path))
+    try:
+        read_known(store, 0.0)
+    finally:
+        store.close()
 
 
 def _keys_missing(path: Path, aside: str) -> str:

@@ -93,7 +93,8 @@ def open_checked(
         raise Damaged("it is no SQLite file") from error
     except sqlite3.Error as error:
         database.close()
-        raise (Damaged(str(error)) if is_damage(error) else error) from None
+        is_wrong = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_ERROR  # what is asked for is not
+        raise (Damaged(str(error)) if is_wrong or is_damage(error) else error) from None
     except BaseException:
         database.close()
         raise

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from ...core.errors import ConfigError, TokenmillError, Unavailable
 from ...core.terms import Terms
-from ..database import cannot_use, open_checked
+from ..database import Damaged, cannot_use, open_checked
 from ..errands import Errands
 from .keys import digest_of
 from .quota_file import quota_path
@@ -188,6 +188,8 @@ class Access:
         try:
             self._seen = self._state()
             self._known = read_known(self._store, self._wall_s())
+        except Unavailable as error:
+            raise cannot_use(SCHEMA.flag, self._path, Damaged(error.message.rstrip("."))) from error
         except TokenmillError as error:
             raise ConfigError(f"--tenants {self._path} cannot be used: {error.message}", param="tenants") from error
 

@@ -52,7 +52,7 @@ def read_used(path: str) -> dict[str, float]:
     try:
         with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_S)) as database:
             return dict(database.execute("SELECT key, at_s FROM used"))
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         return {}
 
 
