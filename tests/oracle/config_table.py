@@ -43,10 +43,15 @@ BASE: dict[str, dict[str, Any]] = {
     | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
     "minicpm3": LATENT,
+    "youtu": LATENT,
+    "cwm": {"hidden_size": 96, "head_dim": 16},
+    "glm4_moe_lite": LATENT | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 32},
+    "solar_open": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
 }
 WITHOUT_A_CLASS = ("kimi_k2", "step3_text")
 """Types that transformers has no class for; their tests are in test_latent_keys.py."""
-WITH_EXPERTS = (*MOE_KEYS, "deepseek_v2", "deepseek_v3")
+WITH_EXPERTS = (*MOE_KEYS, "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 TYPES = tuple(kind for kind in ARCHITECTURES if kind not in WITHOUT_A_CLASS)
 OWN_ROPE = ("llama", "phi3", "gemma3_text", "olmo3", "glm4", "qwen2_vl_text")
 """Types that read RoPE settings each in their way; the others do as Llama does."""
@@ -345,7 +350,7 @@ def _their_ropes(made: Any, body: Any, kinds: list[str]) -> list[Any]:
         frequencies = getattr(rotary, f"{prefix}inv_freq").numpy().astype(np.float64)
         scale = getattr(rotary, f"{prefix}attention_scaling")
         whole = 2 * len(frequencies) == getattr(attention, "qk_rope_head_dim", getattr(attention, "head_dim", 0))
-        if not whole and made.model_type not in ("phi3", "stablelm", "glm4", "glm4_moe"):
+        if not whole and made.model_type not in ("phi3", "stablelm", "glm4", "glm4_moe", "solar_open"):
             raise ValueError("heads that turn in part")
         ropes.append((frequencies, scale) if turns else None)
     return ropes

@@ -149,5 +149,8 @@ CASES = (
     Case("EXAONE 4", "Exaone4", SLIDING),
     Case("EXAONE 4, no windows", "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
     Case("EXAONE 4, a window that no layer has", "Exaone4", SLIDING | {"layer_types": ["full_attention"] * 4}),
+    Case("ERNIE 4.5", "Ernie4_5", {"head_dim": 32}),
+    Case("ERNIE 4.5, biases", "Ernie4_5", {"head_dim": 16, "use_bias": True, "tie_word_embeddings": False}),
+    Case("CWM", "Cwm", SLIDING | {"head_dim": 16, "num_hidden_layers": 5}),
     Case("Seed-OSS", "SeedOss", {"head_dim": 16, "attention_bias": True}),
 )

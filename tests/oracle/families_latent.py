@@ -13,6 +13,9 @@ _EXPERTS = {
 }  # fmt: skip
 _V2 = _SHAPE | _EXPERTS | {"topk_method": "greedy", "routed_scaling_factor": 1.5}
 _V3 = _SHAPE | _EXPERTS | {"q_lora_rank": 24, "n_group": 4, "topk_group": 2, "num_mtp_layers": 0}
+_GLM = _SHAPE | {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "q_lora_rank": 24,
+}  # fmt: skip
 _V2_YARN = {"rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}}
 _V3_YARN = {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}
 _LONGROPE = {
@@ -40,6 +43,14 @@ LATENT_CASES = (
         "DeepSeek-V3, half-split RoPE, weights as they are",
         "DeepseekV3",
         _V3 | {"q_lora_rank": None, "rope_interleave": False, "norm_topk_prob": False, "rms_norm_eps": 1e-3},
+    ),
+    Case("GLM-4.7-Flash", "Glm4MoeLite", _GLM),
+    Case("GLM-4.7-Flash, listed layers", "Glm4MoeLite", _GLM | {"mlp_layer_types": ["dense", "sparse"] * 2}),
+    Case("Youtu-LLM", "Youtu", _SHAPE | {"q_lora_rank": 24, "pad_token_id": None}),
+    Case(
+        "Youtu-LLM, biases, a head of its own",
+        "Youtu",
+        _SHAPE | {"q_lora_rank": None, "attention_bias": True, "tie_word_embeddings": False},
     ),
     Case("MiniCPM3", "MiniCPM3", _SHAPE | {"q_lora_rank": 24, "rms_norm_eps": 1e-3, "v_head_dim": None}),
     Case(

@@ -15,6 +15,14 @@ _GLM = {
     "head_dim": 16,
     "num_nextn_predict_layers": 0,
 }
+_DOTS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+_SOLAR = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 16}
 _GRANITE = {
     "num_local_experts": 5,
     "embedding_multiplier": 3.0,
@@ -70,6 +78,13 @@ MOE_CASES = (
         },
     ),
     Case("GLM-4.5, weights as they are", "Glm4Moe", _GLM | {"norm_topk_prob": False}),
+    Case("dots.llm1", "Dots1", _DOTS | {"n_group": 4, "topk_group": 2, "norm_topk_prob": True}),
+    Case(
+        "dots.llm1, sliding window, weights as they are",
+        "Dots1",
+        _DOTS | SLIDING | {"max_window_layers": 2, "attention_bias": True, "routed_scaling_factor": 2.5},
+    ),
+    Case("Solar Open", "SolarOpen", _SOLAR),
     Case("GPT-OSS", "GptOss", SLIDING | _GPT_OSS),
     Case(
         "GPT-OSS, tight limits, no YaRN, no biases, other windows",

@@ -19,7 +19,12 @@ from tokenmill.ops.api import SIGMOID
 sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))
 from gguf_writer import write_gguf
 
-GGUF_NAMES = {"DeepseekV2": "deepseek2", "DeepseekV3": "deepseek2", "MiniCPM3": "minicpm3"}
+GGUF_NAMES = {
+    "DeepseekV2": "deepseek2",
+    "DeepseekV3": "deepseek2",
+    "Glm4MoeLite": "deepseek2",
+    "MiniCPM3": "minicpm3",
+}
 """Class of transformers, less 'ForCausalLM' -> GGUF architecture."""
 
 _F32 = 0

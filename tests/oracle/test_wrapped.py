@@ -31,6 +31,8 @@ EYES = {
     "image_size": 28,
     "patch_size": 14,
 }
+TILES = {**EYES, "image_size": [28, 28], "patch_size": [14, 14]}
+EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16}
 QWEN_EYES = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
 MROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
@@ -42,7 +44,9 @@ def sections(*sizes: int) -> dict[str, Any]:
 CASES = {
     "Gemma3": ("Gemma3Text", {"head_dim": 16, "sliding_window": 8}, EYES),
     "Idefics3": ("Llama", {}, EYES),
-    "InternVL": ("Qwen2", {}, {**EYES, "image_size": [28, 28], "patch_size": [14, 14]}),
+    "InternVL": ("Qwen2", {}, TILES),
+    "InternVL over GPT-OSS": ("GptOss", EXPERTS | {"sliding_window": 8, "max_position_embeddings": 8192}, TILES),
+    "InternVL over Qwen3-MoE": ("Qwen3Moe", EXPERTS | {"num_experts": 6, "moe_intermediate_size": 32}, TILES),
     "Llava": ("Llama", {"tie_word_embeddings": False}, {"model_type": "clip_vision_model", **EYES}),
     "LlavaNext": ("Mistral", {"tie_word_embeddings": False}, {"model_type": "clip_vision_model", **EYES}),
     "Mistral3": ("Mistral", {"head_dim": 32}, {"model_type": "pixtral", **EYES}),
@@ -51,15 +55,19 @@ CASES = {
     "Qwen3VL": ("Qwen3VLText", {"head_dim": 16, **sections(4, 2, 2)}, QWEN_EYES | {"deepstack_visual_indexes": [0]}),
     "SmolVLM": ("Llama", {}, EYES),
 }
-"""Wrapper -> (its text config's class, its options, its vision_config)."""
+"""Wrapper, and what is inside where there are several -> (its text config's class, its options, its vision_config)."""
+
+
+def wrapper(name: str) -> str:
+    return name.partition(" ")[0]
 
 
 def save(name: str, folder: Path) -> Any:
     """A small random model, saved; what transformers reads back."""
     text_name, options, eyes = CASES[name]
     text = getattr(transformers, f"{text_name}Config")(**SHAPE | options).to_dict()
-    config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=eyes)
-    kind = getattr(transformers, f"{name}ForConditionalGeneration")
+    config = getattr(transformers, f"{wrapper(name)}Config")(text_config=text, vision_config=eyes)
+    kind = getattr(transformers, f"{wrapper(name)}ForConditionalGeneration")
     torch.manual_seed(1)
     model = kind(config)
     with torch.no_grad():
@@ -70,7 +78,7 @@ def save(name: str, folder: Path) -> Any:
 
 
 def test_every_wrapper_has_a_case() -> None:
-    assert {f"{name}ForConditionalGeneration" for name in CASES} == set(WRAPPERS)
+    assert {f"{wrapper(name)}ForConditionalGeneration" for name in CASES} == set(WRAPPERS)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -134,13 +142,13 @@ def test_a_window_of_null_is_none(window: int | None, tmp_path: Path) -> None:
 def test_heads_are_tied_where_transformers_ties_them(name: str, outer: bool | None, inner: bool | None) -> None:
     """Also by the word of the text inside alone, which newer classes take no notice of: without a head in the file
     theirs would be random."""
-    kind = f"{name}ForConditionalGeneration"
+    kind = f"{wrapper(name)}ForConditionalGeneration"
     text_name, options, eyes = CASES[name]
     text_type = getattr(transformers, f"{text_name}Config").model_type
     text = {"model_type": text_type, **({} if inner is None else {"tie_word_embeddings": inner})}
     said = {} if outer is None else {"tie_word_embeddings": outer}
     config, _, _ = language_part({"architectures": [kind], "text_config": text, **said}, {})
-    theirs = getattr(transformers, f"{name}Config")(text_config=text | options, vision_config=eyes, **said)
+    theirs = getattr(transformers, f"{wrapper(name)}Config")(text_config=text | options, vision_config=eyes, **said)
     assert config["tie_word_embeddings"] == (bool(theirs.tie_word_embeddings) or bool(inner))
 
 

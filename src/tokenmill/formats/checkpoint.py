@@ -62,8 +62,9 @@ def _open_folder(path: Path) -> Checkpoint:
         raise BadCheckpoint(f"{path} has no config.json, so it is not a model folder in Hugging Face format.")
     generation = path / "generation_config.json"
     config = read_json(path / "config.json")
-    stored = as_published(open_safetensors(path), config)
-    config, tensors, left_out = language_part(config, join_quantised(stored, config))
+    quantised = {key: config[key] for key in ("quantization_config", "compression_config") if key in config}
+    config, stored, left_out = language_part(config, open_safetensors(path))
+    tensors = join_quantised(as_published(stored, config), quantised | config)
     defaults = read_json(generation) if generation.is_file() else {}
     return Checkpoint("hf", path, config, tensors, defaults, left_out)
 

@@ -162,6 +162,20 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         attention_out_bias=False,
         mlp_bias=False,
     ),
+    "ernie4_5": keys(
+        **DECODER | sizes(103_424, 1024, 3072, 18, 16, OrNull(2), 131_072) | ends(1, 2)
+        | {"head_dim": OrNull(128), "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True},
+        use_bias=False,
+    ),
+    "cwm": keys(
+        **DECODER | sizes(128_256, 6144, 21_504, 64, 48, 8, 131_072)
+        | {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        bos_token_id=128_000,
+        eos_token_id=OrNull([128_001, 128_008, 128_009]),
+        mlp_bias=False,
+        sliding_window=8192,
+        layer_types=None,
+    ),
     "qwen2_vl_text": keys(**_QWEN2_VL),
     "qwen2_5_vl_text": keys(**_QWEN2_VL),
     "qwen3_vl_text": keys(
@@ -268,6 +282,8 @@ ARCHITECTURES: dict[str, str] = {
     "glm4": "Glm4ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "cwm": "CwmForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",

@@ -15,11 +15,11 @@ from typing import Any
 
 from ..core.errors import BadCheckpoint
 from .config_keys import ARCHITECTURES, model_type_of
-from .quantised import QuantisedTensor
 from .tensor import Tensor
 
 _INSIDE = {
     **{kind: kind for kind in ("gemma3_text", "granite", "llama", "mistral", "qwen2", "qwen3", "qwen3_vl_text")},
+    **{kind: kind for kind in ("gpt_oss", "qwen3_moe")},
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_vl_text": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
@@ -50,7 +50,7 @@ _PREFIXES = (("model.language_model.", "model."), ("model.text_model.", "model."
 _BODY, _EMBEDDINGS = "model.", "embed_tokens.weight"
 _LANGUAGE = ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
 
-Tensors = dict[str, Tensor | QuantisedTensor]
+Tensors = dict[str, Tensor]
 
 
 def language_part(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Tensors, str]:

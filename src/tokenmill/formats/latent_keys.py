@@ -44,6 +44,22 @@ LATENT_KEYS: Mapping[str, Keys] = {
     ),
     "deepseek_v3": keys(**_V3),
     "kimi_k2": keys(**_V3),
+    "glm4_moe_lite": keys(
+        **_V3 | sizes(154_880, 2048, 10_240, 47, 20, 20, 202_752)
+        | {"rms_norm_eps": 1e-5, "q_lora_rank": OrNull(768), "v_head_dim": 256, "qk_nope_head_dim": 192}
+        | {"n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 1536, "num_mtp_layers": 0}
+        | {"n_group": OrNull(1), "topk_group": OrNull(1), "routed_scaling_factor": 1.8, "first_k_dense_replace": 1}
+        | {"norm_topk_prob": True, "rope_interleave": True},
+        mlp_layer_types=None,
+    ),
+    "youtu": keys(
+        **_LATENT | sizes(128_256, 2048, 6144, 32, 16, 16, 131_072) | ends(128_000, 128_001)
+        | {"head_dim": DERIVED, "tie_word_embeddings": True},
+        q_lora_rank=OrNull(1536),
+        kv_lora_rank=512,
+        v_head_dim=128,
+        rope_interleave=OrNull(True),
+    ),
     "minicpm3": keys(
         **_LATENT | sizes(73_448, 2560, 6400, 62, 40, OrNull(40), 32_768) | ends(1, 2)
         | {"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32},
@@ -86,6 +102,8 @@ LATENT_ARCHITECTURES: Mapping[str, str] = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "kimi_k2": "DeepseekV3ForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "youtu": "YoutuForCausalLM",
     "minicpm3": "MiniCPM3ForCausalLM",
     "step3_text": "Step3TextForCausalLM",
 }

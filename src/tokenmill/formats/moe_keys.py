@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .config_key import DECODER, DERIVED, WINDOW, Keys, OrNull, ends, keys, sizes
+from .config_key import DECODER, DERIVED, REQUIRED, WINDOW, Keys, OrNull, ends, keys, sizes
 
 _GRANITE = {
     **DECODER, **sizes(32_000, 4096, 11_008, 32, 32, None, 2048), **ends(1, 2), "attention_bias": False,
@@ -80,6 +80,37 @@ MOE_KEYS: Mapping[str, Keys] = {
         num_mtp_layers=1,
         num_nextn_predict_layers=DERIVED,
     ),
+    "dots1": keys(
+        **DECODER | sizes(152_064, 4608, 10_944, 62, 32, OrNull(32), 2048) | ends(None, None),
+        attention_bias=False,
+        sliding_window=WINDOW,
+        max_window_layers=62,
+        layer_types=None,
+        n_routed_experts=None,
+        num_local_experts=DERIVED,
+        num_experts_per_tok=None,
+        n_shared_experts=REQUIRED,
+        moe_intermediate_size=1408,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=OrNull(False),
+        routed_scaling_factor=1.0,
+        first_k_dense_replace=OrNull(0),
+    ),
+    "solar_open": keys(
+        **DECODER | sizes(196_608, 4096, 10_240, 48, 64, 8, 131_072) | ends(None, None)
+        | {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        attention_bias=False,
+        n_routed_experts=128,
+        num_local_experts=DERIVED,
+        num_experts_per_tok=8,
+        n_shared_experts=1,
+        moe_intermediate_size=1280,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=1.0,
+    ),
     "gpt_oss": keys(
         **DECODER | sizes(201_088, 2880, 2880, 36, 64, 8, 131_072) | ends(None, None)
         | {"head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 150_000.0},
@@ -116,6 +147,8 @@ MOE_ARCHITECTURES: dict[str, str] = {
     "granitemoe": "GraniteMoeForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
+    "dots1": "Dots1ForCausalLM",
+    "solar_open": "SolarOpenForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
 }

@@ -143,6 +143,21 @@ HF_FAMILIES: Mapping[str, Family] = {
         "Seed-OSS",
         bias_keys={"attention_bias": _QKV, "attention_out_bias": ("output",), "mlp_bias": ("gate", "up", "down")},
     ),
+    "Ernie4_5ForCausalLM": Family("ERNIE 4.5", interleaved_heads=True, bias_keys={"use_bias": (*_PROJECTIONS, "gate")}),
+    "CwmForCausalLM": Family(
+        "CWM",
+        bias_keys={"mlp_bias": ("gate", "up", "down")},
+        window_every=4,
+        full_first=True,
+        rope_default={
+            "rope_type": "llama3",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+        },
+    ),
     **MOE_HF_FAMILIES,
     **LATENT_HF_FAMILIES,
 }

@@ -26,6 +26,14 @@ LATENT_HF_FAMILIES: Mapping[str, Family] = {
         interleaved_heads=True,
         bias_keys=_BIASES,
     ),
+    "Glm4MoeLiteForCausalLM": Family(
+        "GLM-4.7-Flash",
+        attention=LATENT_HEADS,
+        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        interleaved_heads=True,
+        bias_keys=_BIASES,
+    ),
+    "YoutuForCausalLM": Family("Youtu-LLM", attention=LATENT_HEADS, interleaved_heads=True, bias_keys=_BIASES),
     "MiniCPM3ForCausalLM": Family("MiniCPM3", attention=LATENT_HEADS, bias_keys={**_BIASES, **_FFN_BIASES}),
     "Step3TextForCausalLM": Family(
         "Step-3",

@@ -74,6 +74,18 @@ MOE_HF_FAMILIES: Mapping[str, Family] = {
         moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
         bias_keys={"attention_bias": _QKV},
     ),
+    "Dots1ForCausalLM": Family(
+        "dots.llm1",
+        qk_norm="head",
+        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        bias_keys=_ATTENTION_BIAS,
+        window_every=0,
+    ),
+    "SolarOpenForCausalLM": Family(
+        "Solar Open",
+        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        bias_keys={"attention_bias": _QKV},
+    ),
     "GptOssForCausalLM": Family(
         "GPT-OSS",
         sinks=True,

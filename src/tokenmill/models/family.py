@@ -38,6 +38,7 @@ class Family:
     bias_keys          file key -> roles that have a bias where it is true
     window_every       None: no windows; 0: every layer, where the file names a window; n: every layer but each n-th.
                        A file's own list of layer types overrules it
+    full_first         of every n layers the first has no window, not the last
     window_on_no_rope  layers without positions have the window, and no others
     no_rope_every      n: each n-th layer is without positions; 0: none. config.json may say another n, or list them
     no_rope_on_full    layers without a window are without positions, in a file that has windows
@@ -71,6 +72,7 @@ class Family:
     biases: tuple[str, ...] = ()
     bias_keys: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     window_every: int | None = None
+    full_first: bool = False
     window_on_no_rope: bool = False
     no_rope_every: int = 0
     no_rope_on_full: bool = False
@@ -88,4 +90,4 @@ class Family:
     def has_window(self, layer: int) -> bool:
         """Whether a layer has the file's window, where the file does not list them."""
         every = self.window_every
-        return every is not None and (every == 0 or (layer + 1) % every != 0)
+        return every is not None and (every == 0 or (layer + (not self.full_first)) % every != 0)

@@ -137,6 +137,14 @@ def _has_experts(fields: Fields, layer: int, num_layers: int) -> bool:
         if not isinstance(dense, list) or not all(type(index) is int for index in dense):
             raise BadCheckpoint(f"{fields.where}: mlp_only_layers must be a list of layers, got {dense!r}.")
         return layer not in dense and (layer + 1) % fields.count("decoder_sparse_step") == 0
+    if fields.reads("mlp_layer_types"):
+        kinds = fields.get("mlp_layer_types", ["dense", *["sparse"] * (num_layers - 1)])
+        if not isinstance(kinds, list) or len(kinds) != num_layers or not set(map(str, kinds)) <= {"dense", "sparse"}:
+            raise BadCheckpoint(f"{fields.where}: mlp_layer_types must be a list of {num_layers}: dense or sparse.")
+        first = next((index for index, kind in enumerate(kinds) if kind == "sparse"), num_layers)
+        if fields.count("first_k_dense_replace", least=0) != first and "first_k_dense_replace" in fields.metadata:
+            raise BadCheckpoint(f"{fields.where}: first_k_dense_replace and mlp_layer_types differ.")
+        return bool(kinds[layer] == "sparse")
     if fields.reads("first_k_dense_replace"):
         return layer >= fields.count("first_k_dense_replace", least=0)
     if fields.reads("moe_layers_enum"):

@@ -22,6 +22,7 @@ from .fields import Fields
 
 WITHOUT_EFFECT = frozenset({
     # training: how weights were drawn, dropout, losses
+    "embedding_initializer_range",
     "initializer_range", "initializer_factor", "attention_dropout", "residual_dropout", "embedding_dropout",
     "hidden_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob",
     "classifier_dropout", "dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds",
