@@ -11,6 +11,7 @@ from tokenmill.core.errors import Overloaded
 from tokenmill.core.events import Abort, Drain, LoadAdapter, Submit, UnloadAdapter
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import RowResult, StepResult
+from tokenmill.core.terms import Terms
 from tokenmill.engine.core import EngineCore
 
 CONFIG = EngineConfig(groups=full_groups(64), max_model_len=64, block_size=4, max_num_batched_tokens=16)
@@ -106,3 +107,19 @@ def test_what_a_grammar_cannot_go_on_with_is_the_callers_to_mend():
         failed = RowResult(plan.rows[0].seq, error="too large", is_invalid=is_invalid)
         (output,) = core.commit(StepResult(plan.step, (failed,)), 0.0).outputs
         assert (output.finish_reason, output.error, output.error_kind) == ("error", "too large", kind)
+
+
+def test_the_tenant_pays_for_what_its_grammar_took():
+    """As for tokens: who spent it is served after others."""
+    core = EngineCore(CONFIG)
+    mine, other = (replace(request(name), terms=Terms(tenant=name)) for name in ("mine", "other"))
+    core.handle(Submit((mine, other)), 0.0)
+    core.handle(JobEnded(JOB), 0.0)
+    plan = core.plan(0.0)
+    assert plan is not None and len(plan.rows) == 2
+    before = [core.state.service.steps_served(core.state.by_id[name]) for name in ("mine", "other")]
+    core.handle(Submit((replace(request("next", ""), terms=Terms(tenant="mine")),)), 0.0)
+    failed = RowResult(plan.rows[0].seq, error="too large", is_invalid=True, spent_s=1.0)
+    core.commit(StepResult(plan.step, (failed, RowResult(plan.rows[1].seq, (1,)))), 0.0)
+    after = [core.state.service.steps_served(core.state.by_id[name]) for name in ("next", "other")]
+    assert after[0] > before[0] and after[1] == before[1]

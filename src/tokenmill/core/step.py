@@ -111,7 +111,7 @@ class RowResult(NamedTuple):
     where the request wants them. `prompt_logprobs`: one entry per scored position, in order. `vector`: the output of a
     pooling sequence, float32 in the machine's byte order. `is_corrupted`: the row's logits or vector are not finite,
     and it gives nothing else. `error`: nor does a row that could not be drawn from; a sentence for the user.
-    `is_invalid`: who asked for it can mend that."""
+    `is_invalid`: who asked for it can mend that; `spent_s`: processor time that it took for nothing."""
 
     seq: int
     tokens: tuple[int, ...] = ()
@@ -121,6 +121,7 @@ class RowResult(NamedTuple):
     is_corrupted: bool = False
     error: str = ""
     is_invalid: bool = False
+    spent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

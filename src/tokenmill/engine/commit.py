@@ -89,7 +89,7 @@ def _count(state: EngineState, step: Step, duration_s: float) -> None:
 def _commit_rows(state: EngineState, exports: Exports, step: Step, results: Many[RowResult], now: float) -> None:
     tell, size, num_drawn = state.outbox.outputs.append, state.config.block_size, 0
     for row, seq, end, result in zip(step.rows, step.sequences, step.ends, results, strict=True):
-        number, drawn, _, prompt_logprobs, _, is_corrupted, error, _ = result
+        number, drawn, _, prompt_logprobs, _, is_corrupted, error, _, _ = result
         assert number == row[0], f"step {step.number}: result of {number} for row {row.seq}"
         if seq.status is not _RUNNING:
             continue
@@ -139,6 +139,7 @@ def _fail_row(state: EngineState, seq: Sequence, result: RowResult, now: float) 
         state.forget(seq)
         return _fail(state, seq, EngineFailed(CORRUPTED), now)
     state.counters.num_grammar_failures += 1
+    state.service.note_masks(seq, result.spent_s)
     kind = InvalidRequest if result.is_invalid else EngineFailed
     return _fail(state, seq, kind(result.error), now)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..core.fairness import OUTPUT_SERVICE, PROMPT_SERVICE, TOLERANCE_STEPS, Shares, class_of
+from ..core.fairness import MASK_SERVICE, OUTPUT_SERVICE, PROMPT_SERVICE, TOLERANCE_STEPS, Shares, class_of
 from ..core.sequence import Sequence, Status
 from .rank import Rank
 
@@ -84,6 +84,12 @@ class Service:
             request = seq.request
             account = (class_of(request), request.terms.tenant, request.adapter)
             self._charge(*account, PROMPT_SERVICE * (end - max(start, charged)))
+
+    def note_masks(self, seq: Sequence, spent_s: float) -> None:
+        """Its grammar took so much processor time beyond what is usual."""
+        request = seq.request
+        service = int(MASK_SERVICE * spent_s)
+        self._charge(class_of(request), request.terms.tenant, request.adapter, service)
 
     def settle(self, sequences: Iterable[Sequence]) -> None:
         """Charge the output that they have drawn since."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -216,11 +217,13 @@ class Grammars:
 
     def _guard(self, one: Constrained, work: Callable[[], None]) -> None:
         """An error ends the sequence and nothing else."""
+        began_s = time.thread_time()
         try:
             work()
         except GrammarFailed as error:
             with self._lock:
                 self._prepared.pop(one.grammar, None)  # copies share what it fails for
+            one.slow_s += time.thread_time() - began_s
             one.error, one.is_invalid = str(error), True
             self._let_go(one)
         except Exception as error:

@@ -268,7 +268,8 @@ class Runner:
         tokens: dict[int, tuple[int, ...]] = {}
         failed: dict[int, RowResult] = {}
         for row, one in errors.items():
-            failed[row] = RowResult(step.plan.rows[row].seq, error=one.error, is_invalid=one.is_invalid)
+            seq = step.plan.rows[row].seq
+            failed[row] = RowResult(seq, error=one.error, is_invalid=one.is_invalid, spent_s=one.slow_s)
         logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
         scores: dict[int, tuple[TokenLogprob, ...]] = {}
         for micro_batch in step.micro_batches:
