@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tokenmill.cli import state_files
 from tokenmill.cli.main import main
 from tokenmill.cli.state import default_state_dir, open_access, open_answer_store, open_books, open_response_store
 from tokenmill.core.errors import ConfigError
@@ -51,6 +52,10 @@ def test_a_chosen_file_that_fails_stops_the_start_and_the_default_one_does_not(
     assert "not kept" in caplog.text
 
 
+def _refuse(*_: object) -> str:
+    raise sqlite3.OperationalError("database or disk is full")
+
+
 def test_what_no_page_shows_is_found_by_reading(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +75,9 @@ def test_what_no_page_shows_is_found_by_reading(
     with pytest.raises(ConfigError, match=r"is damaged.*tokenmill state repair --tenants"):
         open_access(None, ())
     assert main(["state", "check"]) == 1
+    with monkeypatch.context() as patched:  # as a full disk does
+        patched.setattr(state_files, "_copied", _refuse)
+        assert main(["state", "repair"]) == 1 and main(["state", "check"]) == 1, "it stays, and lets nobody in"
     assert main(["state", "repair"]) == 0 and main(["state", "check"]) == 0
     change("UPDATE tenant SET settings = '{\"of_a_later_version\":1}'")
     capsys.readouterr()

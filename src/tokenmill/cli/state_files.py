@@ -83,7 +83,12 @@ def backup(args: argparse.Namespace) -> int:
             is_good = False
             _tell(kept.what, kept.path, f"{found}: {why}", "; not backed up")
             continue
-        _copy(kept.path, kept.backup)
+        try:
+            os.replace(_copied(kept.path, kept.backup), kept.backup)
+        except (sqlite3.Error, OSError) as error:
+            is_good = False
+            _tell(kept.what, kept.path, found, f"; it cannot be backed up now: {error}")
+            continue
         _tell(kept.what, kept.path, f"backed up to {kept.backup}")
     return 0 if is_good else 1
 
@@ -111,9 +116,12 @@ def repair(args: argparse.Namespace) -> int:
                 "that is meant, and make new keys with `tokenmill keys create`",
             )  # fmt: skip
         else:
-            aside = set_aside(str(kept.path))
-            if has_backup:
-                _copy(kept.backup, kept.path)
+            try:
+                aside = set_aside(str(kept.path), _copied(kept.backup, kept.path) if has_backup else None)
+            except (sqlite3.Error, OSError) as error:
+                is_good = False
+                _tell(kept.what, kept.path, f"{found}: {why}", f"; it cannot be repaired now: {error}")
+                continue
             done = (
                 f"; restored from the backup of {_when(kept.backup.stat().st_mtime)}" if has_backup else "; begun anew"
             )
@@ -197,8 +205,8 @@ def _is_open(path: Path) -> bool:
     return False
 
 
-def _copy(source: Path, target: Path) -> None:
-    """One whole file, for this user alone, that replaces what is there."""
+def _copied(source: Path, target: Path) -> str:
+    """One whole file, for this user alone, beside `target`, to take its place: its path."""
     beside = target.with_name(target.name + ".new")
     beside.unlink(missing_ok=True)
     os.close(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -206,9 +214,10 @@ def _copy(source: Path, target: Path) -> None:
         with contextlib.closing(sqlite3.connect(source)) as old, contextlib.closing(sqlite3.connect(beside)) as new:
             old.backup(new)
             new.execute("PRAGMA journal_mode=DELETE")
-        os.replace(beside, target)
-    finally:
+    except BaseException:
         beside.unlink(missing_ok=True)
+        raise
+    return str(beside)
 
 
 def _read_keys(path: Path) -> None:

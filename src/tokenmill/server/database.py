@@ -106,14 +106,20 @@ def is_damage(error: Exception) -> bool:
     return isinstance(error, Damaged) or (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _DAMAGE
 
 
-def set_aside(path: str) -> str:
-    """Move a file, and its journal, out of the way: where it is now."""
+def set_aside(path: str, replacement: str | None = None) -> str:
+    """Move a file, and its journal, out of the way, and `replacement` at once into its place, so that nobody finds none
+    there: where it is now."""
     aside = f"{path}.damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
-    for ending in ("", "-wal"):
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(path + ending, aside + ending)
+    with contextlib.suppress(FileNotFoundError):
+        os.link(path, aside)
+        os.rename(f"{path}-wal", f"{aside}-wal")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(f"{path}-shm")
+    if replacement is not None:
+        os.replace(replacement, path)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
     return aside
 
 
