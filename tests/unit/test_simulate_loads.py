@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from tokenmill.bench.html.report import read_results, write_report
 from tokenmill.bench.load import options
 from tokenmill.bench.load.load_file import apply_load, settle
 from tokenmill.bench.load.player import Progress
+from tokenmill.bench.load.show import print_result, runs_of
 from tokenmill.cli.simulate import loads
 from tokenmill.cli.simulate.play import About
 from tokenmill.cli.simulate.progress import line_of
@@ -74,6 +78,30 @@ def test_a_sweep_over_rates_and_a_search_are_benchs() -> None:
     assert 20 < found.request_rate < 900 and found.probes
 
 
+def test_a_value_that_cannot_be_is_left_out_of_a_sweep_and_told() -> None:
+    swept = run(*SMALL, "--sweep", "engine.max_num_seqs=1,0,4")
+    assert (swept.labels, swept.points) == (["engine.max_num_seqs 1", "engine.max_num_seqs 4"], [1.0, 4.0])
+    assert "at least 1" in swept.to_json()["left_out"]["engine.max_num_seqs 0"] and len(swept.left_out) == 1
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_result(console, swept, (), ())
+    assert "engine.max_num_seqs 0 is left out: " in console.export_text()
+
+
+def test_the_goodput_of_each_setting_is_searched(tmp_path: Path) -> None:
+    """Twice the workers keep up with about twice the rate."""
+    flags = ["--goodput", "e2el:500", "--probe-s", "1", "--max-probes", "8", "--start-rate", "20"]
+    words = (*SMALL[2:], "--sweep", "workers[0].count=1,2", "--sweep", "engine.max_num_seqs=4,0")
+    found = run(*words, "--find-goodput", *flags)
+    one, two = found.searches
+    assert 1.5 < two.request_rate / one.request_rate < 2.7 and len(found.left_out) == 2
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_result(console, found, (), ())
+    assert f"{two.request_rate:.3f}" in console.export_text() and len(runs_of(found)) == len(one.probes + two.probes)
+    (tmp_path / "found.json").write_text(json.dumps(found.to_json()))
+    write_report(read_results([tmp_path / "found.json"]), tmp_path / "found.html")
+    assert "workers[0].count 2, engine.max_num_seqs 4" in (tmp_path / "found.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("flags", "names"),
     [
@@ -85,7 +113,8 @@ def test_a_sweep_over_rates_and_a_search_are_benchs() -> None:
         (("--sweep", "load.num_prompts=1,2"), "is of the load"),
         (("--sweep", "a=1", "--repeats", "2"), "exclude"),
         (("--find-goodput",), "objectives"),
-        (("--find-goodput", "--sweep", "a=1"), "no sweep"),
+        (("--find-goodput", "--goodput", "e2el:500", "--sweep-rates", "1,2"), "no sweep of rates"),
+        (("--sweep", "engine.max_num_seqs=0,-1"), "max_num_seqs"),
         (("--repeats", "0"), "--repeats"),
         (("--dataset-name", "trace"), "--dataset-path"),
     ],

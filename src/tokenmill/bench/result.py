@@ -251,17 +251,18 @@ class Repeats:
 class Sweep:
     """Runs over one swept quantity: `by` is "request_rate", "concurrency" or a setting of what is simulated, points[i]
     its value in runs[i], or where it is no number, counted from 1. labels: what points are called, where they are
-    settings."""
+    settings. left_out: settings that cannot be, and why."""
 
     by: str
     points: list[float]
     runs: list[Run]
     labels: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         runs = [run.to_json() for run in self.runs]
         return {"schema": SCHEMA, "kind": "sweep", "by": self.by, "points": self.points, "labels": self.labels,
-                "runs": runs}  # fmt: skip
+                "left_out": self.left_out, "runs": runs}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +316,21 @@ class Goodput:
         plain = {name: getattr(self, name) for name in Goodput.__slots__ if name != "probes"}
         plain["request_rate_interval"] = self.request_rate_interval and asdict(self.request_rate_interval)
         return {"schema": SCHEMA, "kind": "goodput", **plain, "probes": probes}
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputSweep:
+    """As Sweep, of searches: the goodput of each setting of what is simulated."""
+
+    by: str
+    labels: list[str]
+    searches: list[Goodput]
+    left_out: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        searches = [each.to_json() for each in self.searches]
+        return {"schema": SCHEMA, "kind": "goodput_sweep", "by": self.by, "labels": self.labels,
+                "left_out": self.left_out, "searches": searches}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,4 +397,4 @@ class Comparison:
         }
 
 
-Result = Run | Repeats | Sweep | Goodput | Comparison
+Result = Run | Repeats | Sweep | Goodput | GoodputSweep | Comparison

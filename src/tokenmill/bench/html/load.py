@@ -6,6 +6,7 @@ Decides which tables and plots a result deserves. Figures in tables are never th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 from ..side_by_side import figure_cells, phases_of, ratio_cells
@@ -95,6 +96,11 @@ def sweep_section(result: Json) -> str:
             page.plots(latency_curves(few(names))),
         ],
     )
+
+
+def goodput_sweep_section(result: Json) -> str:
+    searches = zip(result["labels"], result["searches"], strict=True)
+    return "".join([f"<h2>{escape(label)}</h2>{goodput_section(search)}" for label, search in searches])
 
 
 def goodput_section(result: Json) -> str:

@@ -19,7 +19,7 @@ from .fidelity import fidelity_section
 
 Json = dict[str, Any]
 
-_LOAD_KINDS = ("run", "repeats", "sweep", "goodput", "compare", "fidelity")
+_LOAD_KINDS = ("run", "repeats", "sweep", "goodput", "goodput_sweep", "compare", "fidelity")
 _KINDS = (*_LOAD_KINDS, "quality", "quality-comparison")
 
 
@@ -59,6 +59,7 @@ def render(results: Sequence[Json]) -> str:
         "repeats": load.repeats_section,
         "sweep": load.sweep_section,
         "goodput": load.goodput_section,
+        "goodput_sweep": load.goodput_sweep_section,
         "compare": load.compare_section,
         "fidelity": fidelity_section,
         "quality": quality.quality_section,
@@ -81,6 +82,7 @@ def _title(results: Sequence[Json]) -> tuple[str, str]:
         "repeats": "Load measurement",
         "sweep": "Load and latency",
         "goodput": "Goodput",
+        "goodput_sweep": "Goodput",
         "compare": "Comparison",
         "fidelity": "Fidelity of a simulation",
         "quality": "Quality",

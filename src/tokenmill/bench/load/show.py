@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from types import TracebackType
 from typing import Self
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import side_by_side
-from ..result import Comparison, Distribution, Goodput, Repeats, RequestRow, Result, Run, Sweep
+from ..result import Comparison, Distribution, Goodput, GoodputSweep, Repeats, RequestRow, Result, Run, Sweep
 from .player import Progress
 from .stats import merge_warnings
 
@@ -83,7 +83,13 @@ def print_result(console: Console, result: Result, metrics: Sequence[str], perce
             console.print(_interval_table(result))
         case Sweep():
             console.print(_sweep_table(result))
+            _print_left_out(console, result.left_out)
             _print_warnings(console, merge_warnings(result.runs))
+        case GoodputSweep():
+            console.print(_goodput_table(result))
+            _print_left_out(console, result.left_out)
+            for label, each in zip(result.labels, result.searches, strict=True):
+                _print_warnings(console, [f"{label}: {word}" for word in each.warnings])
         case Goodput():
             console.print(_probe_table(result))
             _print_goodput(console, result)
@@ -167,6 +173,25 @@ def _sweep_table(result: Sweep) -> Table:
     return table
 
 
+def _goodput_table(result: GoodputSweep) -> Table:
+    table = Table(result.by, "highest rate", "interval", "goodput there", "tokens/s", "requests per dollar")
+    for label, each in zip(result.labels, result.searches, strict=True):
+        interval, dollar = each.request_rate_interval, each.requests_per_dollar
+        table.add_row(
+            escape(label),
+            f"{each.request_rate:.3f}",
+            "-" if interval is None else f"{interval.low:.3f} to {interval.high:.3f}",
+            f"{each.goodput_requests_per_s:.3f}",
+            f"{each.output_tokens_per_s:,.0f}",
+            "-" if dollar is None else f"{dollar:,.0f}",
+        )
+    return table
+
+
+def _print_left_out(console: Console, left_out: Mapping[str, str]) -> None:
+    _print_warnings(console, [f"{label} is left out: {why}" for label, why in left_out.items()])
+
+
 def _probe_table(result: Goodput) -> Table:
     table = Table("rate", "attainment", "stable", "drift", "TTFT p99", "TPOT p99", "passed")
     for probe in result.probes:
@@ -218,6 +243,8 @@ def runs_of(result: Result) -> list[Run]:
             return [result]
         case Goodput():
             return [probe.run for probe in result.probes]
+        case GoodputSweep():
+            return [probe.run for search in result.searches for probe in search.probes]
         case _:
             return result.runs
 

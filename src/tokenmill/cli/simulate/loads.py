@@ -28,7 +28,7 @@ from ...bench.load.material import Vocabulary
 from ...bench.load.run import Load
 from ...bench.load.search_options import add_search_arguments, make_search
 from ...bench.output import console_beside, write_json
-from ...bench.result import Probe, Result, Run, Sweep
+from ...bench.result import Goodput, GoodputSweep, Probe, Result, Run, Sweep
 from ...core.errors import ConfigError
 from ...sim.loop import VirtualLoop
 from .play import About, Lives, simulate, simulate_repeats
@@ -126,8 +126,8 @@ def run(
         raise ConfigError(
             "--sweep, --sweep-rates, --sweep-concurrency and --repeats exclude one another.", param="sweep"
         )
-    if args.find_goodput and (by_rate or by_concurrency or args.sweep):
-        raise ConfigError("--find-goodput takes no sweep: it chooses its rates.", param="find_goodput")
+    if args.find_goodput and (by_rate or by_concurrency):
+        raise ConfigError("--find-goodput takes no sweep of rates: it chooses them.", param="find_goodput")
     if args.repeats < 1:
         raise ConfigError(f"--repeats must be at least 1, got {args.repeats}.", param="repeats")
     check_outputs(args)
@@ -136,7 +136,7 @@ def run(
     load = _lean(args, options.make_load(args, argv, vocabulary))
     with Bar(Console(stderr=True), load.num_prompts) as bar:
         if args.find_goodput:
-            return _search(args, load, make, bar)
+            return _searches(args, load, make, bar) if args.sweep else _search(args, load, make({}), bar)
         if by_rate or by_concurrency or args.sweep:
             return _sweep(args, load, make, bar)
         setting = make({})
@@ -266,8 +266,7 @@ def _sweep(
     else:
         by = "request_rate" if args.sweep_rates else "concurrency"
         points = [Point({}, f"{value:g}", value) for value in args.sweep_rates or args.sweep_concurrency]
-    # All are made before the first is run, so that a value that cannot be is refused at once.
-    settings = [make(point.changes) for point in points]
+    settings, points, left_out = _settings(points, make)
     runs: list[Run] = []
     services: list[Served] = []
     for i, (point, setting) in enumerate(zip(points, settings, strict=True)):
@@ -286,17 +285,45 @@ def _sweep(
         if found.run.given_up and not args.sweep:
             break
     labels = [point.label for point in points] if args.sweep else []
-    return Sweep(by, [point.value for point in points[: len(runs)]], runs, labels), services
+    return Sweep(by, [point.value for point in points[: len(runs)]], runs, labels, left_out), services
 
 
-def _search(args: argparse.Namespace, load: Load, make: Make[Served], bar: Bar) -> tuple[Result, list[Served]]:
+def _settings(points: Sequence[Point], make: Make[Served]) -> tuple[list[Setting[Served]], list[Point], dict[str, str]]:
+    """All are made before the first is run. Those that cannot be are left out, by label and why; raises ConfigError
+    where none can be."""
+    settings, able, left_out = list[Setting[Served]](), list[Point](), dict[str, str]()
+    for point in points:
+        try:
+            settings.append(make(point.changes))
+        except ConfigError as error:
+            if point is points[-1] and not able:
+                raise
+            left_out[point.label] = error.message
+        else:
+            able.append(point)
+    return settings, able, left_out
+
+
+def _searches(args: argparse.Namespace, load: Load, make: Make[Served], bar: Bar) -> tuple[GoodputSweep, list[Served]]:
+    """The goodput of each setting, by the same rates, seeds and objectives."""
+    by, points = points_of(args.sweep)
+    settings, points, left_out = _settings(points, make)
+    found, services = list[Goodput](), list[Served]()
+    for setting in settings:
+        goodput_there, served = _search(args, load, setting, bar)
+        found.append(goodput_there)
+        services += served
+    return GoodputSweep(by, [point.label for point in points], found, left_out), services
+
+
+def _search(args: argparse.Namespace, load: Load, setting: Setting[Served], bar: Bar) -> tuple[Goodput, list[Served]]:
     """The highest rate that meets the objectives, by bench's own search; a probe is a service of its own."""
     if not load.objectives:
         raise ConfigError("--find-goodput needs objectives, such as --goodput ttft:500 tpot:50.", param="goodput")
     if args.max_wait is None:
         load = replace(load, give_up=replace(load.give_up, max_wait_s=hopeless_wait_s(load.objectives)))
     limits = make_search(args)
-    setting, services, seed = make({}), list[Served](), load.seed
+    services, seed = list[Served](), load.seed
     about = _named(setting.about, args)
 
     async def attempt(rate: float) -> Probe:
