@@ -109,11 +109,14 @@ def test_every_kind_of_decision_that_a_server_tells_has_words() -> None:
     assert all(told(each) for each in seen["decisions"]["data"])
 
 
-def test_once_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_once_and_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One page is not cut at the terminal's last line: nobody draws over it."""
+    monkeypatch.setenv("LINES", "9")
     with Served() as served:
         assert cli.main(["top", served.url, "--once"]) == 0
         text = capsys.readouterr().out
         assert "ready" in text and "WORKER" in text and "DECISIONS" in text and "\x1b" not in text
+        assert " is ready" in text
         assert cli.main(["top", served.url + "/v1", "--once", "--json"]) == 0
         assert json.loads(capsys.readouterr().out).keys() == {"load", "workers", "requests", "decisions"}
 

@@ -35,9 +35,9 @@ class TieredEngine(Engine):
         self.told = [job for job in self.told if not isinstance(job, kind)]
         return found
 
-    def ask(self, *requests: Request) -> list[FindBlocks]:
+    def ask(self, *requests: Request, now: float = 0.0) -> list[FindBlocks]:
         """Submit them; what is looked for."""
-        self.told += self.core.handle(Submit(requests), 0.0).jobs
+        self.told += self.core.handle(Submit(requests), now).jobs
         return self.jobs(FindBlocks)
 
     def end(self, job: Job, result: str = "", error: str = "", now: float = 1.0) -> None:
@@ -143,10 +143,12 @@ def test_what_the_pools_lose_while_it_waits_is_asked_for_at_its_turn() -> None:
 
 
 def test_a_store_that_hangs_is_asked_less() -> None:
-    """After an answer that took its whole time and had nothing, sixteen requests compute at once; then it is asked."""
+    """After an answer that took its whole time and had nothing, requests compute at once for two seconds, however many
+    they are; then it is asked."""
     engine = TieredEngine()
     (find,) = engine.ask(make_request("a", 22, 1))
     engine.end(find, "00000", now=tiers.FIND_S)
     engine.finish()
-    asked = [bool(engine.ask(make_request(f"r{nth}", 22, 1, first=100 * nth))) for nth in range(1, 18)]
-    assert asked == [False] * tiers.NUM_UNASKED + [True]
+    for nth, after_s in enumerate((0.0, 0.1, 0.99 * tiers.UNASKED_S, 1.01 * tiers.UNASKED_S), 1):
+        request = make_request(f"r{nth}", 22, 1, first=100 * nth)
+        assert bool(engine.ask(request, now=tiers.FIND_S + after_s)) == (nth == 4), nth

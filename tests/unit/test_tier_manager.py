@@ -241,6 +241,19 @@ def test_a_checksum_that_is_not_the_one_noted_is_a_miss() -> None:
     assert rig.find(names(blocks)) == "10"
 
 
+@pytest.mark.parametrize("tier", [HOST, DISK])
+def test_what_a_client_finds_wrong_counts_against_the_tier_that_it_came_from(tier: str) -> None:
+    rig = Rig(DISK)
+    blocks = chain("a", 2)
+    rig.store(blocks)
+    if tier == DISK:
+        clear(rig, HOST)
+    number = rig.begin_fetch(names(blocks), 1)
+    rig.run_all()
+    rig.say(Fetched(number, (1,)), 1)
+    assert {each: stat(rig)["tiers"][each]["corrupt"] for each in (HOST, DISK)} == {HOST: 0, DISK: 0} | {tier: 1}
+
+
 def test_a_block_that_a_client_finds_wrong_is_forgotten_here() -> None:
     """Also by others who hold it: its slot is free when the last has let it go. What machines share stays as it is, and
     is not asked, until the block has been computed and is written there anew."""

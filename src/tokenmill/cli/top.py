@@ -59,7 +59,7 @@ def top(args: argparse.Namespace) -> int:
     server = Server(args.url, args.api_key or os.environ.get(KEY_VARIABLES[0], ""))
     first = server.read()
     if args.once:
-        print(json.dumps(first) if args.json else page(args.url, first, *shutil.get_terminal_size()))
+        print(json.dumps(first) if args.json else page(args.url, first, shutil.get_terminal_size().columns))
         return 0
     draws = sys.stdout.isatty() and not args.json
     with _screen() if draws else suppress(KeyboardInterrupt):

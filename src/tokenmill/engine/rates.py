@@ -5,7 +5,8 @@
 A tier starts with what its facts say. A load that took longer or shorter than expected changes both numbers by the same
 share of the error, each by its part in what was expected, so that small loads teach the latency and large ones the
 rate. Loads from one tier count as made one after the other, whatever the store makes of them: what is learnt is what
-they give together. A tier that was slow is tried again in the end (`relax`).
+they give together. A tier that was slow is tried again in the end (`relax`), and one that was slow of a sudden within
+seconds: a store that hung is as it was before once it goes on.
 """
 
 from __future__ import annotations
@@ -28,19 +29,25 @@ _RELAXED = 0.997
 NUM_KNOWN = 3
 """A tier is known after so many loads."""
 
+_SUDDEN, PROBE_S = 4.0, 5.0
+"""Loads that take so many times what is expected say little of those to come: what was expected before them counts
+again so long after the last."""
+
 _LEAST_LATENCY_S, _LEAST_BYTE_S = 1e-5, 1e-12
 
 
 @dataclass(slots=True)
 class _Rate:
     """over_s: when the last load that has ended was over; ahead_s: what those under way are expected to take;
-    num_learnt: loads that said something."""
+    num_learnt: loads that said something. before: latency and rate as they were before loads were slow of a sudden;
+    None: the last was not."""
 
     latency_s: float
     byte_s: float
     over_s: float = 0.0
     ahead_s: float = 0.0
     num_learnt: int = 0
+    before: tuple[float, float] | None = None
 
     def load_s(self, num_bytes: int) -> float:
         return self.latency_s + num_bytes * self.byte_s
@@ -77,11 +84,14 @@ class Rates:
         """Whether some loads have told what the tier gives."""
         return self._rates[digit].num_learnt >= NUM_KNOWN
 
-    def relax(self, digits: Iterable[int]) -> None:
+    def relax(self, digits: Iterable[int], now: float) -> None:
         """Blocks of these tiers are computed although they are stored. What is expected of a tier becomes a little
         better each time, so that one that was slow once is tried again after hundreds of them."""
         for digit in {*digits} & self._rates.keys():
             rate = self._rates[digit]
+            if rate.before is not None and now - rate.over_s >= PROBE_S:
+                rate.latency_s, rate.byte_s = rate.before
+                rate.before = None
             rate.latency_s = max(_LEAST_LATENCY_S, rate.latency_s * _RELAXED)
             rate.byte_s = max(_LEAST_BYTE_S, rate.byte_s * _RELAXED)
 
@@ -105,6 +115,10 @@ class Rates:
             return  # what is not there is missed quickly: that says nothing
         rate.num_learnt += 1
         off = min(_MOST, max(1 / _MOST, took_s / expected_s))
+        if off < _SUDDEN:
+            rate.before = None
+        elif rate.before is None:
+            rate.before = rate.latency_s, rate.byte_s
         latency_share = rate.latency_s / expected_s
         learnt = _LEARNT if off < 1 else _LEARNT_WORSE
         rate.latency_s = max(_LEAST_LATENCY_S, rate.latency_s * off ** (learnt * min(1, 2 * latency_share)))

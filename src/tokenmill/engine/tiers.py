@@ -10,6 +10,7 @@ by the fetch, are computed, and are not asked for again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
@@ -33,8 +34,8 @@ PIECE_BYTES = 16 * MiB
 FIND_S = 0.25
 """A look that takes longer has found nothing."""
 
-LATE, NUM_UNASKED = 0.9, 16
-"""After a look that took so much of this time in vain, so many sequences do not ask: the store may hang."""
+LATE, UNASKED_S = 0.9, 2.0
+"""After a look that took so much of this time in vain, nobody asks for so long: the store may hang."""
 
 MOST_KNOWN = 1 << 18
 """Blocks that answers are kept of. Beyond that a sequence asks when its turn has come."""
@@ -72,7 +73,7 @@ class Tiers:
         self._rates = Rates(facts)
         self._known: dict[int, _Known] = {}  # by the number of the sequence
         self._lookups: dict[int, tuple[int, float]] = {}  # number of the job -> of the sequence, and when it asked
-        self._num_unasked = 0  # sequences to come that do not ask
+        self._unasked_until_s = -math.inf
         self._begun: dict[int, float] = {}  # of fetches, by the number of the job
         self._num_known = 0
         self._next_number = 0
@@ -96,7 +97,7 @@ class Tiers:
         assert isinstance(event.job, FindBlocks), event
         number, asked_s = self._lookups.pop(event.job.number, (-1, now))
         if now - asked_s >= FIND_S * LATE and not event.result.strip("0"):
-            self._num_unasked = NUM_UNASKED
+            self._unasked_until_s = now + UNASKED_S
         known = self._known.get(number)
         if known is None:
             return
@@ -123,7 +124,7 @@ class Tiers:
         end = self._best(seq, known, places, matched.num_blocks, now).end
         if end < most:
             self._state.counters.external_recomputed += (most - end) * self._state.config.block_size
-            self._rates.relax(digit for place in places for digit in place.digits[end:most])
+            self._rates.relax((digit for place in places for digit in place.digits[end:most]), now)
         return end
 
     def meeting(self, seq: Sequence, matched: Match, now: float) -> tuple[int, int] | None:
@@ -200,8 +201,7 @@ class Tiers:
         keys = seq.keys[: state.num_shareable(seq)]
         pools = state.blocks.pools
         wanted = tuple((group, key) for key in keys for group, pool in enumerate(pools) if pool.find(key) is None)
-        if wanted and self._num_unasked:
-            self._num_unasked -= 1
+        if now < self._unasked_until_s:
             wanted = ()
         known = self._known[seq.number] = _Known(seq, wanted, num_matched, is_answered=not wanted)
         if not keys:

@@ -166,6 +166,7 @@ class Arrivals:
                 counts["load_bytes"] += contents.kinds[arrival.facts.block[0]].num_bytes
                 self._end(arrival)
                 block = contents.arrive(arrival.facts, arrival.offset, sum, now)
+                block.origin = job.tier
                 block.is_shared |= job.tier == REMOTE
                 for waiter, nth, _ in arrival.waiters:
                     waiter.arrived(nth, block, now)

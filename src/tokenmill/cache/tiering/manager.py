@@ -25,6 +25,7 @@ from ...core.tier_jobs import (
 )
 from ...core.tiers import (
     DISK,
+    HOST,
     REMOTE,
     Drop,
     Fetch,
@@ -201,8 +202,10 @@ class TierManager:
     def _drop(self, blocks: tuple[TierKey, ...], why: str, now: float, is_near: bool) -> None:
         wanted = [block for block in dict.fromkeys(blocks) if self.contents.is_valid(block)]
         if wanted:
-            self.contents.host.counts[why] += len(wanted)
             for block in wanted:
+                found = self.contents.host.find(block)
+                tier = HOST if found is None or why != "corrupt" else found.origin or HOST
+                self.contents.counts[tier][why] += 1
                 self.arrivals.stop(block, now)
             self.contents.forget(wanted, is_near)
 

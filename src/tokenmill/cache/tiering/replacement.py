@@ -63,6 +63,7 @@ class TierBlock:
     holds           leases and moves under way: above 0 it stays where it is
     is_pinned       kept whatever else is wanted
     is_shared       was written to the tier that others share
+    origin          the tier that its bytes were loaded from; "": none, they were written here
     before, after, rank   the policy's
     """
 
@@ -77,6 +78,7 @@ class TierBlock:
         "kind",
         "num_children",
         "num_uses",
+        "origin",
         "owner",
         "parent",
         "rank",
@@ -95,6 +97,7 @@ class TierBlock:
         self.holds = 0
         self.is_pinned = False
         self.is_shared = False
+        self.origin = ""
         self.before: TierBlock | None = None
         self.after: TierBlock | None = None
         self.rank = 0.0

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 MOST_FAILURES = 3
 FIRST_PAUSE_S = 0.5
-MOST_PAUSE_S = 30.0
+MOST_PAUSE_S = 4.0
 
 
 class Breaker:
