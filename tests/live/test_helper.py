@@ -240,6 +240,23 @@ def test_a_lost_helper_is_started_again(tmp_path: Path) -> None:
     run(work())
 
 
+def test_no_call_notices_that_the_helper_is_killed_again_and_again(tmp_path: Path) -> None:
+    """Its processes, and the one that starts them: a job waits for the next one."""
+
+    async def work() -> None:
+        async with helper(tmp_path) as subject:
+            await render(subject)
+            for number in range(4):
+                assert subject._forks is not None
+                zygote = subject._forks._process.pid
+                victims = [*children(zygote)][:1] if number % 2 else [zygote]
+                for pid in victims:
+                    os.kill(pid, signal.SIGKILL)
+                assert "hello" in await render(subject)
+
+    run(work())
+
+
 def test_a_tokenizer_that_has_changed_is_not_taken(tmp_path: Path) -> None:
     """Its ids would not be the model's."""
 

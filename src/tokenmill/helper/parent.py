@@ -53,6 +53,9 @@ _END_S = 1.0
 _RESTART_S = 1.0
 """At least between two starts."""
 
+_NUM_TRIES = 4
+"""Of a job whose process was killed from outside: that is not the job's fault, and jobs change nothing."""
+
 _PLAIN = Render(({"role": "user", "content": "Hello"},))
 """What every template of a chat model can render."""
 
@@ -126,13 +129,18 @@ class HelperProcess:
         else:
             turns, work = self._heavy, partial(self._do, job, body)
         async with turns.turn(client, len(data) + len(body)):
-            try:
-                result = await work(data)
-            except _Killed as killed:
-                turns.note_end(client, was_killed=True)
-                raise killed.reason(job) from None
-            except EOFError:
-                raise Unavailable("The helper process is down; retry in a second.") from None
+            for num_left in reversed(range(_NUM_TRIES)):
+                try:
+                    result = await work(data)
+                    break
+                except _Killed as killed:
+                    if not killed.is_from_outside or not num_left:
+                        turns.note_end(client, was_killed=True)
+                        raise killed.reason(job) from None
+                except EOFError:
+                    if self._is_closed or not num_left:
+                        raise Unavailable("The helper process is down; retry in a second.") from None
+                    await asyncio.sleep(_RESTART_S)
         turns.note_end(client, was_killed=False)
         if len(data) + len(body) + len(result) > _TRIM_BYTES and self._trimming is None:
             self._trimming = asyncio.get_running_loop().call_later(_TRIM_AFTER_S, self._trim)
@@ -347,8 +355,12 @@ class _Killed(Exception):
     def __init__(self, status: int) -> None:
         self._status = status
 
+    @property
+    def is_from_outside(self) -> bool:
+        return self._status in (-signal.SIGKILL, -signal.SIGTERM)
+
     def reason(self, job: Job) -> TokenmillError:
-        if self._status in (-signal.SIGKILL, -signal.SIGTERM):
+        if self.is_from_outside:
             return Unavailable("The helper's process was killed from outside; retry.")
         if self._status == 1:  # it has printed a traceback
             return EngineFailed("Internal error; see the server's log.")
