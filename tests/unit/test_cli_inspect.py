@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from random_models import SHAPES, write_hf_model
 from tokenmill.cli import inspect
 from tokenmill.cli import main as cli
 from tokenmill.cli.models import local_model
@@ -25,6 +28,59 @@ def test_it_leads_with_what_serving_here_would_take(smollm2: Path, capsys: pytes
 def test_a_wish_that_cannot_be_met_is_said(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["inspect", str(smollm2), "-c", "9000"]) == 0
     assert "not as it is: --max-model-len must be between 1 and 8192" in capsys.readouterr().out
+
+
+def hf_folder(folder: Path) -> Path:
+    write_hf_model(folder, replace(SHAPES["moe"], layers=2, width=64, heads=2, kv_heads=1, experts=4, top_k=2))
+    return folder
+
+
+def test_settings_alone_tell_what_their_model_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same figures as of the whole folder, before its weights are fetched."""
+    folder = hf_folder(tmp_path / "hf")
+    assert cli.main(["inspect", str(folder)]) == 0
+    whole = capsys.readouterr().out
+    assert cli.main(["inspect", str(folder), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    (folder / "model.safetensors").unlink()
+    assert cli.main(["inspect", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "none here" in said and "none here" not in whole
+    (told,) = (line for line in whole.splitlines() if line.startswith("parameters"))
+    assert told in said
+    assert cli.main(["inspect", str(folder), "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert (
+        alone["kv_bytes_per_token"] == facts["kv_bytes_per_token"]
+        and alone["num_parameters"] == facts["num_parameters"]
+    )
+
+
+def test_tensors_that_do_not_fit_the_settings_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After the facts, as loading would; exit code 2."""
+    folder = hf_folder(tmp_path / "hf")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({**config, "moe_intermediate_size": config["moe_intermediate_size"] + 32})
+    )
+    assert cli.main(["inspect", str(folder)]) == 2
+    told = capsys.readouterr()
+    assert "has misshaped" in told.err and "gate_proj.weight" in told.err and "parameters" in told.out
+
+
+def test_an_architecture_that_is_refused_is_told_what_it_would_need(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = hf_folder(tmp_path / "hf")
+    config = json.loads((folder / "config.json").read_text())
+    strange = {"architectures": ["NewForCausalLM"], "model_type": "new", "memory_tokens": 7}
+    (folder / "config.json").write_text(json.dumps({**config, **strange}))
+    for _ in range(2):
+        assert cli.main(["inspect", str(folder)]) == 2
+        told = capsys.readouterr().err
+        assert "'NewForCausalLM' is not supported" in told
+        assert "Nearest is Qwen2MoeForCausalLM, which does not read memory_tokens." in told
+        (folder / "model.safetensors").unlink(missing_ok=True)
 
 
 def test_every_kind_that_kernels_hold_is_explained() -> None:

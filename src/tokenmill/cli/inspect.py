@@ -8,13 +8,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..core.errors import ConfigError
+from ..core.errors import BadCheckpoint, ConfigError
 from ..core.units import format_bytes
 from ..formats.adapter import CONFIG_NAME, Adapter, open_adapter
-from ..formats.checkpoint import open_checkpoint
+from ..formats.checkpoint import Checkpoint, has_weights, open_checkpoint, open_settings
+from ..formats.config_keys import ARCHITECTURES, model_type_of
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
-from ..models.survey import Survey, survey
+from ..models.survey import Survey, check, imagine, survey
+from ..models.unread import wanted_keys
 from ..node.load import model_facts
 from ..node.machine import read_machine
 from ..node.notes import NOTE, notes
@@ -51,9 +53,15 @@ def inspect(args: argparse.Namespace) -> int:
         for name, value in _adapter_facts(open_adapter(args.model)):
             print(f"{name:<14} {value}")
         return 0
-    checkpoint = open_checkpoint(local_model(args.model))
+    path = local_model(args.model)
+    is_whole = has_weights(path)
+    checkpoint = open_checkpoint(path) if is_whole else open_settings(path)
     quantization = None if args.quantization is None else QUANTIZATIONS[args.quantization]
-    found = survey(checkpoint, quantization=quantization, kv_dtype=KV_CACHE_DTYPES[args.kv_cache_dtype])
+    try:
+        checkpoint = checkpoint if is_whole else imagine(checkpoint)
+        found = survey(checkpoint, quantization=quantization, kv_dtype=KV_CACHE_DTYPES[args.kv_cache_dtype])
+    except BadCheckpoint as error:
+        raise BadCheckpoint(error.message + _wanted(checkpoint)) from error
     config = found.config
     facts = _encoder_facts(config) if isinstance(config, EncoderConfig) else _decoder_facts(config)
     pooling = choose_pooling(checkpoint, "auto", None)
@@ -66,10 +74,13 @@ def inspect(args: argparse.Namespace) -> int:
     )
     if args.json:
         print(json.dumps(as_json(found, str(checkpoint.path)), indent=1))
+        check(checkpoint)
         return 0
     for name, value in (*shared, *facts):
         print(f"{name:<14} {value}")
-    if checkpoint.left_out:
+    if not is_whole:
+        print(f"{'tensors':<14} none here: sizes are those that config.json asks for")
+    elif checkpoint.left_out:
         print(f"{'left out':<14} {checkpoint.left_out}")
     for note in notes(checkpoint, quantization):
         print(f"{NOTE:<14} {note}")
@@ -80,8 +91,18 @@ def inspect(args: argparse.Namespace) -> int:
     options = given_options(EngineOptions, args)
     for name, value in _memory(found, model_facts(checkpoint, pooling, options), options):
         print(f"{name:<14} {value}")
+    check(checkpoint)
     checkpoint.close()
     return 0
+
+
+def _wanted(checkpoint: Checkpoint) -> str:
+    """What an architecture that is not known would need, as far as its settings tell."""
+    if checkpoint.kind != "hf" or model_type_of(checkpoint.metadata):
+        return ""
+    nearest, keys = wanted_keys(checkpoint.metadata)
+    told = f"does not read {', '.join(keys)}" if keys else "reads all that it says"
+    return f" Nearest is {ARCHITECTURES[nearest]}, which {told}."
 
 
 def _parameters(found: Survey) -> str:

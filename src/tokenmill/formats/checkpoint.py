@@ -19,7 +19,7 @@ from .joining import join_quantised
 from .language import language_part
 from .merged import as_published
 from .quantised import QuantisedTensor
-from .safetensors import open_safetensors, read_json
+from .safetensors import open_safetensors, read_json, weights_of
 from .tensor import Tensor
 
 
@@ -57,13 +57,23 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint("gguf", file.path, file.metadata, dict(file.tensors))
 
 
-def _open_folder(path: Path) -> Checkpoint:
+def has_weights(path: Path) -> bool:
+    """Whether there is more of a folder than its settings."""
+    return not path.is_dir() or bool(weights_of(path))
+
+
+def open_settings(path: Path) -> Checkpoint:
+    """Of a folder that may be without weights: what its config.json says, and no tensor. Raises BadCheckpoint."""
+    return _open_folder(path, {})
+
+
+def _open_folder(path: Path, stored: dict[str, Tensor] | None = None) -> Checkpoint:
     if not (path / "config.json").is_file():
         raise BadCheckpoint(f"{path} has no config.json, so it is not a model folder in Hugging Face format.")
     generation = path / "generation_config.json"
     config = read_json(path / "config.json")
     quantised = {key: config[key] for key in ("quantization_config", "compression_config") if key in config}
-    config, stored, left_out = language_part(config, open_safetensors(path))
+    config, stored, left_out = language_part(config, open_safetensors(path) if stored is None else stored)
     tensors = join_quantised(as_published(stored, config), quantised | config)
     defaults = read_json(generation) if generation.is_file() else {}
     return Checkpoint("hf", path, config, tensors, defaults, left_out)

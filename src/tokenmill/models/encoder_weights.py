@@ -59,7 +59,7 @@ def load_encoder_weights(
     """Pack every tensor, holding one matrix at a time beside what is packed. `quantization`: as for decoders; the
     position table and the head stay as they are. Raises BadCheckpoint naming what is missing, unexpected or
     misshaped."""
-    _check_tensors(checkpoint, config)
+    check_tensors(checkpoint, config)
     return _Loader(checkpoint, config, ops, quantization, progress or (lambda done, total: None)).load()
 
 
@@ -194,7 +194,7 @@ def expected_shapes(config: EncoderConfig) -> Iterator[tuple[str, str, tuple[int
                 yield role, f"{name}.bias", shape[:1]
 
 
-def _check_tensors(checkpoint: Checkpoint, config: EncoderConfig) -> None:
+def check_tensors(checkpoint: Checkpoint, config: EncoderConfig) -> None:
     expected = {name: shape for _, name, shape in expected_shapes(config)}
     tensors = checkpoint.tensors
     found = [

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ..core.block import KVGroup
@@ -15,6 +18,7 @@ from ..formats.tensor import Tensor
 from ..ops.api import BLOCK_BYTES, GROUP
 from .config import ModelConfig, config_from_checkpoint
 from .encoder_config import EncoderConfig, encoder_config, is_encoder
+from .encoder_weights import check_tensors as check_encoder_tensors
 from .encoder_weights import expected_shapes as encoder_shapes
 from .kv import kv_groups
 from .moe import MoeConfig
@@ -22,8 +26,10 @@ from .names import GLOBAL_NAMES, WHOLE_NAMES
 from .repack import DENSE_KINDS, packed_kind
 from .roles import EXPERT_ROLES, expected_shapes, expert_names, layer_names
 from .vectors import body_of, is_bare_decoder
+from .weights import check_tensors
 
 _DENSE_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+_DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 _AS_STORED = "places and head"
 _EMBEDDINGS, _EXPERTS = "embeddings", "experts"
 _PARTS = {
@@ -119,6 +125,33 @@ def survey(checkpoint: Checkpoint, *, quantization: str | None = None, kv_dtype:
     parts = _parts(checkpoint.kind, config)
     groups = _groups(checkpoint, parts, quantization, _turned(checkpoint.kind, config))
     return Survey(config, groups, kv_groups(config, dtype=kv_dtype))
+
+
+def check(checkpoint: Checkpoint) -> None:
+    """Raises BadCheckpoint, naming them, for tensors that are missing, misshaped or unexpected."""
+    config = shape_of(checkpoint)
+    if isinstance(config, EncoderConfig):
+        check_encoder_tensors(checkpoint, config)
+    else:
+        check_tensors(body_of(checkpoint) if is_bare_decoder(checkpoint) else checkpoint, config)
+
+
+def imagine(checkpoint: Checkpoint) -> Checkpoint:
+    """The same with the tensors that its settings ask for, stored as they say (`dtype`) and without values: for sizes.
+    Quantised ones count as they were before. Raises BadCheckpoint."""
+    config = shape_of(checkpoint)
+    if isinstance(config, EncoderConfig):
+        shapes = {name: shape for _, name, shape in encoder_shapes(config)}
+    else:
+        shapes = expected_shapes(checkpoint.kind, config)
+    said = str(checkpoint.metadata.get("dtype") or checkpoint.metadata.get("torch_dtype"))
+    kind = _DTYPES.get(said.removeprefix("torch."), "bf16")
+    sizes = {name: math.prod(shape) * _DENSE_BYTES[kind] for name, shape in shapes.items()}
+    with tempfile.TemporaryFile() as hole:  # of any size, for it is never read
+        hole.truncate(max(sizes.values()))
+        view = memoryview(mmap.mmap(hole.fileno(), 0, access=mmap.ACCESS_READ))
+    tensors = {name: Tensor(name, kind, shape, view[: sizes[name]]) for name, shape in shapes.items()}
+    return replace(checkpoint, tensors=dict(tensors))
 
 
 def _groups(

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
-from ..formats.config_keys import CONFIG_KEYS, NOMIC_OWN_KEYS, keys_of, model_type_of, value_of
+from ..formats.config_keys import ARCHITECTURES, CONFIG_KEYS, NOMIC_OWN_KEYS, keys_of, model_type_of, value_of
 from .config_json import ROPE_KEYS
 from .encoder_families import FAMILIES as ENCODER_FAMILIES
 from .encoder_families import EncoderFamily, encoder_family
@@ -105,6 +105,19 @@ def unread_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
 
     unread = [key for key, value in checkpoint.metadata.items() if not says_nothing(key, value)]
     return (*unread, *_unread_rope_keys(checkpoint.metadata))
+
+
+def wanted_keys(metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Of a config.json whose architecture is not known: the type that reads most of what it says, and the keys that
+    this type does not read: what a family of it would have to do beside."""
+
+    def unread(kind: str) -> list[str]:
+        known = CONFIG_KEYS[kind].keys() | WITHOUT_EFFECT
+        said = (key for key, value in metadata.items() if key not in known and value not in (None, False))
+        return [key for key in said if not key.startswith(_BEGINNINGS) and not key.endswith(_ENDS)]
+
+    nearest = min(ARCHITECTURES, key=lambda kind: len(unread(kind)))
+    return nearest, tuple(unread(nearest))
 
 
 def _said_twice(metadata: Mapping[str, Any], family: EncoderFamily) -> set[str]:

@@ -131,7 +131,7 @@ def load_weights(
     quantization: one of ops.api.QUANTISATIONS for matrices that are stored dense and whose rows divide into groups;
     with 4 bits, embeddings and head get 8. Raises BadCheckpoint naming every missing, unexpected or misshaped tensor.
     """
-    _check_tensors(checkpoint, config)
+    check_tensors(checkpoint, config)
     return _Loader(checkpoint, config, ops, quantization, progress or (lambda done, total: None)).load()
 
 
@@ -319,7 +319,7 @@ def quantization_of_ends(quantization: str | None) -> str | None:
     return "q8_0" if quantization in ("q4_0", "q4_1") else quantization
 
 
-def _check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
+def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
     tensors = checkpoint.tensors
     if config.moe is not None and config.moe.form in ONE_BY_ONE:
         count = config.moe.routing.num_experts * sum(layer.is_moe for layer in config.layers)
