@@ -18,6 +18,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -204,9 +205,21 @@ def run(
             "--resume-file", f"{folder}/resume.db", "--resume-grace-s", str(GRACE_S), "--usage-dir", str(usage),
             "--served-model-name", "tiny", *more,
         )  # fmt: skip
+        adapters = [] if model else ["named", "late"]
+        if adapters:
+            shutil.copytree(Path(folder) / "lora", Path(folder) / "loras" / "late")
+            args += (
+                "--enable-lora", "--lora-modules", f"named={folder}/lora", "--lora-dir", f"{folder}/loras",
+            )  # fmt: skip
         server = Server(*args, model=path).__enter__()
         clients = Clients(server.port, rng, 0.0)
         bodies = calls(rng, "tiny", max_tokens)
+        if adapters:
+            status, said = server.request("POST", "/v1/load_lora_adapter", {"lora_name": "late", "lora_path": "late"})
+            assert status == 200, said
+        for adapter in adapters:  # one that the flags name, and one that was loaded at run time
+            where, body = bodies[0]
+            bodies.append((where, body | {"model": adapter}))
         rows = [0, 0]
         num_calls = 0
 

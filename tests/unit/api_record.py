@@ -89,7 +89,7 @@ def adapter_fields(handler: Callable[[Any, Any], Any], body: dict[str, Any]) -> 
     """Those of an endpoint that reads its body itself."""
     service = MagicMock(_config=SimpleNamespace(lora_dir="adapters", model_names=()))
     service._limits.body.return_value.__aenter__.return_value = msgspec.json.encode(body)
-    service._client.adapters.load = AsyncMock()
+    service._client.adapters.load = service._client.adapters.keep = AsyncMock()
     found: dict[str, str] = {}
     with _watched(found):
         asyncio.run(handler(service, SimpleNamespace(state=SimpleNamespace(scopes=(ADAPTERS,)))))

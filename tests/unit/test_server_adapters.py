@@ -185,7 +185,38 @@ def test_unknown_fields_are_told(handler: Callable[..., Awaitable[object]]) -> N
     service = MagicMock(_config=SimpleNamespace(lora_dir="adapters", model_names=()))
     body = b'{"lora_name": "x", "lora_path": "x", "load_inplace": true, "rank": 1}'
     service._limits.body.return_value.__aenter__.return_value = body
-    service._client.adapters.load = AsyncMock()
+    service._client.adapters.load = service._client.adapters.keep = AsyncMock()
     asyncio.run(handler(service, SimpleNamespace(state=SimpleNamespace(scopes=(ADAPTERS,)))))
     (unknown,) = service._generation.log_unknown.call_args.args
     assert unknown[-1] == "rank"
+
+
+def test_what_an_earlier_process_had_loaded_is_loaded_again_where_it_is_the_same() -> None:
+    """One outside the folder is not taken up; one whose files have changed is not served."""
+    kept: dict[str, object] = {}
+
+    async def keep(name: str, what: dict[str, object] | None) -> None:
+        kept.pop(name, None)
+        if what is not None:
+            kept[name] = what
+
+    async def main() -> None:
+        engine = FakeEngine(**{"/loras/a": "A", "/loras/b": "B"})
+        book = AdapterBook(engine.send, lambda digest: False)
+        engine.book, book.keep = book, keep
+        book.join(0)
+        await book.load(ServedAdapter("a", "/loras/a", "/loras"))
+        await book.load(ServedAdapter("b", "/loras/b", "/loras"))
+        assert kept == {"a": {"path": "/loras/a", "digest": "A"}, "b": {"path": "/loras/b", "digest": "B"}}
+
+        engine = FakeEngine(**{"/loras/a": "A", "/loras/b": "changed", "/else/c": "C"})
+        book = AdapterBook(engine.send, lambda digest: False, [ServedAdapter("flag", "/else/c")])
+        engine.book = book
+        book.take_up([*kept.items(), ("c", {"path": "/else/c", "digest": "C"})], "/loras")  # type: ignore[list-item]
+        assert book.is_loading("flag") and not book.is_loading("c") and not book.is_loading("a")
+        await book.restore(0)
+        book.join(0)
+        assert sorted((each.name, each.digest) for each in book) == [("a", "A"), ("flag", "C")]
+        assert not book.is_loading("flag")
+
+    asyncio.run(main())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
 import json
+import urllib.parse
 from dataclasses import replace
 from typing import Any, cast
 
@@ -20,6 +23,7 @@ from tokenmill.core.errors import ConfigError, InvalidRequest
 from tokenmill.core.events import Ready
 from tokenmill.core.slo import Targets
 from tokenmill.net.clock import MonotonicClock
+from tokenmill.server.adapters import ServedAdapter
 from tokenmill.server.models.book import LOCAL, ModelBook, ServedModel
 from tokenmill.server.models.canaries import Canaries
 from tokenmill.server.upstream.address import UpstreamAddress
@@ -37,9 +41,34 @@ def ask(front: Served, user: int, **more: Any) -> tuple[int, str]:
     return status, text
 
 
+def post(front: Served, body: dict[str, Any]) -> tuple[int, str | None]:
+    """The status of a chat, and when to come back."""
+    address = urllib.parse.urlsplit(front.url)
+    with contextlib.closing(http.client.HTTPConnection(address.hostname or "", address.port)) as connection:
+        path, headers = "/v1/chat/completions", {"content-type": "application/json"}
+        connection.request("POST", path, json.dumps(body), headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers["retry-after"]
+
+
 def shown(front: Served) -> dict[str, Any]:
     (canary,) = json.loads(front.ask("/admin/canaries")[1])["data"]
     return {version["model"]: version for version in canary["versions"]}
+
+
+def test_what_is_still_loading_is_503_and_what_is_not_here_404() -> None:
+    """Models, canaries and adapters that the flags name; each serves once it is there."""
+    with (
+        Served(lambda prompt: "from afar", model_names=("far",), allowed_hosts=("127.0.0.1",)) as far,
+        fronting(far.url) as front,
+    ):
+        front.client.adapters._wanted.append(ServedAdapter("adapter", "somewhere"))
+        front.app.state.models.expect(cast(Any, None), {"chat", "soon", "toy"})
+        for name, wanted in (("chat", 503), ("soon", 503), ("adapter", 503), ("never", 404), ("toy", 200)):
+            status, told = post(front, CHAT | {"model": name})
+            assert (status, told) == (wanted, "1" if wanted == 503 else None), name
+        assert front.ask("/admin/canaries", NAMED)[0] == 201
+        assert ask(front, 1)[0] == 200
 
 
 def test_a_name_deals_its_sessions_to_versions() -> None:

@@ -69,18 +69,28 @@ class Hosting:
         self._turn = asyncio.Lock()
 
     async def load_all(self, named: Sequence[tuple[str, str]]) -> None:
-        """One after the other; what memory is left is divided equally. Raises ConfigError naming the model."""
+        """One after the other, then those that the book has kept; what memory is left is divided equally. Raises
+        ConfigError naming the model."""
         for index, (name, model) in enumerate(named):
             try:
                 await self.load(name, model, None, len(named) - index)
             except TokenmillError as error:
                 raise ConfigError(f"--add-model {name}: {error.message}", param="add_model") from error
+        for name, what in self._book.kept:
+            try:
+                await self.load(name, what["model"], what["kv_cache_memory_bytes"])
+            except TokenmillError as error:
+                log.error("The model %s, loaded before this server was started again, is not: %s", name, error.message)
 
     async def load(self, name: str, model: str, kv_cache_memory_bytes: int | None, num_to_come: int = 1) -> None:
         """num_to_come: models that share what memory is left, this one included. One is loaded after the other."""
         async with self._turn:
             self._book.check_new(name)
-            found = await self._load(name, model, kv_cache_memory_bytes, num_to_come)
+            self._book.expected.add(name)
+            try:
+                found = await self._load(name, model, kv_cache_memory_bytes, num_to_come)
+            finally:
+                self._book.expected.discard(name)
             try:
                 self._book.add(found)
             except TokenmillError:  # the name has been given to a canary meanwhile

@@ -198,6 +198,11 @@ class UpstreamOptions:
             for name, url in self.upstream
         ]
 
+    @property
+    def beside(self) -> set[str]:
+        """Names of models and canaries that are there some time after the server's own model."""
+        return {name for name, _ in (*self.add_model, *self.canary)}
+
     def put_canaries(self, canaries: Canaries) -> None:
         """Raises ConfigError."""
         for name, versions in self.canary:

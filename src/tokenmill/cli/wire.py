@@ -295,7 +295,7 @@ async def _serve(
         own=first_ready if engines.are_here else None,
         book=app.state.models,
     )
-    app.state.models.host = hosting
+    app.state.models.expect(hosting, given.upstreams.beside)
     gc.collect()
     gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()

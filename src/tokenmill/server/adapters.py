@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from ..core.errors import BadCheckpoint, InvalidRequest, ModelNotFound, TokenmillError, Unavailable
 from ..core.events import AdapterLoaded, LoadAdapter, UnloadAdapter
@@ -37,10 +39,19 @@ class ServedAdapter:
     digest: str = ""
 
 
+Keep = Callable[[str, dict[str, Any] | None], Awaitable[None]]
+"""Has what was loaded by this name, or nothing any more, loaded again by the next process."""
+
+
+async def keep_nothing(name: str, what: dict[str, Any] | None) -> None:
+    """No process comes after this one, or it begins with nothing."""
+
+
 class AdapterBook:
     """send    queues a message for one engine
     is_used   whether an open request names the adapter with this digest
     wanted    adapters to load into the first engine
+    keep      is told of adapters that come and go while the server runs
     """
 
     def __init__(
@@ -58,6 +69,7 @@ class AdapterBook:
         self._numbers = itertools.count()
         self._answers: dict[int, tuple[int, asyncio.Future[AdapterLoaded]]] = {}
         self._asked: dict[int, ServedAdapter] = {}  # whose answer is awaited, by number
+        self.keep: Keep = keep_nothing
 
     def __iter__(self) -> Iterator[ServedAdapter]:
         """Those that requests may name, in the order they were loaded."""
@@ -66,6 +78,20 @@ class AdapterBook:
     def get(self, name: str) -> ServedAdapter | None:
         adapter = self._served.get(name)
         return adapter if adapter is not None and adapter.digest else None
+
+    def is_loading(self, name: str) -> bool:
+        """Whether requests may name it soon: no engine has read it yet."""
+        adapter = self._served.get(name)
+        return not adapter.digest if adapter is not None else any(each.name == name for each in self._wanted)
+
+    def take_up(self, kept: Iterable[tuple[str, dict[str, str]]], folder: str) -> None:
+        """Adapters that an earlier process had loaded, as it had them kept, for the engines that come. Those that lie
+        elsewhere than in `folder` are not loaded again."""
+        for name, what in kept:
+            if folder and Path(what["path"]).is_relative_to(folder):
+                self._served.setdefault(name, ServedAdapter(name, what["path"], folder, what["digest"]))
+            else:
+                _log.warning("The adapter %r is not loaded again: it is not in --lora-dir.", name)
 
     def name_of(self, digest: str) -> str:
         """A name of the adapter with this digest; "" where it has none any more."""
@@ -87,6 +113,7 @@ class AdapterBook:
         self._served[name] = loaded
         if before is not None and before.digest:
             self._forget(before)
+        await self.keep(name, {"path": loaded.path, "digest": loaded.digest})
         return loaded
 
     def unload(self, name: str) -> ServedAdapter:

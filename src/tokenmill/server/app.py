@@ -62,7 +62,7 @@ from .responses.store import ResponseStore
 from .result_cache import ResultCache
 from .resume.metrics import book_of
 from .resume.routes import routes as resume_routes
-from .resume.store import ResumeStore
+from .resume.store import MODEL, ResumeStore
 from .service import Service
 from .signatures import routes as signature_routes
 from .signing import Signer
@@ -207,6 +207,8 @@ def build_app(
         ModelDoor, book=book, canaries=canaries, limits=generation.limits, clock=clock,
         refuse=service.refuse, note_gone=service.note_gone,
     )  # fmt: skip
+    if resume is not None:
+        book.kept, book.keep = resume.loaded(MODEL), partial(resume.keep_loaded, MODEL)
     streams = None if resume is None else book_of(resume, config, access, client, generation.limits)
     middleware = layers(config, access, streams, keyed, new_id, audit=audit, signer=signer, tracing=tracing)
     middleware.append(Middleware(door))

@@ -13,7 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from ..core.errors import InvalidRequest, ModelNotFound
+from ..core.errors import InvalidRequest, ModelNotFound, Unavailable
 from ..core.events import Ready
 from ..core.policy import ENTERS, Newcomer
 from ..core.ports import Clock
@@ -353,6 +353,8 @@ class Generation:
         if name is None or not {name, plain}.isdisjoint(self.config.model_names):
             return None
         adapter = self.client.adapters.get(name) or self.client.adapters.get(plain or "")
+        if adapter is None and any(self.client.adapters.is_loading(each) for each in (name, plain or "")):
+            raise Unavailable(f"The adapter {name[:200]!r} is still loading.", retry_after_s=1.0, param="model")
         if adapter is None:
             adapters = (each.name for each in self.client.adapters)
             known = ", ".join([*self.config.model_names, *adapters, *self.other_names()])
@@ -365,7 +367,7 @@ class Generation:
         """Whether a body may name this model."""
         try:
             self.check_model({"model": name})
-        except ModelNotFound:
+        except (ModelNotFound, Unavailable):
             return False
         return True
 

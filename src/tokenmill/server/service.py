@@ -110,6 +110,7 @@ class Service:
                 "Adapters cannot be unloaded over HTTP here; start the server with --lora-dir.", param="lora_name"
             )
         self._client.adapters.unload(name)
+        await self._client.adapters.keep(name, None)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def tokenize(self, request: HttpRequest) -> ASGIApp:

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
-from ...core.errors import InvalidRequest, NotFound
+from ...core.errors import InvalidRequest, NotFound, Unavailable
+from ..adapters import Keep, keep_nothing
 
 MAX_NAME = 200
 _POLL_S = 0.02
@@ -71,13 +72,18 @@ class Host(Protocol):
 
 class ModelBook:
     """home: names of the server's own model, which answers for every name that is not here. models: the others, by
-    name. aliases: names that stand for versions, with the models that these are. host: who loads more; None: nobody."""
+    name. aliases: names that stand for versions, with the models that these are. host: who loads more; None: nobody.
+    expected: names of those that are about to be here. kept: what an earlier process had loaded at run time; keep is
+    told what this one has."""
 
     def __init__(self, home: Sequence[str]) -> None:
         self.home = tuple(home)
         self.aliases: dict[str, tuple[str, ...]] = {}
         self.host: Host | None = None
         self.models: dict[str, ServedModel] = {}
+        self.expected: set[str] = set()
+        self.kept: list[tuple[str, dict[str, Any]]] = []
+        self.keep: Keep = keep_nothing
         self._begun_s = int(time.time())
         self._created: dict[str, int] = {}
         self._leaving: list[ServedModel] = []
@@ -86,7 +92,7 @@ class ModelBook:
     @property
     def is_alone(self) -> bool:
         """Whether every call is for the server's own model."""
-        return not self.models and not self.aliases
+        return not self.models and not self.aliases and not self.expected
 
     @property
     def others(self) -> list[ServedModel]:
@@ -107,10 +113,16 @@ class ModelBook:
     def names(self) -> list[str]:
         return [*self.models, *self.aliases]
 
+    def expect(self, host: Host, names: set[str]) -> None:
+        """Models of these names come, and those that were kept."""
+        self.host = host
+        self.expected |= (names | {name for name, _ in self.kept}) - {*self.home}
+
     def add(self, model: ServedModel) -> None:
         """Raises InvalidRequest for a name that cannot be had."""
         self.check_new(model.name)
         self.models[model.name] = model
+        self.expected.discard(model.name)
         self._created[model.name] = int(time.time())
 
     def check_new(self, name: str) -> None:
@@ -158,9 +170,14 @@ class ModelBook:
             return None
         return self.models.get(name) or self.models.get(name.removesuffix(":latest"))
 
+    def require_loaded(self, name: str | None) -> None:
+        """Raises Unavailable for a model that is about to be here."""
+        if name in self.expected:
+            raise Unavailable(f"The model {name} is still loading.", retry_after_s=1.0, param="model")
+
     def is_beside(self, name: str) -> bool:
         """Whether another than the server's own model may answer for the name."""
-        return name in self.aliases or self.find(name) is not None
+        return name in self.aliases or name in self.expected or self.find(name) is not None
 
     def card(self, name: str) -> dict[str, Any] | None:
         """As /v1/models lists a model; None: it is not one of these."""

@@ -134,6 +134,7 @@ class Canaries:
         canary = Canary(name, versions, seed=seed, targets=targets, rules=rules or Rules())
         self._all[name] = canary
         self._book.aliases[name] = tuple(models)
+        self._book.expected.discard(name)
         return canary
 
     def remove(self, name: str) -> Canary | None:

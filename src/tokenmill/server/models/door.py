@@ -106,6 +106,7 @@ class ModelDoor:
         try:
             async with self._limits.body(request) as data:
                 named = named_in(data, self._book.is_beside)
+                self._book.require_loaded(named.model)
                 canary = self._canaries.find(named.model)
                 if canary is not None:
                     await self._answer_canary(canary, named.session(scope), path, data, scope, receive, send)

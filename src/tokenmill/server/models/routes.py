@@ -64,6 +64,7 @@ class _Admin:
             await self._book.host.load(name, model, kv_bytes)
         except (ConfigError, BadCheckpoint, FetchError) as error:
             raise InvalidRequest(f"{model[:200]} cannot be loaded: {error.message}", param="model") from None
+        await self._book.keep(name, {"model": model, "kv_cache_memory_bytes": kv_bytes})
         request.state.audited = {"object": f"/admin/models/{name}", "model": model}
         return JSONReply(next(each for each in self._book.shown() if each["name"] == name), status_code=201)
 
@@ -71,6 +72,7 @@ class _Admin:
         require_local_admin(request)
         name = request.path_params["name"]
         num_ended = await self._book.unload(name, DRAIN_S)
+        await self._book.keep(name, None)
         return JSONReply({"object": "model.deleted", "id": name, "deleted": True, "calls_ended": num_ended})
 
     async def canaries(self, request: HttpRequest) -> Response:

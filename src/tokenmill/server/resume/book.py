@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Scope
 
 from ...cluster.events import Ended
+from ...core.errors import Unavailable
 from ...core.events import Output, StepOutputs
 from ...core.masking import Mask
 from ...core.request import Request
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ..answer import Answer
     from ..client import EngineClient
 
+_LOOK_S = 1.0
 _log = logging.getLogger(__name__)
 _SECRET = (b"authorization", b"proxy-authorization", b"x-api-key", b"cookie")
 WISH = "x-tokenmill-resume"
@@ -209,6 +211,12 @@ class Book:
 
     async def _again(self, line: Line, call: KeptCall, tenant: Tenant, app: Starlette) -> None:
         assert self.app is not None, "the layer is there"
+        client = self.client if call.request.adapter else None
+        while client is not None and client.ready is None and not self._is_draining():
+            with contextlib.suppress(Unavailable):  # an engine that is ready has all adapters
+                await client.wait_ready(_LOOK_S)
+                break
+            await asyncio.sleep(_LOOK_S)  # it is known to come back later
         scope = _scope_of(call, tenant, line) | {"app": app}
         unread = [call.body]
 

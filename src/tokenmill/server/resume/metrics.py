@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -11,7 +12,7 @@ from ..config import ServerConfig
 from ..limits import Limits
 from ..tenants.access import Access
 from .book import Book
-from .store import ResumeStore
+from .store import ADAPTER, ResumeStore
 
 _LABELS = ("model_name", "engine")
 
@@ -21,6 +22,8 @@ def book_of(store: ResumeStore, config: ServerConfig, access: Access, client: En
     assert client.hearers.metrics is not None
     book = Book(store, config.resume_grace_s, access.tenant_of, lambda: limits.draining, config.mask)
     book.client = client
+    client.adapters.take_up(store.loaded(ADAPTER), config.lora_dir)
+    client.adapters.keep = partial(store.keep_loaded, ADAPTER)
     client.hearers.watchers.append(book)
     client.hearers.metrics.registry.register(ResumeMetrics(config.model_names[0], book))
     return book

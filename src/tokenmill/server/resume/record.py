@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -57,4 +57,5 @@ class Unfinished(NamedTuple):
 encode = msgspec.msgpack.Encoder().encode
 decode_call = msgspec.msgpack.Decoder(KeptCall).decode
 decode_output = msgspec.msgpack.Decoder(Output).decode
+decode_loaded = msgspec.msgpack.Decoder(dict[str, Any]).decode
 decode_headers = msgspec.msgpack.Decoder(Headers).decode

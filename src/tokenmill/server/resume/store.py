@@ -13,6 +13,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -20,7 +21,10 @@ from ...core.errors import Unavailable
 from ...core.events import Output
 from ..database import Schema, cannot_use, make_room, open_database
 from ..errands import Errands
-from .record import KeptAnswer, KeptCall, Unfinished, decode_call, decode_headers, decode_output, encode
+from .record import KeptAnswer, KeptCall, Unfinished, decode_call, decode_headers, decode_loaded, decode_output, encode
+
+ADAPTER, MODEL = "adapter", "model"
+"""Kinds of what is loaded while the server runs."""
 
 _SWEEP_S = 60.0
 _BUSY_S = 2.0
@@ -34,6 +38,9 @@ CREATE TABLE IF NOT EXISTS answer (
     key INTEGER PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, name TEXT NOT NULL, created_s REAL NOT NULL,
     status INTEGER NOT NULL, headers BLOB NOT NULL, body BLOB NOT NULL, size INTEGER NOT NULL
 );
+CREATE TABLE IF NOT EXISTS loaded (
+    kind TEXT NOT NULL, name TEXT NOT NULL, what BLOB NOT NULL, PRIMARY KEY (kind, name)
+) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS answer_id ON answer (owner, id);
 CREATE INDEX IF NOT EXISTS answer_name ON answer (owner, name);
 CREATE INDEX IF NOT EXISTS answer_age ON answer (created_s, size);
@@ -60,6 +67,7 @@ class ResumeStore:
         self._database: sqlite3.Connection | None = None
         self._has_failed = False
         self._last_key = 0
+        self._loaded: list[tuple[str, str, dict[str, Any]]] = []
         self._num_outputs: dict[int, int] = {}  # in the file, of calls whose outputs go there
         self._errands = Errands(
             "resume-file", begin=self._begin, each_period=self._sweep, period_s=_SWEEP_S, end=self._end
@@ -77,6 +85,20 @@ class ResumeStore:
     def close(self) -> None:
         """What was put is in the file when this returns."""
         self._errands.close()
+
+    def loaded(self, kind: str) -> list[tuple[str, dict[str, Any]]]:
+        """What earlier processes had kept of this kind, by name."""
+        return [(name, what) for found, name, what in self._loaded if found == kind]
+
+    async def keep_loaded(self, kind: str, name: str, what: dict[str, Any] | None) -> None:
+        """Have the next process load it again; None: not any more."""
+
+        def write(database: sqlite3.Connection) -> None:
+            database.execute("DELETE FROM loaded WHERE kind = ? AND name = ?", (kind, name))
+            if what is not None:
+                database.execute("INSERT INTO loaded VALUES (?, ?, ?)", (kind, name, encode(what)))
+
+        await self._errands.do(lambda: self._write(write))
 
     def new_key(self) -> int:
         self._last_key += 1
@@ -170,6 +192,8 @@ class ResumeStore:
             "SELECT MAX(COALESCE((SELECT MAX(key) FROM call), 0), COALESCE((SELECT MAX(key) FROM answer), 0))"
         ).fetchone()
         self._last_key = most
+        rows = database.execute("SELECT kind, name, what FROM loaded ORDER BY kind, name").fetchall()
+        self._loaded = [(kind, name, decode_loaded(what)) for kind, name, what in rows]
 
     def _read_unfinished(self) -> list[Unfinished]:
         database = self._database
