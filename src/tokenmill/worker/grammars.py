@@ -42,6 +42,7 @@ from ..text.grammar.matcher import (
     Matcher,
     Vocabulary,
     heap_bytes,
+    trim_heap,
 )
 
 MAX_KEPT = 64
@@ -226,6 +227,7 @@ class Grammars:
             one.slow_s += time.thread_time() - began_s
             one.error, one.is_invalid = str(error), True
             self._let_go(one)
+            trim_heap()
         except Exception as error:
             log.exception("A mask could not be made.")
             one.error = f"The tokens that may come next could not be found: {type(error).__name__}."
