@@ -30,8 +30,8 @@ NUM_KNOWN = 3
 """A tier is known after so many loads."""
 
 _SUDDEN, PROBE_S = 4.0, 5.0
-"""Loads that take so many times what is expected say little of those to come: what was expected before them counts
-again so long after the last."""
+"""Loads from a tier that was known which take so many times what is expected say little of those to come: what was
+expected before them counts again so long after the last."""
 
 _LEAST_LATENCY_S, _LEAST_BYTE_S = 1e-5, 1e-12
 
@@ -91,7 +91,7 @@ class Rates:
             rate = self._rates[digit]
             if rate.before is not None and now - rate.over_s >= PROBE_S:
                 rate.latency_s, rate.byte_s = rate.before
-                rate.before = None
+                rate.before, rate.num_learnt = None, 0
             rate.latency_s = max(_LEAST_LATENCY_S, rate.latency_s * _RELAXED)
             rate.byte_s = max(_LEAST_BYTE_S, rate.byte_s * _RELAXED)
 
@@ -117,7 +117,7 @@ class Rates:
         off = min(_MOST, max(1 / _MOST, took_s / expected_s))
         if off < _SUDDEN:
             rate.before = None
-        elif rate.before is None:
+        elif rate.before is None and rate.num_learnt > NUM_KNOWN:
             rate.before = rate.latency_s, rate.byte_s
         latency_share = rate.latency_s / expected_s
         learnt = _LEARNT if off < 1 else _LEARNT_WORSE
