@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from queueing import CONFIG, Ask, Replay, percentile
+from queueing import CONFIG, Ask, Costs, Replay, percentile
 from tokenmill.core.block import full_groups
+from tokenmill.core.step import StepPlan
+from tokenmill.core.terms import Terms
 
 
 def singles(
@@ -83,7 +85,8 @@ def test_under_four_times_the_load_those_let_in_are_served_in_time_and_the_engin
 @pytest.mark.parametrize("name", ["prompts", "rows"])
 def test_those_who_are_refused_and_come_back_when_told_are_served(name: str) -> None:
     """A burst of four times the load that comes back as it is told: most are let in at their first or second return,
-    nobody is told to come back sooner than there is room, and the engine is hardly ever idle meanwhile."""
+    and nobody is told to come back sooner than there is room. As they return the engine is busy for as much of the time
+    as they are given, the rest being for new calls."""
     config, num_prompt, max_tokens, rate, _ = OVERLOADS[name]
     asks = [Ask(at_s, num_prompt, max_tokens, returns=True) for at_s in poisson(random.Random(2), 4 * rate, 15.0)]
     replay = Replay(config=config, max_queue_s=10.0).run(asks)
@@ -96,7 +99,7 @@ def test_those_who_are_refused_and_come_back_when_told_are_served(name: str) -> 
     told = [each[0][1] for each in refusals.values()]
     real = [each[-1][0] + each[-1][1] - each[0][0] for each in refusals.values()]
     assert percentile(real, 0.5) < 2 * percentile(told, 0.5)
-    assert max(told) < 60 and replay.busy_s > 0.95 * replay.duration_s
+    assert max(told) < 120 and replay.busy_s > 0.4 * replay.duration_s
 
 
 def poisson(rng: random.Random, rate: float, until_s: float) -> list[float]:
@@ -108,3 +111,34 @@ def poisson(rng: random.Random, rate: float, until_s: float) -> list[float]:
 
 def ends_between(replay: Replay, start_s: float, end_s: float) -> int:
     return sum(start_s <= seen.at_s + seen.end_s < end_s for seen in replay.seen)
+
+
+class Warming:
+    """The first two steps of a process take twenty times as long."""
+
+    num_steps = 0
+
+    def of(self, plan: StepPlan) -> float:
+        self.num_steps += 1
+        return Costs().of(plan) * (20 if self.num_steps <= 2 else 1)
+
+
+def test_a_cold_server_refuses_nobody_for_what_nobody_has_measured() -> None:
+    """A burst on four rows comes while the first steps take long; all of it is served within seconds."""
+    burst = [Ask(0.08 * i, 68, 64, name=f"a{i}") for i in range(16)]
+    replay = Replay(
+        config=replace(CONFIG, max_num_seqs=4),
+        costs=Warming(),  # type: ignore[arg-type]
+        max_queue_s=10.0,
+    ).run(burst)
+    assert not replay.refused and max(each.ttft_s for each in replay.seen) < 3.0
+
+
+def test_a_tenants_own_call_does_not_wait_for_its_call_of_a_thousand_prompts() -> None:
+    """All of its answers draw for as long as they may, so that no row comes free for half a minute."""
+    config = replace(CONFIG, max_num_seqs=256)
+    many = Ask(0.0, 20, 400, num_choices=1024, name="many", client="a", terms=Terms("a"))
+    own = [Ask(1.0 + 5 * i, 20, 4, name=f"own{i}", client="a", terms=Terms("a")) for i in range(6)]
+    replay = Replay(config=config, max_queue_s=10.0).run([many, *own])
+    waits_s = [each.ttft_s for each in replay.seen if each.call.startswith("own")]
+    assert len(waits_s) == len(own) and max(waits_s) < 1.0, waits_s

@@ -35,7 +35,7 @@ class Calls:
         return self.own.get(client, (0, 0))[1]
 
     def forecast(self, newcomer: Newcomer, now: float) -> Forecast:
-        return Forecast(self.waits_s, self.waits_s + 0.1, self.tpot_s)
+        return Forecast(self.waits_s, self.waits_s + 0.1, self.tpot_s, 1.1 * (self.waits_s + 0.1))
 
     def wait_s(self, newcomer: Newcomer, now: float) -> float:
         return self.waits_s
@@ -78,12 +78,10 @@ SOON = Newcomer("a", terms=Terms(ttft_s=1.0, tpot_s=0.05))
 @pytest.mark.parametrize(
     ("calls", "newcomer", "reason", "retry_s", "need"),
     [
-        (Calls(waits_s=0.8), SOON, "", 0, 0.9),
-        (Calls(waits_s=1.4), SOON, "ttft", 0.5, 1.5),
-        (Calls(waits_s=0.8), SOON._replace(since_s=0.3), "ttft", 0.2, 1.2),
-        (Calls(waits_s=0.95), SOON, "", 0, 1.05),
-        (Calls(waits_s=0.95, refuses=True), SOON, "ttft", 0.05, 1.05),
-        (Calls(waits_s=0.7, refuses=True), SOON, "", 0, 0.8),
+        (Calls(waits_s=0.8), SOON, "", 0, 0.99),
+        (Calls(waits_s=1.4), SOON, "ttft", 0.65, 1.65),
+        (Calls(waits_s=0.8), SOON._replace(since_s=0.3), "ttft", 0.29, 1.29),
+        (Calls(waits_s=0.85), SOON, "ttft", 0.045, 1.045),
         (Calls(tpot_s=0.1), SOON, "tpot", 5.0, 2.0),
         (Calls(tpot_s=0.04, tightest_s=0.02), SOON, "tpot", 5.0, 2.0),
         (Calls(tpot_s=0.04, tightest_s=0.02), Newcomer("a"), "", 0, 0.0),

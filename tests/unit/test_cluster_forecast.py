@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from tokenmill.cluster.forecast import Forecast, Scene, forecast
+from tokenmill.cluster.forecast import Calibration, Forecast, Scene, forecast
 from tokenmill.core.cost import UNKNOWN, Costs
 
 FLAT = Costs(step_s=0.01, row_s=0.0, token_s=0.001)
@@ -79,3 +81,25 @@ def test_attention_to_what_came_before_is_counted() -> None:
     for room in (1000, 100):
         seen = forecast(ALONE._replace(costs=costs, room=room, num_own=1000))
         assert seen.ttft_s == pytest.approx(0.5, rel=0.06)
+
+
+def test_the_margin_is_an_upper_quantile_of_errors_as_shares_of_the_target() -> None:
+    """One in twenty is above it; what had no target does not count."""
+    rng = random.Random(4)
+    calibration, num_above = Calibration(), 0
+    for number in range(4000):
+        error_s = rng.uniform(-0.4, 0.4)
+        num_above += number >= 1000 and error_s > 2.0 * calibration.margin
+        calibration.note(1.0, 1.0 + error_s, 2.0)
+    assert 0.04 < num_above / 3000 < 0.06
+    before = calibration.margin
+    calibration.note(0.5, 5.0)
+    assert calibration.margin == before
+
+
+def test_the_margin_is_bounded() -> None:
+    calibration = Calibration()
+    for took_s in (50.0, 0.05):
+        for _ in range(500):
+            calibration.note(1.0, took_s, 1.0)
+        assert 0.0 < calibration.margin <= 0.5

@@ -90,6 +90,26 @@ def test_waits() -> None:
 
 
 def test_those_who_are_refused_come_back_one_after_another_and_are_forgotten_in_time() -> None:
+    """Each is given two fifths of the room; a third of them is still counted on after two minutes."""
     returns = Returns()
-    assert [returns.tell(100.0, 3.0, 0.5, 20.0) for _ in range(4)] == [3.0, 3.5, 4.0, 4.5]
-    assert returns.tell(120.0, 1.0, 0.5, 20.0) == pytest.approx(1 + 2 / 2.718, rel=0.01)
+    assert [returns.tell(100.0, 3.0, 1, 0.4) for _ in range(4)] == pytest.approx([3.0, 4.0, 5.0, 6.0])
+    assert returns.tell(220.0, 1.0, 1, 0.4) == pytest.approx(1 + 4 / 2.718, rel=0.01)
+
+
+def test_the_room_for_returns_is_what_was_served_while_others_were_refused() -> None:
+    """A call a second is let in, though each was thought to take a tenth of that."""
+    returns = Returns()
+    for second in range(20):
+        returns.enter(1)
+        before_s = returns.tell(float(second), 0.0, 1, 0.1)
+    assert returns.tell(20.0, 0.0, 1, 0.1) - before_s == pytest.approx(2.5 - before_s / 120, rel=0.1)
+
+
+def test_a_step_size_is_measured_once_several_such_steps_were_made() -> None:
+    """Larger ones say what smaller ones cost, and a size counts for up to four times as many tokens."""
+    rates = Rates(16, 576)
+    rates.pace([(0.0, 0, 0.1, 100)] * 2)
+    assert not rates.is_measured(100)
+    rates.pace([(0.0, 0, 0.1, 70)])
+    assert rates.is_measured(100) and rates.is_measured(20) and rates.is_measured(511)
+    assert not rates.is_measured(512)

@@ -12,8 +12,8 @@ from .desk import FrontDesk
 _PARTS = 8
 """A client may have all of so many parts but one, of open choices and of their tokens."""
 _LIMIT, _AGAIN = 1.1, 1.0
-"""What a call may be expected to take of its target, as forecasts go: about as many of those above it would keep the
-target after all as of those below would miss it. Where one of its class was turned away, the next must keep it."""
+"""What the time of a token may be expected to be of its target. Where a call of its class was turned away, the next
+must keep it."""
 _SHORT = 0.1
 """A call without targets whose wait is roughly less than this of what it may be enters without a forecast."""
 PREDICTED = ("wait", "ttft", "tpot", "shed")
@@ -32,10 +32,10 @@ class BoundedWait:
     """A call is turned away when what is open, of all clients or of its own, would exceed a bound, or when its first
     choice would wait too long, unless it has the lowest priority. A call larger than a bound runs alone.
 
-    Where `keeps_targets`, also one with a target for its first token that it is expected to miss; with one for its
-    further tokens that it is expected to miss, or to make those miss that draw already; and one of a class below
-    another that is not served in time. With nothing open a call enters whatever is expected: what steps take is known
-    from steps alone.
+    Where `keeps_targets`, also one with a target for its first token that the upper quantile of its forecast misses;
+    with one for its further tokens that it is expected to miss, or to make those miss that draw already; and one of a
+    class below another that is not served in time. With nothing open a call enters whatever is expected: what steps
+    take is known from steps alone.
 
     max_open    choices
     max_tokens  their prompt tokens together
@@ -60,8 +60,8 @@ class BoundedWait:
             seen = Forecast()
         need = seen.wait_s / self.max_wait_s
         if seen.wait_s > self.max_wait_s:
-            message = f"The wait would be {seen.wait_s:.0f} s"
-            refusal = Refusal("wait", message, seen.wait_s - self.max_wait_s, kept_s=2 * self.max_wait_s)
+            message = f"The wait would be {seen.wait_s:.1f} s, and at most {self.max_wait_s:g} s are allowed"
+            refusal = Refusal("wait", message, seen.wait_s - self.max_wait_s, in_turn=True)
             return Verdict(refusal, seen, need)
         if not self.keeps_targets or not calls.num_open:
             return Verdict(None, seen, need)
@@ -71,14 +71,14 @@ class BoundedWait:
             return Verdict(Refusal("shed", message, shed_s), seen, need)
         limit = _AGAIN if calls.is_refusing(terms.priority_class) else _LIMIT
         if terms.ttft_s:
-            told_s = newcomer.since_s + seen.ttft_s
+            told_s = newcomer.since_s + seen.ttft_upper_s
             need = max(need, told_s / terms.ttft_s)
-            if told_s > limit * terms.ttft_s:
+            if told_s > terms.ttft_s:
                 message = (
                     f"The first token would come after {1e3 * told_s:.0f} ms, "
                     f"and is wanted within {1e3 * terms.ttft_s:.0f} ms"
                 )
-                refusal = Refusal("ttft", message, told_s - _AGAIN * terms.ttft_s, kept_s=2 * terms.ttft_s)
+                refusal = Refusal("ttft", message, told_s - terms.ttft_s, in_turn=True)
         tpot_s = terms.tpot_s
         if terms.ttft_s or tpot_s:
             others_s = calls.tightest_tpot_s(terms.priority_class)
@@ -116,10 +116,9 @@ def judged(admission: Admission, newcomer: Newcomer, desk: FrontDesk, now: float
         return verdict
     if refusal.reason in PREDICTED:
         desk.pressure.note(newcomer.terms.priority_class, verdict.need, refusal.reason != "wait", now)
-    if not refusal.kept_s:
+    if not refusal.in_turn:
         return verdict
-    service_s = newcomer.num_choices * desk.choice_s
-    retry_s = desk.returns.tell(now, refusal.retry_s, service_s, refusal.kept_s)
+    retry_s = desk.returns.tell(now, refusal.retry_s, newcomer.num_choices, desk.choice_s)
     return verdict._replace(refusal=refusal._replace(retry_s=retry_s))
 
 

@@ -113,6 +113,7 @@ class FrontDesk:
             tickets.append(Ticket(request, client, self._due(num_prompt, ttft_s), cost))
             prompt = request.prompt_tokens
         self._places.join(tickets)
+        self.returns.enter(len(requests))
         service_s = self._service_s(tickets[0])
         self.choice_s = moved(self.choice_s, service_s)
         self._lately.append((requests[0].arrival_s, len(requests[0].prompt_tokens), service_s))
@@ -194,10 +195,14 @@ class FrontDesk:
                 Rows(rates.num_rows, num_ahead, [left_s for left_s, _ in limits], rates.hazard, hold_s),
                 Rows(own_most, num_own, own, rates.hazard, hold_s),
             )
-        seen = forecast(self._scene(newcomer, num_tokens, room, now))
+        scene = self._scene(newcomer, num_tokens, room, now)
+        if not rates.is_measured(min(scene.room, scene.num_ahead + scene.num_own)):
+            return Forecast()
+        seen = forecast(scene)
         wait_s = predicted_wait(Load(seen.wait_s, rows, self._passing(newcomer, now)))
-        factor = self.calibration.factor
-        return Forecast(factor * wait_s, factor * (seen.ttft_s + wait_s - seen.wait_s), seen.tpot_s)
+        factor, margin_s = self.calibration.factor, self.calibration.margin * newcomer.terms.ttft_s
+        ttft_s = factor * (seen.ttft_s + wait_s - seen.wait_s)
+        return Forecast(factor * wait_s, ttft_s, seen.tpot_s, ttft_s + margin_s)
 
     def wait_s(self, newcomer: Newcomer, now: float) -> float:
         """Roughly its wait: for the prompts before its own, where rows are left."""

@@ -315,6 +315,8 @@ class Gateway:
             elif output.finish_reason == FINISH_MOVED or self._moves.is_saved(entry, output):
                 self._hand_over(entry, output, now, effects)
             else:
+                if output.error_kind == Overloaded.kind and not entry.tokens:
+                    self._compare(entry, now, effects)
                 self._end(entry, output, now, effects)
         if step.stats.num_steps != link.stats.num_steps:
             self.progress_s = now
@@ -357,10 +359,8 @@ class Gateway:
         if not entry.told_s:
             return
         took_s = now - entry.opened_s
-        self.desk.calibration.note(entry.told_s, took_s)
+        self.desk.calibration.note(entry.told_s, took_s, entry.request.terms.ttft_s)
         effects.forecasts.append((entry.told_s, took_s))
-
-    # ---- ends ----
 
     def _fail(self, entry: Entry, message: str, now: float, effects: Effects, kind: str = EngineFailed.kind) -> None:
         """End it with an error that no engine gave."""

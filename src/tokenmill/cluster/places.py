@@ -11,7 +11,8 @@ happened and carries the decisions out.
     start    a choice has its first token (it waits no more)
     end      a choice is over, wherever it was
 
-An eighth of the rows is closed to a tenant, or a client without one, that holds all others. What it has under way
+An eighth of the rows is closed to a tenant, or a client without one, that holds all others, and a sixteenth more to a
+call of many choices, which may hold theirs for long, so that the tenant's next call finds one. What it has under way
 without a first token may be only as many prompt tokens as the engine computes in a few steps. Choices of a lower class
 keep no place from those of a higher one, to whom the engine gives their rows. Those of the lowest priority, whoever's
 they are, are the lowest class, and have places as long as there are rows for them.
@@ -94,6 +95,7 @@ class Places:
         self._holders: dict[_HolderKey, _Holder] = {}
         self._num_open: dict[str, int] = {}
         self._tickets: dict[str, Ticket] = {}
+        self._calls: dict[str, list[int]] = {}  # [choices of its call with a place], one list a call
         self._waiting: dict[str, WaitingCall] = {}
         self._turns: dict[tuple[int, str], Turns] = {}
         self._shares: dict[int, Shares] = {}
@@ -143,8 +145,10 @@ class Places:
         turns = self._turns.get((class_, terms.tenant))
         if turns is None:
             turns = self._turns[class_, terms.tenant] = Turns(self._waiting)
+        call = [0]
         for ticket in waiting:
             self._tickets[ticket.request.id] = ticket
+            self._calls[ticket.request.id] = call
             num_accounts = shares.num_open
             shares.open(terms.tenant, terms.weight)
             self.num_accounts += shares.num_open - num_accounts
@@ -200,6 +204,7 @@ class Places:
             self._charge_output(ticket, num_output)
             self._usual_output += _WEIGHT * (num_output - self._usual_output)
             del self._charged[request_id]
+            self._calls[request_id][0] -= 1
             self.num_placed -= 1
             self._placed[class_] -= 1
             key = _holder_key(ticket)
@@ -208,7 +213,7 @@ class Places:
             self._arrive(holder, request_id)
             if not any(holder.placed):
                 del self._holders[key]
-        del self._tickets[request_id]
+        del self._tickets[request_id], self._calls[request_id]
         num_accounts = shares.num_open
         shares.close(tenant)
         self.num_accounts += shares.num_open - num_accounts
@@ -289,6 +294,7 @@ class Places:
         self._shares[class_].charge(tenant, PROMPT_SERVICE * ticket.cost)
         self._charged[request.id] = len(request.output_tokens)
         self.num_placed += 1
+        self._calls[request.id][0] += 1
         self._placed[class_] += 1
         holder = self._holders.setdefault(_holder_key(ticket), _Holder())
         holder.placed[class_] += 1
@@ -308,6 +314,8 @@ class Places:
             return True
         class_ = class_of(ticket.request)
         if self._is_closed(_holder_key(ticket), class_, room):
+            return False
+        if self._calls[ticket.request.id][0] >= room.most_of_one - room.num_rows // 16:
             return False
         if holder.cost_arriving < room.num_ahead:
             return True

@@ -27,6 +27,8 @@ _ROUNDS = 6
 _KEPT = 0.98
 _HELD_UP = 4
 """After so many steps with room for prompts of which some wait, they wait for blocks: none came just now."""
+_MEASURED = 3
+"""So many steps of a size say what it costs."""
 _SCARCE = 0.5
 """Of an engine's KV: while less is held, what waits there does not wait for blocks."""
 
@@ -50,6 +52,7 @@ class Rates:
         self._ends = _FIRST_ENDS
         self._tokens = _FIRST_TOKENS
         self._num_held_up: dict[int, int] = {}
+        self._num_made: dict[int, int] = {}  # steps so far, by the bit length of their tokens
         self.costs = UNKNOWN
         self.room = float(step_tokens)
         self.step_s = 0.0
@@ -72,6 +75,12 @@ class Rates:
     @property
     def work_s(self) -> float:
         return self._work_s / self._num_engines
+
+    def is_measured(self, num_tokens: float) -> bool:
+        """Whether steps of a quarter of so many tokens, or more, were made often enough to say what these cost: the
+        first ones of a process take longer, and of sizes that nobody has seen costs are assumed."""
+        least = int(num_tokens).bit_length() - 2
+        return sum(num for size, num in self._num_made.items() if size >= least) >= _MEASURED
 
     def note_step(self, stats: EngineStats, link: int = 0, own: EngineStats | None = None) -> None:
         """The state of all engines after one more step of one. link: which; own: its own, if there are others: steps
@@ -97,6 +106,8 @@ class Rates:
         """Of steps that have ended, one after the other."""
         mean_s, work_s, of_step = self.step_s, self._work_s, step_work(0, self._step_tokens)
         for _, _, step_s, num_tokens in paces:
+            size = num_tokens.bit_length()
+            self._num_made[size] = self._num_made.get(size, 0) + 1
             unit_s = step_s / ((num_tokens + of_step) or 1)
             mean_s = mean_s + _WEIGHT * (step_s - mean_s) if mean_s else step_s
             work_s = work_s + _WEIGHT * (unit_s - work_s) if work_s else unit_s
@@ -207,20 +218,40 @@ def predicted_wait(load: Load) -> float:
     return wait_s
 
 
+_KEPT_S = 120.0
+_SHARE = 0.4
+_FEW, _MANY = 8, 128
+_APART_S = 10.0
+
+
 class Returns:
     """Those who are refused are told to come back one after another, as there will be room, and not all at once.
 
-    Not all will: of those told `kept_s` ago a third is still counted on.
+    They are given `_SHARE` of it, since new calls come as well. How much room there is, is known from how many calls
+    were let in while others were refused. Not all will return: of those told `_KEPT_S` ago a third is still counted on.
     """
 
     def __init__(self) -> None:
         self._pending_s = 0.0
-        self._told_s = 0.0
+        self._told_s = -_APART_S
+        self._since_s = 0.0
+        self._num_entered = 0.0
 
-    def tell(self, now: float, excess_s: float, service_s: float, kept_s: float) -> float:
-        """Seconds after which a call that would wait `excess_s` too long is to come back; it will take `service_s`."""
-        self._pending_s *= math.exp((self._told_s - now) / kept_s)
+    def enter(self, num_choices: int) -> None:
+        """A call is let in."""
+        self._num_entered += num_choices
+
+    def tell(self, now: float, excess_s: float, num_choices: int, choice_s: float) -> float:
+        """Seconds after which a call that would wait `excess_s` too long is to come back. choice_s: that each choice
+        takes, before it is known how many are served."""
+        if now - self._told_s >= _APART_S:
+            self._since_s, self._num_entered = now, 0.0
+        elif self._num_entered >= _MANY:
+            self._since_s, self._num_entered = (self._since_s + now) / 2, self._num_entered / 2
+        if self._num_entered >= _FEW:
+            choice_s = max(choice_s, (now - self._since_s) / self._num_entered)
+        self._pending_s *= math.exp((self._told_s - now) / _KEPT_S)
         self._told_s = now
         before_s = self._pending_s
-        self._pending_s += service_s
+        self._pending_s += num_choices * choice_s / _SHARE
         return excess_s + before_s

@@ -183,27 +183,29 @@ class Newcomer(NamedTuple):
 class Forecast(NamedTuple):
     """Of a call that would enter now. Seconds from now; 0: nothing is known.
 
-    wait_s  until its first step
-    ttft_s  until its first token
-    tpot_s  for each further token
+    wait_s        until its first step
+    ttft_s        until its first token
+    tpot_s        for each further token
+    ttft_upper_s  until its first token, but for one in twenty, as forecasts have been off lately
     """
 
     wait_s: float = 0.0
     ttft_s: float = 0.0
     tpot_s: float = 0.0
+    ttft_upper_s: float = 0.0
 
 
 class Refusal(NamedTuple):
     """reason   one word, for counters
     message  what is the matter
     retry_s  seconds after which there may be room
-    kept_s   where refused calls are told to come back one after another: for how long each is counted on; else 0
+    in_turn  whether refused calls are told to come back one after another
     """
 
     reason: str
     message: str
     retry_s: float
-    kept_s: float = 0.0
+    in_turn: bool = False
 
 
 class Verdict(NamedTuple):

@@ -32,7 +32,7 @@ _CODES: tuple[tuple[type[TokenmillError], str], ...] = (
     (Overloaded, "overloaded"),
     (PreviousResponseNotFound, "previous_response_not_found"),
 )
-_MAX_RETRY_S = 120
+_MAX_RETRY_S = 300
 """Clients give up when they are told to wait longer."""
 _OF_KIND = {class_.kind: class_ for class_ in (InvalidRequest, Overloaded, Unavailable, EngineFailed, RequestTimeout)}
 
