@@ -150,7 +150,7 @@ def test_the_pace_errs_on_the_short_side() -> None:
     pace.note(9, 0.004)
     assert pace.predict(9) == 0.004 and pace.delay(9) == 0
     pace.note(512, 0.08)
-    assert round(pace.delay(512), 6) == 0.06
+    assert round(pace.delay(512), 6) == 0.065
 
 
 def test_refusals_and_aborts_need_no_step() -> None:

@@ -18,12 +18,13 @@ def due(work_done: int, num_tokens: int, patience: int = PATIENCE) -> int:
 
 _LEAD_S = 0.006
 _LEAD_SHARE = 0.25
+_LEAD_MOST_S = 0.015
 
 
 def lead_s(step_s: float) -> float:
     """How long before the end of a step that takes so long the next one is planned, at the latest, where requests come
     and go: what arrives later waits for the end of that one too."""
-    return max(_LEAD_SHARE * step_s, min(_LEAD_S, step_s / 2))
+    return max(min(_LEAD_SHARE * step_s, _LEAD_MOST_S), min(_LEAD_S, step_s / 2))
 
 
 def step_work(num_tokens: int, max_num_batched_tokens: int) -> int:

@@ -17,6 +17,10 @@ SHORT_S = 0.006
 
 _GROWTH = 1.25
 
+_RECENT_S, _RECENT_STEPS = 0.25, 4
+"""After this long, and so many steps, without a request that came or went, none is waited for: to wait costs the step a
+little, which is less of a long one."""
+
 
 class Pace:
     """Durations of steps by the number of their tokens."""
@@ -50,6 +54,10 @@ class Pace:
         below = max((known for known in self._known if known < size), default=size)
         above = min((known for known in self._known if known > size), default=size)
         return max(self._scaled(below, num_tokens), self._scaled(above, num_tokens))
+
+    def is_recent(self, since_s: float, num_tokens: int) -> bool:
+        """Whether a request that came or went so long before a step of so many tokens says that others will."""
+        return since_s <= max(_RECENT_S, _RECENT_STEPS * self.predict(num_tokens))
 
     def _scaled(self, size: int, num_tokens: int) -> float:
         known_tokens, duration_s = self._known.get(size, (1, 0.0))

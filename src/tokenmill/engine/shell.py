@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import deque
 from typing import Protocol
 
@@ -36,9 +37,6 @@ log = logging.getLogger(__name__)
 LONG_S = 0.05
 LONG_SHARE = 2.0
 """A step is long that takes more than both: these seconds, and so many times what was expected of it."""
-
-RECENT_S = 0.25
-"""After this long without a request that came or went, none is waited for: to wait costs the step a little."""
 
 
 class Rest(Protocol):
@@ -79,7 +77,7 @@ class EngineShell:
         self.num_held = 0  # blocks, as told last: a transfer that ends between steps gives some back
         self._wake = Wake()
         self.pace = Pace()
-        self.changed_s = -RECENT_S  # when a request last came or went
+        self.changed_s = -math.inf  # when a request last came or went
         self.began_s = 0.0  # when the oldest step in flight was the first to compute
         self._alarm: asyncio.TimerHandle | None = None
         self._has_rung = False
@@ -126,6 +124,10 @@ class EngineShell:
     def is_quiet(self) -> bool:
         """Whether nothing but steps is under way."""
         return not (self._inbox or self._jobs or self._answers or self._outputs or self._wake.is_set)
+
+    def is_changing(self, num_tokens: int) -> bool:
+        """Whether a request came or went lately, as the step of so many tokens began that is the first in flight."""
+        return self.pace.is_recent(self.began_s - self.changed_s, num_tokens)
 
     def wake(self) -> None:
         self._wake.set()
@@ -252,10 +254,13 @@ class EngineShell:
 
     def _is_time(self) -> bool:
         """Whether to plan now; if not, the alarm will wake the loop for it."""
-        if not self._in_flight or self.began_s - self.changed_s > RECENT_S:
+        if not self._in_flight:
+            return True
+        num_tokens = self.core.state.in_flight[0].num_tokens
+        if not self.is_changing(num_tokens):
             return True
         if self._alarm is None:
-            left_s = self.began_s + self.pace.delay(self.core.state.in_flight[0].num_tokens) - self._clock.now()
+            left_s = self.began_s + self.pace.delay(num_tokens) - self._clock.now()
             if left_s <= 0:
                 return True
             self._alarm = asyncio.get_running_loop().call_later(left_s, self._ring)

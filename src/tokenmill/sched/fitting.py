@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from ..core.cost import Costs, Work
@@ -56,6 +57,14 @@ def tokens_within(limit_s: float, costs: Costs, work: Work, start: int, most: in
         else:
             high = middle
     return low
+
+
+def tokens_at_loss(loss: float, costs: Costs, work: Work, start: int, most: int) -> tuple[int, float]:
+    """(the fewest tokens of prompts, from position `start`, that a step beside `work` takes at no more than `loss`
+    above what each costs in one of `most`; how many tokens of such a step cost as much as what any step costs)."""
+    alone_s = costs.predict(work) or costs.weights_s(most)
+    token_s = costs.predict(with_prefill(work, most, start)) / most
+    return min(most, math.ceil(alone_s / (loss * token_s + alone_s / most))), costs.weights_s(most) / token_s
 
 
 def rows_within(limit_s: float, costs: Costs, work: Work, sequences: Iterable[Sequence]) -> list[Sequence]:

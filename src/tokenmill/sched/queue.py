@@ -78,6 +78,10 @@ class WaitingQueue:
         lines = self._lines.items()
         return sum(line.num_waiting for (each, *_), line in lines if each <= class_ and line.tenant not in passed)
 
+    def tenants(self) -> Iterator[tuple[int, str]]:
+        """Class and tenant of each line."""
+        return ((class_, tenant) for class_, tenant, _, _ in self._lines)
+
     def push(self, seq: Sequence) -> None:
         assert seq.status is Status.WAITING, seq
         key = _key(seq)

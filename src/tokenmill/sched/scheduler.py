@@ -19,6 +19,10 @@ waits for those in flight. While others run, they get what these leave in steps 
 pause, with their blocks, and give way to who is let in.
 
 Where sequences have a target for their time per output token, steps are no longer than they allow (`policies.pace`).
+
+Where several tenants have prompts, or had some lately, whoever comes next waits for the step under way. So steps are as
+short as they can be at a small loss; and while another tenant waits, who has had most of the prompt tokens lately gets
+few.
 """
 
 from __future__ import annotations
@@ -28,19 +32,24 @@ from dataclasses import dataclass, field
 
 from ..cache.groups import Match
 from ..core.config import EngineConfig
-from ..core.fairness import class_of
+from ..core.fairness import IDLE_CLASS, class_of
 from ..core.request import IDLE_PRIORITY
 from ..core.sequence import Sequence
 from ..core.slo import least_tokens
 from . import spare
 from .admission import max_running
-from .fitting import chunk_size, decode_work, each_wanted, num_wanted, tokens_within
+from .fitting import chunk_size, decode_work, each_wanted, num_wanted, tokens_at_loss, tokens_within
 from .giving_way import GivingWay, lower
 from .ledger import Ledger
 from .policies import Policies, pace, slack
 from .queue import WaitingQueue
 from .rank import Rank
 from .room import has_room
+
+SHORTER = 0.025
+"""Where several tenants have prompts, a prompt token may cost so much more than in a full step."""
+YIELDING = 0.02
+"""Of the engine's time, what steps may cost that are short because another tenant waits."""
 
 
 def compose_step(
@@ -62,7 +71,9 @@ class _Composition:
     is_busy     there is other than idle work
     is_filling  what others leave goes to idle work
     prefilling  running sequences whose known tokens are not all planned
-    passed      tenants that hold their share of the blocks
+    passed      tenants that get no further prompt in: they hold their share of the blocks, or yield
+    yielding    who has had most of the prompt tokens lately, while another tenant waits, and the class of whoever does:
+                behind it, prompts of this tenant get `num_yielded` tokens together
     """
 
     running: List[Sequence]
@@ -78,6 +89,8 @@ class _Composition:
     is_filling: bool = False
     prefilling: list[Sequence] = field(default_factory=list)
     passed: set[str] = field(default_factory=set)
+    yielding: tuple[int, str] | None = None
+    num_yielded: int = 0
 
     def compose(self) -> None:
         size, way = self.config.block_size, self.way
@@ -99,8 +112,11 @@ class _Composition:
             self.prefilling += [seq for seq, num_tokens in zip(running, wanted, strict=True) if num_tokens > 1]
         self.aim = self.policies.chunks.most_tokens(self.config, num_drawing)
         has_targets = self.ledger.num_targeted > 0
-        if has_targets and (self.prefilling or first):
-            self._keep_pace([seq for seq, num_tokens in zip(running, wanted, strict=True) if num_tokens == 1])
+        if self.is_busy and (self.prefilling or first):
+            drawing = [seq for seq, num_tokens in zip(running, wanted, strict=True) if num_tokens == 1]
+            self._share(drawing)
+            if has_targets:
+                self._keep_pace(drawing)
         num_refreshed = self.policies.order.num_refreshed or (slack.NUM_REFRESHED if has_targets else 0)
         if num_refreshed and len(self.running) < max_running(self.config):
             self.waiting.refresh(num_refreshed, self.ledger.reconsider)
@@ -143,6 +159,30 @@ class _Composition:
                 return
             passed.add(waiting.request.terms.tenant)
             waiting = self.waiting.peek(passed)
+
+    def _share(self, drawing: List[Sequence]) -> None:
+        """Bound what prompts get by the wait of other tenants than the one that has had most."""
+        costs, prompts, size = self.ledger.costs, self.waiting.service.prompts, self.config.block_size
+        best: dict[str, int] = {}  # class by tenant, of those that have prompts here
+        for class_, tenant in (*map(_account, self.prefilling), *self.waiting.tenants()):
+            if class_ != IDLE_CLASS:
+                best[tenant] = min(class_, best.get(tenant, class_))
+        if not (costs.is_known and self.config.keeps_kv and best and self.budget > 0 and prompts.is_shared(best)):
+            return
+        start = max((seq.num_planned for seq in self.prefilling), default=0)
+        shorter, price = tokens_at_loss(SHORTER, costs, decode_work(drawing), start, self.budget)
+        least = least_tokens(self.config.max_num_batched_tokens, size)
+        self.budget = min(self.budget, max(shorter, least))
+        if len(best) > 1 and prompts.pay(price / YIELDING):
+            most = max(best, key=lambda tenant: (prompts.had(tenant), tenant))
+            self.yielding = min(class_ for tenant, class_ in best.items() if tenant != most), most
+            self.num_yielded = least
+
+    def _yields(self, seq: Sequence) -> bool:
+        if self.yielding is None:
+            return False
+        class_, tenant = self.yielding
+        return seq.request.terms.tenant == tenant and class_of(seq.request) >= class_
 
     def _keep_pace(self, drawing: List[Sequence]) -> None:
         """Bound what prompts get by the targets of those that draw."""
@@ -191,17 +231,20 @@ class _Composition:
         start = seq.num_planned + num_matched
         if start == seq.pause and seq.rows_in_flight:
             return 0
-        planned = _paused(seq, start, self._chunk_size(start, num_wanted(seq) - num_matched))
+        planned = _paused(seq, start, self._chunk_size(seq, start, num_wanted(seq) - num_matched))
         return self.way.fit(seq, matched, planned) if planned else 0
 
-    def _chunk_size(self, start: int, num_left: int) -> int:
-        return chunk_size(start, num_left, self.budget, self.aim, self.config.block_size, self.is_first)
+    def _chunk_size(self, seq: Sequence, start: int, num_left: int) -> int:
+        budget = min(self.budget, self.num_yielded) if self._yields(seq) else self.budget
+        return chunk_size(start, num_left, budget, self.aim, self.config.block_size, self.is_first)
 
     def _add_prefill(self, seq: Sequence, matched: Match, num_tokens: int) -> None:
         self.ledger.adopt(seq, matched)
         self.ledger.add_row(seq, num_tokens)
         self.budget -= num_tokens
         self.aim -= num_tokens
+        if self._yields(seq):
+            self.num_yielded -= num_tokens
         self.is_first = False
 
     def _admit(self, before: Rank | None) -> None:
@@ -225,12 +268,15 @@ class _Composition:
                 return
             matched = self.ledger.find_match(seq)
             start = matched.num_blocks * size
-            num_tokens = self._chunk_size(start, len(seq.tokens) - start)
+            num_tokens = self._chunk_size(seq, start, len(seq.tokens) - start)
             if not self.config.keeps_kv:
                 if len(seq.tokens) > self.budget:
                     return
             else:
                 available = self.ledger.num_available_blocks(matched)
+                if not num_tokens and self._yields(seq):
+                    self.passed.add(seq.request.terms.tenant)
+                    continue
                 if not num_tokens:
                     return
                 if not self.way.may_hold(seq, matched):
@@ -254,6 +300,10 @@ class _Composition:
             return False
         self.ledger.preempt(last)
         return True
+
+
+def _account(seq: Sequence) -> tuple[int, str]:
+    return class_of(seq.request), seq.request.terms.tenant
 
 
 def _is_idle(seq: Sequence) -> bool:

@@ -2,19 +2,64 @@
 
 Prompts are charged as they are planned, output when somebody has to be compared: a step that nobody waits for pays
 nothing. Each token is charged once, whatever becomes of the sequence, so that recomputation is free.
+
+`PromptShares` tells who had most of the prompt tokens lately. What `Shares` counts does not: whoever comes back to wait
+is lifted to the least of those that wait.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
-from ..core.fairness import MASK_SERVICE, OUTPUT_SERVICE, PROMPT_SERVICE, TOLERANCE_STEPS, Shares, class_of
+from ..core.fairness import IDLE_CLASS, MASK_SERVICE, OUTPUT_SERVICE, PROMPT_SERVICE, TOLERANCE_STEPS, Shares, class_of
 from ..core.sequence import Sequence, Status
 from .rank import Rank
 
+_LATELY_STEPS = 16
+"""A tenant is there lately until so many full steps of prompts have been computed since its last one."""
+_BURST = 8
+"""So many steps in a row may be short for whoever waits; on average, as many as their price allows."""
+
+
+class PromptShares:
+    """Prompt tokens of tenants, lately: what was computed longer ago counts less. `window`: of tokens, of which a third
+    is still counted."""
+
+    def __init__(self, window: float) -> None:
+        self._window = max(1.0, window)
+        self._now = 0.0  # tokens of all so far
+        self._had: dict[str, tuple[float, float]] = {}  # tokens, as counted when the clock stood there
+        self._paid = 0.0
+
+    def note(self, tenant: str, num_tokens: int) -> None:
+        had = self.had(tenant)
+        self._now += num_tokens
+        self._had.pop(tenant, None)
+        self._had[tenant] = (had + num_tokens, self._now)
+        while self._now - self._had[first := next(iter(self._had))][1] > self._window:
+            del self._had[first]  # who had some longest ago
+
+    def had(self, tenant: str) -> float:
+        num_tokens, at = self._had.get(tenant, (0.0, 0.0))
+        return num_tokens * math.exp((at - self._now) / self._window)
+
+    def is_shared(self, tenants: Iterable[str]) -> bool:
+        """Whether these, and those that had some lately, are several."""
+        return len({*self._had, *tenants}) > 1
+
+    def pay(self, price: float) -> bool:
+        """Whether a step may be short that costs as much time as so many tokens; if so, it is one more."""
+        paid = max(self._paid, self._now - _BURST * price)
+        if paid > self._now:
+            return False
+        self._paid = paid + price
+        return True
+
 
 class Service:
-    """The accounts of one engine. `step_tokens`: most tokens of a step."""
+    """The accounts of one engine. `step_tokens`: most tokens of a step. prompts: who had most of them lately; idle work
+    does not count."""
 
     def __init__(self, step_tokens: int = 0) -> None:
         self._tolerance = TOLERANCE_STEPS * step_tokens
@@ -24,6 +69,7 @@ class Service:
         self._least: dict[int, float] = {}
         self._least_adapters: dict[tuple[int, str], float] = {}
         self.num_accounts = 0
+        self.prompts = PromptShares(_LATELY_STEPS * step_tokens)
 
     @property
     def is_shared(self) -> bool:
@@ -84,6 +130,8 @@ class Service:
             request = seq.request
             account = (class_of(request), request.terms.tenant, request.adapter)
             self._charge(*account, PROMPT_SERVICE * (end - max(start, charged)))
+            if account[0] != IDLE_CLASS:
+                self.prompts.note(account[1], end - max(start, charged))
 
     def note_masks(self, seq: Sequence, spent_s: float) -> None:
         """Its grammar took so much processor time beyond what is usual."""

@@ -18,7 +18,7 @@ from ..cluster.index import STRIDE
 from ..core.events import FromEngine, Output, StepOutputs, output_of
 from ..engine.leap import Leap
 from ..engine.quiet import may_leap
-from ..engine.shell import RECENT_S, EngineShell
+from ..engine.shell import EngineShell
 from .late import Head, Late
 from .loop import VirtualLoop
 from .timed import DRAWN, Foreseen, TimedExecutor
@@ -70,7 +70,7 @@ class Leaper:
         if not shell.is_quiet or len(core.state.in_flight) < depth:
             return
         now = self._loop.time()
-        is_delayed = shell.began_s - shell.changed_s <= RECENT_S
+        is_delayed = shell.is_changing(core.state.in_flight[0].num_tokens)
         if (is_delayed and depth > 2) or not may_leap(core, DRAWN):
             return
         executor, running = self._executor, core.state.running
@@ -142,7 +142,7 @@ class Leaper:
         num = min(self._most - known, known)
         context = self._context + known * leap.num_rows
         foreseen = self._executor.foresee(leap.num_rows, context, num, self._frees[-1])
-        if shell.began_s - shell.changed_s <= RECENT_S and _shortens([self._tooks[-1], *foreseen.tooks]):
+        if shell.is_changing(leap.num_rows) and _shortens([self._tooks[-1], *foreseen.tooks]):
             self._most = known
             return False
         self._ends += foreseen.ends
@@ -238,7 +238,7 @@ class Leaper:
         ends, tooks = self._ends[first:end], self._tooks[first:end]
         shell.began_s = end_s = ends[-1]
         pace.note_alike(num_rows, tooks)
-        left_s = 0.0 if end_s - shell.changed_s > RECENT_S else end_s + pace.delay(num_rows) - end_s
+        left_s = end_s + pace.delay(num_rows) - end_s if shell.is_changing(num_rows) else 0.0
         is_open = left_s > 0 and self._depth > 1
         num_plans = leap.num_plans
         said = leap.repeat(tooks, ends, is_open)
