@@ -208,7 +208,8 @@ def test_grammars_are_compiled_by_a_child_that_stays(tmp_path: Path) -> None:
 def test_a_grammar_that_takes_too_long_is_refused(tmp_path: Path) -> None:
     """By its field, and the next one is compiled."""
     patterns = {f"p{i}": {"type": "string", "pattern": f"^(a|b)*c{{1,{50 + i}}}$"} for i in range(3000)}
-    slow = Constraint("json_schema", {"type": "object", "properties": patterns}, "guided_json")
+    schema = {"type": "object", "properties": patterns, "required": list(patterns)}
+    slow = Constraint("json_schema", schema, "guided_json")
 
     async def work() -> None:
         async with helper(tmp_path) as subject:
