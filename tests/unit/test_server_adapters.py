@@ -220,3 +220,28 @@ def test_what_an_earlier_process_had_loaded_is_loaded_again_where_it_is_the_same
         assert not book.is_loading("flag")
 
     asyncio.run(main())
+
+
+def test_flags_win_over_what_an_earlier_process_had_kept_of_their_names() -> None:
+    """The flag's own folder is loaded, or the start fails; once it is loaded, nothing else is kept by its name."""
+    forgotten: list[tuple[str, object]] = []
+
+    async def keep(name: str, what: object) -> None:
+        forgotten.append((name, what))
+
+    def book_of(engine: FakeEngine) -> AdapterBook:
+        book = AdapterBook(engine.send, lambda digest: False, [ServedAdapter("sql", "/loras/sql")])
+        engine.book, book.keep = book, keep
+        book.take_up([("sql", {"path": "/loras/v2", "digest": "2"})], "/loras")
+        return book
+
+    async def main() -> None:
+        with pytest.raises(InvalidRequest, match="no such folder"):
+            await book_of(FakeEngine(**{"/loras/v2": "2"})).restore(0)
+        assert not forgotten
+        book = book_of(FakeEngine(**{"/loras/sql": "1", "/loras/v2": "2"}))
+        assert book.is_loading("sql") and book.get("sql") is None
+        await book.restore(0)
+        assert names(book) == [("sql", "1")] and forgotten == [("sql", None)]
+
+    asyncio.run(main())

@@ -86,8 +86,10 @@ class AdapterBook:
 
     def take_up(self, kept: Iterable[tuple[str, dict[str, str]]], folder: str) -> None:
         """Adapters that an earlier process had loaded, as it had them kept, for the engines that come. Those that lie
-        elsewhere than in `folder` are not loaded again."""
+        elsewhere than in `folder` are not loaded again, and wanted ones win over those of their names."""
         for name, what in kept:
+            if any(each.name == name for each in self._wanted):
+                continue
             if folder and Path(what["path"]).is_relative_to(folder):
                 self._served.setdefault(name, ServedAdapter(name, what["path"], folder, what["digest"]))
             else:
@@ -131,7 +133,8 @@ class AdapterBook:
         given: list[ServedAdapter] = []
         for adapter in [each for each in self._wanted if each.name not in self._served]:
             given.append(replace(adapter, digest=await self._ask(adapter, link)))
-            self._served.setdefault(adapter.name, given[-1])
+            if self._served.setdefault(adapter.name, given[-1]) is given[-1]:
+                await self.keep(adapter.name, None)  # what an earlier process had loaded in its place
         self._wanted = []
         tried = set(given)
         while each := next((one for one in (*self, *self._used_leaving()) if one not in tried), None):
