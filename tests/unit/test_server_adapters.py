@@ -245,3 +245,13 @@ def test_flags_win_over_what_an_earlier_process_had_kept_of_their_names() -> Non
         assert names(book) == [("sql", "1")] and forgotten == [("sql", None)]
 
     asyncio.run(main())
+
+
+def test_what_cannot_be_loaded_again_can_be_unloaded_for_good() -> None:
+    book = AdapterBook(MagicMock(), lambda digest: False)
+    book.keep = AsyncMock()
+    service = MagicMock(_config=SimpleNamespace(lora_dir="/loras"), _client=SimpleNamespace(adapters=book))
+    service._limits.body.return_value.__aenter__.return_value = b'{"lora_name": "gone"}'
+    with pytest.raises(ModelNotFound):
+        asyncio.run(Service.unload_adapter(service, MagicMock(state=SimpleNamespace(scopes=(ADAPTERS,)))))
+    book.keep.assert_awaited_once_with("gone", None)

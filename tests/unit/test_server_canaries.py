@@ -9,6 +9,7 @@ import json
 import urllib.parse
 from dataclasses import replace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import openai
 import pytest
@@ -19,7 +20,7 @@ from scripted import READY, Served
 from tokenmill.cli.hosting import Hosting
 from tokenmill.cli.upstream_options import UpstreamOptions, _canary
 from tokenmill.cluster.canary import Version
-from tokenmill.core.errors import ConfigError, InvalidRequest
+from tokenmill.core.errors import BadCheckpoint, ConfigError, InvalidRequest, NotFound
 from tokenmill.core.events import Ready
 from tokenmill.core.slo import Targets
 from tokenmill.net.clock import MonotonicClock
@@ -216,6 +217,51 @@ def test_a_model_whose_name_was_given_away_while_it_was_loaded_is_ended() -> Non
         with pytest.raises(InvalidRequest, match="already"):
             await hosting.load("two", "path", None)
         assert model.was_ended == ["model"] and not book.models
+
+    asyncio.run(main())
+
+
+def test_what_an_earlier_process_had_loaded_is_kept_until_it_is_unloaded() -> None:
+    """Whether it is there, is still expected, is being loaded or could not be loaded; what flags name is theirs."""
+    what = {"model": "path", "kv_cache_memory_bytes": None}
+
+    async def main() -> None:
+        book, model, loads = ModelBook(("toy",)), Loaded(), asyncio.Event()
+        book.keep = keep = AsyncMock()
+        book.kept = dict.fromkeys(("broken", "two", "later", "flag", "toy"), what)
+        tried: list[str] = []
+
+        class Loading(Hosting):
+            async def _load(self, name: str, *_: Any) -> Any:
+                tried.append(name)
+                if name == "broken":
+                    raise BadCheckpoint("no such folder")
+                await loads.wait()
+                return model
+
+        none = cast(Any, None)
+        given = dict.fromkeys(("machine", "new_client", "build", "own"), none)
+        hosting = Loading(none, none, none, engine_timeout_s=0.0, book=book, **given)
+        book.expect(hosting, {"flag"})
+        loading = asyncio.create_task(hosting.load_all(()))
+        await asyncio.sleep(0)
+        for name in ("broken", "two", "later"):
+            assert await book.unload(name, 0.0) == 0
+            keep.assert_awaited_with(name, None)
+            with pytest.raises(NotFound):
+                await book.unload(name, 0.0)
+        assert book.expected == {"flag"}
+        loads.set()
+        await loading
+        assert tried == ["broken", "two"] and not book.models and model.was_ended == ["model"]
+
+        book.add(cast(ServedModel, model))
+        going = asyncio.create_task(book.unload("two", 1000.0))
+        keep.reset_mock()
+        await asyncio.sleep(0)
+        keep.assert_awaited_once_with("two", None)  # its calls have not ended yet
+        going.cancel()
+        await asyncio.gather(going, return_exceptions=True)
 
     asyncio.run(main())
 

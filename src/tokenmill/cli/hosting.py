@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import ConfigError, TokenmillError
+from ..core.errors import ConfigError, NotFound, TokenmillError
 from ..core.events import Ready
 from ..node.machine import MachineFacts, left_of
 from ..node.options import TextOptions
@@ -76,26 +76,34 @@ class Hosting:
                 await self.load(name, model, None, len(named) - index)
             except TokenmillError as error:
                 raise ConfigError(f"--add-model {name}: {error.message}", param="add_model") from error
-        for name, what in self._book.kept:
+        for name, what in list(self._book.kept.items()):
             try:
-                await self.load(name, what["model"], what["kv_cache_memory_bytes"])
+                async with self._turn:
+                    if name in self._book.kept:
+                        await self._load_in_turn(name, what["model"], what["kv_cache_memory_bytes"], 1)
             except TokenmillError as error:
                 log.error("The model %s, loaded before this server was started again, is not: %s", name, error.message)
 
     async def load(self, name: str, model: str, kv_cache_memory_bytes: int | None, num_to_come: int = 1) -> None:
         """num_to_come: models that share what memory is left, this one included. One is loaded after the other."""
         async with self._turn:
-            self._book.check_new(name)
-            self._book.expected.add(name)
+            await self._load_in_turn(name, model, kv_cache_memory_bytes, num_to_come)
+
+    async def _load_in_turn(self, name: str, model: str, kv_cache_memory_bytes: int | None, num_to_come: int) -> None:
+        self._book.check_new(name)
+        self._book.expected.add(name)
+        try:
+            found = await self._load(name, model, kv_cache_memory_bytes, num_to_come)
             try:
-                found = await self._load(name, model, kv_cache_memory_bytes, num_to_come)
-            finally:
-                self._book.expected.discard(name)
-            try:
+                self._book.check_new(name)
+                if name not in self._book.expected:
+                    raise NotFound(f"The model {name} was unloaded while it was being loaded.", param="name")
                 self._book.add(found)
-            except TokenmillError:  # the name has been given to a canary meanwhile
+            except TokenmillError:  # also where the name has been given to a canary meanwhile
                 await found.close()
                 raise
+        finally:
+            self._book.expected.discard(name)
 
     async def _load(self, name: str, model: str, kv_cache_memory_bytes: int | None, num_to_come: int) -> LocalModel:
         from ..server.models.local import LocalModel

@@ -208,7 +208,7 @@ def build_app(
         refuse=service.refuse, note_gone=service.note_gone,
     )  # fmt: skip
     if resume is not None:
-        book.kept, book.keep = resume.loaded(MODEL), partial(resume.keep_loaded, MODEL)
+        book.kept, book.keep = dict(resume.loaded(MODEL)), partial(resume.keep_loaded, MODEL)
     streams = None if resume is None else book_of(resume, config, access, client, generation.limits)
     middleware = layers(config, access, streams, keyed, new_id, audit=audit, signer=signer, tracing=tracing)
     middleware.append(Middleware(door))

@@ -109,8 +109,10 @@ class Service:
             raise InvalidRequest(
                 "Adapters cannot be unloaded over HTTP here; start the server with --lora-dir.", param="lora_name"
             )
-        self._client.adapters.unload(name)
-        await self._client.adapters.keep(name, None)
+        try:
+            self._client.adapters.unload(name)
+        finally:  # also where it is kept and could not be loaded again
+            await self._client.adapters.keep(name, None)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def tokenize(self, request: HttpRequest) -> ASGIApp:

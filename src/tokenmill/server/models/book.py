@@ -73,8 +73,8 @@ class Host(Protocol):
 class ModelBook:
     """home: names of the server's own model, which answers for every name that is not here. models: the others, by
     name. aliases: names that stand for versions, with the models that these are. host: who loads more; None: nobody.
-    expected: names of those that are about to be here. kept: what an earlier process had loaded at run time; keep is
-    told what this one has."""
+    expected: names of those that are about to be here. kept: what an earlier process had loaded at run time and nobody
+    has unloaded since, by name; keep is told what this one has."""
 
     def __init__(self, home: Sequence[str]) -> None:
         self.home = tuple(home)
@@ -82,7 +82,7 @@ class ModelBook:
         self.host: Host | None = None
         self.models: dict[str, ServedModel] = {}
         self.expected: set[str] = set()
-        self.kept: list[tuple[str, dict[str, Any]]] = []
+        self.kept: dict[str, dict[str, Any]] = {}
         self.keep: Keep = keep_nothing
         self._begun_s = int(time.time())
         self._created: dict[str, int] = {}
@@ -114,9 +114,10 @@ class ModelBook:
         return [*self.models, *self.aliases]
 
     def expect(self, host: Host, names: set[str]) -> None:
-        """Models of these names come, and those that were kept."""
+        """Models of these names come, and those that were kept by other names."""
         self.host = host
-        self.expected |= (names | {name for name, _ in self.kept}) - {*self.home}
+        self.kept = {name: what for name, what in self.kept.items() if name not in names and name not in self.home}
+        self.expected |= (names | {*self.kept}) - {*self.home}
 
     def add(self, model: ServedModel) -> None:
         """Raises InvalidRequest for a name that cannot be had."""
@@ -138,16 +139,22 @@ class ModelBook:
 
     async def unload(self, name: str, within_s: float) -> int:
         """No new calls for a model; once those that are open have ended, or `within_s` is over, it is gone. The number
-        that was ended. Raises NotFound, and InvalidRequest where a canary needs it."""
+        that was ended. The next process does not load it again, and this one neither where it was kept and is not here.
+        Raises NotFound, and InvalidRequest where a canary needs it."""
         for alias, models in self.aliases.items():
             if name in models:
                 raise InvalidRequest(f"{name} is a version of {alias}: delete that first.", param="name")
-        model = self.remove(name)
+        model, was_kept = self.remove(name), self.kept.pop(name, None) is not None
         if model is None:
-            raise NotFound(f"There is no model {name[:100]!r} beside this server's own.", param="name")
+            if not was_kept:
+                raise NotFound(f"There is no model {name[:100]!r} beside this server's own.", param="name")
+            self.expected.discard(name)
+            await self.keep(name, None)
+            return 0
         self._leaving.append(model)
         left_s = within_s
         try:
+            await self.keep(name, None)
             while model.num_open and left_s > 0:
                 await asyncio.sleep(_POLL_S)
                 left_s -= _POLL_S

@@ -72,7 +72,6 @@ class _Admin:
         require_local_admin(request)
         name = request.path_params["name"]
         num_ended = await self._book.unload(name, DRAIN_S)
-        await self._book.keep(name, None)
         return JSONReply({"object": "model.deleted", "id": name, "deleted": True, "calls_ended": num_ended})
 
     async def canaries(self, request: HttpRequest) -> Response:
