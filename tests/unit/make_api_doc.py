@@ -71,7 +71,7 @@ On llama-server's own paths (`/completion`, `/infill`, `/props` and others) it i
 STREAMS = """\
 If an answer fails before its first token, the response is one of these. A stream that has begun ends with an event that
 contains such an error, and without `[DONE]`. If a client leaves, the access log shows 499. `Retry-After` is 1 to
-120 seconds."""
+300 seconds."""
 FIELDS = """\
 ## Fields that are supported
 
