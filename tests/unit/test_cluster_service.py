@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from tokenmill.cluster.desk import FrontDesk
+from tokenmill.cluster.places import Room
 from tokenmill.cluster.service import Load, Rates, Returns, Rows, predicted_wait
 from tokenmill.core.cost import Costs
 from tokenmill.core.events import EngineStats
+from tokenmill.core.policy import Newcomer
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.terms import Terms
 
 
 def stats(num_steps: int, tokens: int, step_s: float, drawn: int = 0, **more: int) -> EngineStats:
@@ -103,6 +108,23 @@ def test_the_room_for_returns_is_what_was_served_while_others_were_refused() -> 
         returns.enter(1)
         before_s = returns.tell(float(second), 0.0, 1, 0.1)
     assert returns.tell(20.0, 0.0, 1, 0.1) - before_s == pytest.approx(2.5 - before_s / 120, rel=0.1)
+
+
+def test_steps_that_targets_keep_short_measure_a_deep_queue() -> None:
+    """A forecast counts however much is ahead, though no step ever was as long as the engine's settings allow."""
+    desk = FrontDesk()
+    desk.share(Room(16, 2048))
+    costs, terms = Costs(0.01, 0.0, 0.0005), Terms(ttft_s=60.0, tpot_s=0.1)
+    for number in range(1, 101):
+        stats = EngineStats(
+            num_steps=number, last_step_tokens=150, last_step_s=0.085, num_prompt_left=5000, num_waiting=9, costs=costs
+        )
+        desk.step(stats, 0.085 * number)
+    for number in range(40):
+        request = Request(f"r{number}", (7,) * 400, SamplingParams(), 4, 0, terms=terms, arrival_s=8.9)
+        desk.join([request], "me")
+    seen = desk.forecast(Newcomer("me", 0, 400, 1, 400, terms), 9.0)
+    assert seen.ttft_s > 5.0, seen
 
 
 def test_a_step_size_is_measured_once_several_such_steps_were_made() -> None:

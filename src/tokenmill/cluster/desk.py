@@ -196,7 +196,7 @@ class FrontDesk:
                 Rows(own_most, num_own, own, rates.hazard, hold_s),
             )
         scene = self._scene(newcomer, num_tokens, room, now)
-        if not rates.is_measured(min(scene.room, scene.num_ahead + scene.num_own)):
+        if not rates.is_measured(min(rates.room, scene.num_ahead + scene.num_own)):
             return Forecast()
         seen = forecast(scene)
         wait_s = predicted_wait(Load(seen.wait_s, rows, self._passing(newcomer, now)))
