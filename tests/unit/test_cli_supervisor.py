@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +35,51 @@ def test_draining_an_engine_that_is_still_loading_ends_in_time(caplog: pytest.Lo
 
     asyncio.run(main())
     assert "had not saved all" in caplog.text
+
+
+def test_an_engine_that_its_supervisor_kills_has_died_of_a_fault() -> None:
+    """What it sent could not be used: the kill is no outside cause, though it is a SIGKILL."""
+    killed, causes = asyncio.Event(), []
+
+    class Life:
+        address, flight = "", ""
+
+        async def ended(self) -> Death:
+            await killed.wait()
+            return Death(EngineCrashed("gone"), -signal.SIGKILL)
+
+        def has_beaten(self) -> bool:
+            return True
+
+        def kill(self) -> None:
+            killed.set()
+
+        def close(self) -> None:
+            raise asyncio.CancelledError
+
+    class Front:
+        """Of a client, what a supervisor needs: its engine sends what nobody understands."""
+
+        num_open = 1
+        roster: Any = SimpleNamespace(start=lambda *_: None, lose=lambda *_: None)
+
+        def attach(self, link: Any, *, on_broken: Callable[[], None], **_: Any) -> Any:
+            on_broken()
+            return SimpleNamespace(num_open=1, num_steps=1)
+
+        def detach(self, attached: Any, why: str, delay_s: float, cause: Cause) -> None:
+            causes.append(cause)
+
+    async def main() -> None:
+        with private_address() as address:
+            Life.address = address
+            supervisor = Supervisor(Launch("path", "model", "", EngineOptions()), start=lambda _: Life())
+            front: Any = Front()
+            with pytest.raises(asyncio.CancelledError):
+                await supervisor.run(front, lambda ready: ready)
+
+    asyncio.run(main())
+    assert causes == [Cause.FAULT]
 
 
 def test_the_plan_counts_weights_once_where_a_keeper_has_them() -> None:
@@ -69,7 +116,7 @@ def test_delays_grow_with_starts_that_fail_and_not_with_kills_of_what_served() -
         (-signal.SIGKILL, 1249, {}, Cause.OUTSIDE),
         (-signal.SIGKILL, 1251, {}, Cause.FAULT),
         (-signal.SIGKILL, 0, {"has_oom_kill": True}, Cause.FAULT),
-        (-signal.SIGKILL, 0, {"was_stuck": True}, Cause.FAULT),
+        (-signal.SIGKILL, 0, {"is_own_kill": True}, Cause.FAULT),
         (-signal.SIGTERM, 1251, {"has_oom_kill": True}, Cause.OUTSIDE),
         (-signal.SIGSEGV, 0, {}, Cause.FAULT),
         (-signal.SIGABRT, 0, {}, Cause.FAULT),

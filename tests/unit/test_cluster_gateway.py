@@ -22,6 +22,7 @@ from tokenmill.cluster.events import (
 )
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.cluster.keys import with_keys
+from tokenmill.cluster.suspects import MAX_EXCUSED
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import Unavailable
 from tokenmill.core.events import EngineStats, Output, Ready, StepOutputs, Timing, WorkerFacts
@@ -334,6 +335,24 @@ def test_a_death_that_nobody_explains_counts_unless_others_die_in_the_same_secon
         scene.handle(Left(link + 1), 100.0 * link)
         assert not scene.handle(Left(link), 100.0 * link + 1).poisoned
     assert alone(scene, 40, Cause.UNKNOWN, Cause.UNKNOWN, now=10_000.0) == [0, 1]
+
+
+def test_requests_that_end_the_engines_they_are_tried_in_do_not_shelter_each_other_for_ever() -> None:
+    """Each engine of another machine dies in a trial, within the same seconds as the other's."""
+    scene = Scene(is_shared=False)
+    scene.join(0)
+    scene.open("a", "b")
+    scene.handle(Left(0, Cause.FAULT))
+    scene.join(1)
+    scene.handle(Left(1, Cause.FAULT))
+    num_convicted, link = 0, 2
+    while num_convicted < 2 and link < 100:
+        scene.join(link)
+        scene.join(link + 1)
+        num_convicted += scene.handle(Left(link, Cause.UNKNOWN), float(link)).poisoned
+        num_convicted += scene.handle(Left(link + 1, Cause.UNKNOWN), link + 0.5).poisoned
+        link += 2
+    assert num_convicted == 2 and link <= 2 + 2 * (MAX_EXCUSED + 2)
 
 
 def test_faults_of_several_engines_at_once_speak_less_against_a_request() -> None:

@@ -42,10 +42,10 @@ class Death(NamedTuple):
     status: int | None = None
     peak_bytes: int = 0
 
-    def cause(self, planned_bytes: int, *, was_stuck: bool = False, has_oom_kill: bool = False) -> Cause:
-        """planned_bytes: what the engine said it takes at most; 0: it has not said. was_stuck: it was killed for that.
-        has_oom_kill: the kernel has lately killed a process for want of memory."""
-        if was_stuck:
+    def cause(self, planned_bytes: int, *, is_own_kill: bool = False, has_oom_kill: bool = False) -> Cause:
+        """planned_bytes: what the engine said it takes at most; 0: it has not said. is_own_kill: its supervisor killed
+        it, for what it did or failed to do. has_oom_kill: the kernel has lately killed a process for want of memory."""
+        if is_own_kill:
             return Cause.FAULT
         if self.status is None:
             return Cause.UNKNOWN

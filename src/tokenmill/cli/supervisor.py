@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,9 @@ SETTLED_S = 60.0
 """After a process that lived this long the next delay is the first again, also where it made no step."""
 EXPLAINED_S = 1.0
 """After the end of an engine's link, its process's end says within this time how it died."""
+
+OOM_LOOKS = 10
+"""The kernel counts a kill when it begins; the process ends when its memory is taken down, which may take seconds."""
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +71,8 @@ class Supervisor:
         self._is_draining = False
         self._has_drained = asyncio.Event()
         self._comes_back: bool | None = None  # after an end that an operator has asked for
-        self._is_stuck = False  # and is killed for it
-        self._num_oom_kills = 0
+        self._is_own_kill = False  # of the process under way
+        self._oom_kills: deque[int] = deque(maxlen=OOM_LOOKS)  # counts of the last looks
 
     @property
     def pool(self) -> str:
@@ -142,19 +146,19 @@ class Supervisor:
             if self._process is None:
                 self._process = self._start()
             client.roster.start(name, self)
-            started_s, planned_bytes, self._is_stuck = time.monotonic(), 0, False
+            started_s, planned_bytes, self._is_own_kill = time.monotonic(), 0, False
             link = UnixFrontEnd(self._process.address, MonotonicClock())
             link.open()
             self._link = link
             attached = client.attach(
-                Watched(link, note), on_broken=self._process.kill, flight=self._process.flight, explained_s=EXPLAINED_S
+                Watched(link, note), on_broken=self._kill, flight=self._process.flight, explained_s=EXPLAINED_S
             )
             watch = asyncio.create_task(self._end_when_stuck(self._process, attached), name="engine-watch")
             cause = Cause.UNKNOWN
             try:
                 reason, _, _ = death = await self._process.ended()
-                has_oom_kill = oom_kills() > self._num_oom_kills
-                cause = death.cause(planned_bytes, was_stuck=self._is_stuck, has_oom_kill=has_oom_kill)
+                has_oom_kill = bool(self._oom_kills) and oom_kills() > self._oom_kills[0]
+                cause = death.cause(planned_bytes, is_own_kill=self._is_own_kill, has_oom_kill=has_oom_kill)
             finally:
                 self._link = None
                 watch.cancel()
@@ -195,13 +199,18 @@ class Supervisor:
             has_beaten=process.has_beaten(),
             num_steps=attached.num_steps,
         ):
-            self._num_oom_kills = oom_kills()
+            self._oom_kills.append(oom_kills())
             await asyncio.sleep(LOOK_S)
-        self._is_stuck = True
         log.error(
             "The engine has made no progress for %g s with %d requests open.", self._engine_timeout_s, attached.num_open
         )
-        process.kill()
+        self._kill()
+
+    def _kill(self) -> None:
+        """The process under way, for what it does or fails to do."""
+        if self._process is not None:
+            self._is_own_kill = True
+            self._process.kill()
 
 
 def next_delay_s(before_s: float, lived_s: float, *, has_served: bool, is_awaited: bool) -> float:

@@ -6,7 +6,8 @@ suspect if the dead engine had it, it had outlived another engine before, and it
 
 Not every death counts (`events.Cause`). One by an outside cause says nothing of what the engine ran, nor does that of
 an engine that was told to leave. One of which nobody knows the cause counts for nothing where, in the same seconds,
-an engine has died that did not have the request.
+an engine has died that did not have the request; but an engine in which it was alone is excused so only so often,
+since two requests that end engines in trials beside each other would excuse each other for ever.
 
 Suspects are tried alone: an engine gets no other work until its suspect has produced a token. Then the suspect is
 cleared and continues, and the next one is tried. All engines that are free try at once; where none is, one gets no more
@@ -33,6 +34,8 @@ MAX_ALONE = 2
 """So many engines may die with a suspect alone, at one place of its prompt."""
 MAX_ALONE_ANYWHERE = 5
 """So many wherever they were."""
+MAX_EXCUSED = 20
+"""So many of unknown causes, each while another engine died."""
 TOGETHER_S = 3.0
 """Engines that die within this time may have died of one cause."""
 _NEAR_STEPS = 3
@@ -91,6 +94,10 @@ class Suspects:
                 _note_alone(entry, link, is_common)
                 if entry.num_there >= MAX_ALONE or entry.num_alone >= MAX_ALONE_ANYWHERE:
                     return True
+        elif was_tried and len(link.entries) == 1 and cause is Cause.UNKNOWN:
+            entry.num_excused += 1
+            if entry.num_excused >= MAX_EXCUSED:
+                return True
         if was_tried or (counts and entry.num_deaths > 1):
             self._waiting[entry.request.id] = entry
         return False
