@@ -200,6 +200,10 @@ def test_a_call_that_was_cut_off_locks_no_conversation(model: Model, template: s
         assert shown in model.prompt and "no such place" in model.prompt
         ask(client, messages=[asked, cut.message, {"role": "user", "content": "Go on."}])
         assert shown not in model.prompt and "Go on." in model.prompt
+        same_id = {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": "{}"}}
+        before = [asked, {"role": "assistant", "tool_calls": [same_id]}, result]
+        ask(client, messages=[*before, asked, cut.message, {"role": "user", "content": "Go on."}])
+        assert "Go on." in model.prompt
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -173,6 +173,18 @@ def test_a_call_that_was_cut_off_locks_no_conversation(client: OpenAI, model: Mo
         assert ("that was cut off" in model.prompts[-1]) == bool(extra)
 
 
+def test_a_cut_call_whose_id_an_earlier_one_had_locks_no_conversation(client: OpenAI, model: Model) -> None:
+    """Some clients count ids anew in each turn: the earlier call's output is none of the later one's."""
+    asked = {"role": "user", "content": "4 and 5?"}
+    call = {"type": "function_call", "call_id": "call_0", "name": "add", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "call_0", "output": "9"}
+    create(
+        client,
+        input=[asked, call, output, asked, call | {"arguments": '{"a": 4'}, {"role": "user", "content": "go on"}],
+    )
+    assert model.prompts[-1].count('<tool_call>{"name"') == 1 and "go on" in model.prompts[-1]
+
+
 def outputs_of_whole(response: Any) -> list[Any]:
     calls = [item for item in response.output if item.type == "function_call" and item.status == "completed"]
     return [{"type": "function_call_output", "call_id": call.call_id, "output": "x"} for call in calls]

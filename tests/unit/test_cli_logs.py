@@ -59,6 +59,7 @@ MASK = Mask(("swordfish-of-flags", 'pass"word\\1', "test"))
     [
         ("the key tm-abcdefghijklmnopqrstuvwxyz0123 was sent", "tm-abcdefghijklmnopqrstuvwxyz0123"),
         ("Authorization: Bearer s3cret-token!", "s3cret-token!"),
+        ("authorization: bearer s3cret-token!", "s3cret-token!"),
         ('GET "/v1/models?a=1&key=s3cret HTTP/1.1"', "s3cret"),
         ("GET /x_tm-abcdefghijklmnopqrstuvwxyz0123", "tm-abcdefghijklmnopqrstuvwxyz0123"),
         ("GET /%74m%2dabcdefghijklmnopqrstuvwxyz0123", "%74m%2dabcdefghijklmnopqrstuvwxyz0123"),

@@ -155,6 +155,15 @@ def test_a_grammar_that_explodes_is_refused_before_it_is_used(name):
     assert matchers.heap_bytes() - before_bytes < 2 << 20
 
 
+def test_a_grammar_that_takes_more_memory_than_one_may_is_refused(monkeypatch):
+    """What it takes is measured while it lives."""
+    made, grammar = vocabulary(), regex("[a-f]{3,40}(x|yy|zzz)*")
+    made.check(grammar, "guided_regex")
+    monkeypatch.setattr(matchers, "MAX_BYTES", 2048)
+    with pytest.raises(InvalidRequest, match="of memory"):
+        made.check(grammar, "guided_regex")
+
+
 def test_a_grammar_that_explodes_later_fails_at_a_bounded_price():
     words, made = Words(), vocabulary()
     made.check(regex(LATER), "guided_regex")

@@ -103,6 +103,7 @@ def repair(args: argparse.Namespace) -> int:
         if found in (GOOD, NONE, IN_USE):
             _tell(kept.what, kept.path, found)
             continue
+        backup_s = kept.backup.stat().st_mtime if kept.backup.exists() else 0.0  # before a look at it writes to it
         has_backup = _look(kept, kept.backup)[0] == GOOD
         if found == UNKNOWN or _is_open(kept.path):
             is_good = False
@@ -122,9 +123,7 @@ def repair(args: argparse.Namespace) -> int:
                 is_good = False
                 _tell(kept.what, kept.path, f"{found}: {why}", f"; it cannot be repaired now: {error}")
                 continue
-            done = (
-                f"; restored from the backup of {_when(kept.backup.stat().st_mtime)}" if has_backup else "; begun anew"
-            )
+            done = f"; restored from the backup of {_when(backup_s)}" if has_backup else "; begun anew"
             _tell(kept.what, kept.path, f"{found}: {why}", f"; now {aside}{done}{kept.restored(kept.path, aside)}")
     with _folder(args) as store:
         if store is not None:

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 HIDDEN = "***"
-_FORMS = (r"tm-[A-Za-z0-9_-]{20,}", r"(?<=Bearer )[^\s\"']+", r"(?<=[?&]key=)[^\s&\"]+")
+_FORMS = (r"tm-[A-Za-z0-9_-]{20,}", r"(?i:(?<=bearer ))[^\s\"']+", r"(?<=[?&]key=)[^\s&\"]+")
 """API keys of tokenmill, bearer tokens, keys in addresses."""
 _WORD = re.compile(r"[^\s\"']+")
 _SHORT = 8

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -119,22 +120,32 @@ def read_messages(given: Sequence[Any], speech: Speech) -> list[dict[str, Any]]:
     return _History(speech).read(given)
 
 
+def _answers(given: Sequence[Any], start: int) -> set[str]:
+    """The ids that the results from there on name, up to the next message of another kind."""
+    found = set()
+    for message in islice(given, start, None):
+        if not isinstance(message, dict) or message.get("role") not in ("tool", "function"):
+            break
+        if isinstance(call_id := message.get("tool_call_id"), str):
+            found.add(call_id)
+    return found
+
+
 class _History:
     """Reads messages in order. `_open`: calls that no message has answered yet, by id, and where they are made."""
 
     def __init__(self, speech: Speech) -> None:
         self._id_size = speech.family.id_size
-        self._answered: set[str] = set()
+        self._answered: set[str] = set()  # calls, by the messages right behind the one that is read
         self._open: dict[str, str] = {}
         self._names: dict[str, str] = {}
         self._made_at = ""
 
     def read(self, given: Sequence[Any]) -> list[dict[str, Any]]:
         messages = []
-        ids = [message.get("tool_call_id") for message in given if isinstance(message, dict)]
-        self._answered = {call_id for call_id in ids if isinstance(call_id, str)}
         for number, message in enumerate(given):
             where = f"messages[{number}]"
+            self._answered = _answers(given, number + 1)
             messages.append(self._message(where, message))
         self._require_answers("the end")
         return messages

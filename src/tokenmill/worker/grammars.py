@@ -188,7 +188,8 @@ class Grammars:
     def _drop_if_full(self) -> bool:
         """Whether the heap has grown so much that all kept grammars were dropped, and that did not free half of it."""
         with self._lock:
-            grown_bytes = heap_bytes() - self._floor_bytes
+            grown_bytes = (now_bytes := heap_bytes()) - self._floor_bytes
+            self._floor_bytes = min(self._floor_bytes, now_bytes)
             if grown_bytes <= MAX_GROWN_BYTES:
                 return False
             self._prepared.clear()

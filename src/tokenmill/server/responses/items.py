@@ -45,13 +45,12 @@ def to_messages(items: Sequence[Item], instructions: str | None, num_before: int
     follows them, if one does. `num_before`: items that are not of this call's input. Raises InvalidRequest for an
     output without its call, and for a call without its output unless it was cut off: that one is no call."""
     messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
-    answered = {item["call_id"] for item in items if item["type"] in _OUTPUTS}
     unanswered: dict[str, str] = {}
     assistant: dict[str, Any] | None = None
     for index, item in enumerate(items):
         where = f"input[{index - num_before}]" if index >= num_before else "an earlier item"
         kind = item["type"]
-        if kind in _CALLS and item["call_id"] not in answered and _is_cut(item):
+        if kind in _CALLS and _is_cut(item) and not _is_answered(item["call_id"], items[index + 1 :]):
             continue
         is_assistant = kind in (*_CALLS, "reasoning") or item.get("role") == "assistant"
         if is_assistant:
@@ -285,6 +284,12 @@ def _text(content: str | Sequence[Mapping[str, Any]]) -> str:
 def _check_number(where: str, given: Sequence[Any]) -> None:
     if len(given) > MAX_ITEMS:
         raise _wrong(where, f"may hold at most {MAX_ITEMS}, got {len(given)}")
+
+
+def _is_answered(call_id: str, later: Sequence[Item]) -> bool:
+    """Whether an output comes for it before another call has its id."""
+    kinds = (item["type"] for item in later if item.get("call_id") == call_id)
+    return next((kind in _OUTPUTS for kind in kinds if kind in (*_CALLS, *_OUTPUTS)), False)
 
 
 def _refuse_unanswered(unanswered: Mapping[str, str]) -> None:

@@ -85,8 +85,9 @@ class Vocabulary:
         before or with its first token. Nothing else may use this process's heap meanwhile."""
         before_bytes = heap_bytes()
         try:
-            self.matcher(grammar)
+            matcher = self.matcher(grammar)
             _require_small(heap_bytes() - before_bytes)
+            del matcher  # until it was measured it must live
         except GrammarFailed as error:
             raise InvalidRequest(f"{param}: {error}", param=param) from None
 
