@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -9,12 +10,13 @@ import pytest
 from ledger import queue_with, take_next
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.cost import Costs, Work
 from tokenmill.core.errors import ContextTooLong, InvalidRequest, Overloaded
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Sequence, Status
 from tokenmill.core.work import PATIENCE, due
 from tokenmill.sched.admission import blocks_for, max_running, refusal
-from tokenmill.sched.fitting import chunk_size, num_wanted
+from tokenmill.sched.fitting import chunk_size, num_wanted, tokens_at_loss, with_prefill
 from tokenmill.sched.rank import seniority
 
 
@@ -110,3 +112,27 @@ def test_refusals() -> None:
     assert isinstance(refusal(replace(fits, output_tokens=(1,) * 5), config, 0), InvalidRequest)
     full = refusal(fits, config, 2)
     assert isinstance(full, Overloaded) and full.retryable
+
+
+def test_a_shorter_step_keeps_to_its_loss_wherever_the_prompt_goes_on() -> None:
+    """Of the same tokens, those of steps in the middle cost as many times more as was asked at most, by any costs."""
+    rng = random.Random(7)
+    for _ in range(2000):
+        step_s, row_s, token_s, position_s, context_s, experts_s = (
+            rng.choice((0.0, 1.0)) * 10 ** rng.uniform(low, low + 3) for low in (-4, -5, -6, -10, -9, -4)
+        )
+        chosen = rng.choice((0.0, 0.05))
+        costs = Costs(step_s, row_s, token_s + 1e-6, position_s, context_s, experts_s * (chosen > 0), chosen)
+        num_rows, start, most = rng.choice((0, 1, 100)), rng.choice((0, 900, 32_000, 100_000)), rng.randint(1, 4096)
+        work = Work(num_rows, num_rows, 700 * num_rows, 700 * num_rows)
+        loss = rng.choice((0.01, 0.025, 0.2))
+        num, price = tokens_at_loss(loss, costs, work, start, most)
+        full_s = costs.predict(with_prefill(work, most, start)) / most
+        middle = start + (most - num) // 2
+        assert 0 <= num <= most and 0 < price <= most
+        if num:
+            short_s = costs.predict(with_prefill(work, num, middle)) / num
+            assert short_s <= (1 + loss) * full_s * (1 + 1e-9), (costs, work, start, most, num)
+        if num > 1 and not (chosen or context_s):
+            shorter_s = costs.predict(with_prefill(work, num - 1, middle)) / (num - 1)
+            assert shorter_s > (1 + loss) * full_s * (1 - 1e-3), (costs, work, start, most, num)

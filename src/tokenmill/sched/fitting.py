@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from ..core.cost import Costs, Work
 from ..core.sequence import Sequence
 
+_LEAST_SHARE = 0.01
+"""Of a full step: what one step more costs at least, whatever few steps say."""
+
 
 def num_wanted(seq: Sequence) -> int:
     """Tokens that may be planned now. None when the draws in flight make the end certain."""
@@ -61,10 +64,13 @@ def tokens_within(limit_s: float, costs: Costs, work: Work, start: int, most: in
 
 def tokens_at_loss(loss: float, costs: Costs, work: Work, start: int, most: int) -> tuple[int, float]:
     """(the fewest tokens of prompts, from position `start`, that a step beside `work` takes at no more than `loss`
-    above what each costs in one of `most`; how many tokens of such a step cost as much as what any step costs)."""
-    alone_s = costs.predict(work) or costs.weights_s(most)
+    above what each costs in one of `most`; how many tokens of the latter cost as much as one step more)."""
+    step_s = costs.weights_s(work.num_tokens + most)
+    again_s = step_s + costs.row_s + costs.context_s * (start + most / 2)  # steps begin half of `most` later on average
+    fixed_s = again_s + costs.predict(work) - costs.weights_s(work.num_tokens)
     token_s = costs.predict(with_prefill(work, most, start)) / most
-    return min(most, math.ceil(alone_s / (loss * token_s + alone_s / most))), costs.weights_s(most) / token_s
+    num_tokens = math.ceil(fixed_s / (loss * token_s + fixed_s / most))
+    return min(most, num_tokens), min(most, max(_LEAST_SHARE * most, again_s / token_s))
 
 
 def rows_within(limit_s: float, costs: Costs, work: Work, sequences: Iterable[Sequence]) -> list[Sequence]:
