@@ -71,6 +71,27 @@ def test_a_tier_that_hung_is_tried_again_within_seconds() -> None:
         assert expected_s(each) > 2.0
 
 
+def test_a_hang_of_many_loads_is_forgotten_as_one_of_a_single_load() -> None:
+    """Expectations rise with each of them; what they are compared with does not. Loads as before end it."""
+    rates = Rates((TierFacts(DISK, 0, 0.001, 1e9),))
+    for number in range(1, 6):
+        load(rates, number, 0.010)
+    usual = expected_s(rates)
+    for number in range(6, 12):
+        load(rates, number, 0.300)
+    assert expected_s(rates) > 0.2
+    rates.relax([DISK_DIGIT], 1100.3 + 5.1)
+    assert expected_s(rates) < usual
+    for number in range(12, 16):
+        load(rates, number, 0.010)
+    for number in range(16, 18):
+        load(rates, number, 0.300)
+    load(rates, 18, 0.010)
+    slow = expected_s(rates)
+    rates.relax([DISK_DIGIT], 1900.0)
+    assert expected_s(rates) > 0.99 * slow
+
+
 def test_loads_under_way_are_waited_for_by_the_next() -> None:
     rates = Rates((TierFacts(DISK, 0, 0.1, 1e6),))
     assert rates.begin(1, DISK_DIGIT, MILLION, 0.0) == 1.1

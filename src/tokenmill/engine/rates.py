@@ -39,14 +39,16 @@ _LEAST_LATENCY_S, _LEAST_BYTE_S = 1e-5, 1e-12
 @dataclass(slots=True)
 class _Rate:
     """over_s: when the last load that has ended was over; ahead_s: what those under way are expected to take;
-    num_learnt: loads that said something. before: latency and rate as they were before loads were slow of a sudden;
-    None: the last was not."""
+    num_learnt: loads that said something; num_usual: those as expected, since one was slow of a sudden before NUM_KNOWN
+    of them. before: latency and rate as they were before loads were slow of a sudden; None: the last was not, compared
+    with these."""
 
     latency_s: float
     byte_s: float
     over_s: float = 0.0
     ahead_s: float = 0.0
     num_learnt: int = 0
+    num_usual: int = 0
     before: tuple[float, float] | None = None
 
     def load_s(self, num_bytes: int) -> float:
@@ -91,7 +93,7 @@ class Rates:
             rate = self._rates[digit]
             if rate.before is not None and now - rate.over_s >= PROBE_S:
                 rate.latency_s, rate.byte_s = rate.before
-                rate.before, rate.num_learnt = None, 0
+                rate.before, rate.num_learnt, rate.num_usual = None, 0, 0
             rate.latency_s = max(_LEAST_LATENCY_S, rate.latency_s * _RELAXED)
             rate.byte_s = max(_LEAST_BYTE_S, rate.byte_s * _RELAXED)
 
@@ -115,10 +117,14 @@ class Rates:
             return  # what is not there is missed quickly: that says nothing
         rate.num_learnt += 1
         off = min(_MOST, max(1 / _MOST, took_s / expected_s))
-        if off < _SUDDEN:
+        latency_s, byte_s = rate.before or (rate.latency_s, rate.byte_s)
+        if took_s < _SUDDEN * (latency_s + load.num_bytes * byte_s):
             rate.before = None
-        elif rate.before is None and rate.num_learnt > NUM_KNOWN:
-            rate.before = rate.latency_s, rate.byte_s
+            rate.num_usual += 1
+        elif rate.num_usual >= NUM_KNOWN:
+            rate.before = latency_s, byte_s
+        else:
+            rate.num_usual = 0
         latency_share = rate.latency_s / expected_s
         learnt = _LEARNT if off < 1 else _LEARNT_WORSE
         rate.latency_s = max(_LEAST_LATENCY_S, rate.latency_s * off ** (learnt * min(1, 2 * latency_share)))
