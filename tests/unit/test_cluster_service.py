@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tokenmill.cluster.desk import FrontDesk
 from tokenmill.cluster.places import Room
 from tokenmill.cluster.service import Load, Rates, Returns, Rows, predicted_wait
 from tokenmill.core.cost import Costs
+from tokenmill.core.errors import MAX_RETRY_S
 from tokenmill.core.events import EngineStats
 from tokenmill.core.policy import Newcomer
 from tokenmill.core.request import Request, SamplingParams
@@ -95,10 +98,11 @@ def test_waits() -> None:
 
 
 def test_those_who_are_refused_come_back_one_after_another_and_are_forgotten_in_time() -> None:
-    """Each is given two fifths of the room; a third of them is still counted on after two minutes."""
+    """Each is given two fifths of the room; none is counted on after a while in which all came and none was refused."""
     returns = Returns()
     assert [returns.tell(100.0, 3.0, 1, 0.4) for _ in range(4)] == pytest.approx([3.0, 4.0, 5.0, 6.0])
-    assert returns.tell(220.0, 1.0, 1, 0.4) == pytest.approx(1 + 4 / 2.718, rel=0.01)
+    assert returns.tell(105.0, 3.0, 1, 0.4) == pytest.approx(3 + 4 * math.exp(-5 / 120))
+    assert returns.tell(120.0, 1.0, 1, 0.4) == pytest.approx(1.0)
 
 
 def test_the_room_for_returns_is_what_was_served_while_others_were_refused() -> None:
@@ -125,6 +129,22 @@ def test_steps_that_targets_keep_short_measure_a_deep_queue() -> None:
         desk.join([request], "me")
     seen = desk.forecast(Newcomer("me", 0, 400, 1, 400, terms), 9.0)
     assert seen.ttft_s > 5.0, seen
+
+
+def test_those_refused_in_a_long_overload_are_spread_over_the_times_that_may_be_told() -> None:
+    """None is told more than clients accept, and not many the same; when it is over, little is told again soon."""
+    returns = Returns()
+    told = []
+    for tenth in range(6000):
+        if tenth % 10 == 0:
+            returns.enter(1)
+        told.append(returns.tell(tenth / 10, 20.0, 1, 0.1))
+    late = told[1200:]
+    assert max(told) <= MAX_RETRY_S and min(late) >= MAX_RETRY_S / 2
+    at_s = [int(number / 10 + told_s) // 10 for number, told_s in enumerate(told)]
+    assert max(at_s.count(each) for each in {*at_s}) < 3 * 10 * 10
+    assert returns.tell(720.0, 1.0, 1, 0.1) < 60.0
+    assert returns.tell(721.0, 400.0, 1, 0.1) <= MAX_RETRY_S
 
 
 def test_a_step_size_is_measured_once_several_such_steps_were_made() -> None:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..core.cost import UNKNOWN, Work
+from ..core.errors import MAX_RETRY_S
 from ..core.events import FINISH_LENGTH, EngineStats
 from ..core.work import step_work
 from .events import Pace
@@ -228,7 +229,9 @@ class Returns:
     """Those who are refused are told to come back one after another, as there will be room, and not all at once.
 
     They are given `_SHARE` of it, since new calls come as well. How much room there is, is known from how many calls
-    were let in while others were refused. Not all will return: of those told `_KEPT_S` ago a third is still counted on.
+    were let in while others were refused. Not all will return: of those told `_KEPT_S` ago a third is still counted on,
+    and none whose time has come while nobody was refused. Beyond what clients accept to be told, they are spread over
+    the last half of it.
     """
 
     def __init__(self) -> None:
@@ -246,6 +249,7 @@ class Returns:
         takes, before it is known how many are served."""
         if now - self._told_s >= _APART_S:
             self._since_s, self._num_entered = now, 0.0
+            self._pending_s = max(0.0, self._pending_s - (now - self._told_s))
         elif self._num_entered >= _MANY:
             self._since_s, self._num_entered = (self._since_s + now) / 2, self._num_entered / 2
         if self._num_entered >= _FEW:
@@ -253,5 +257,10 @@ class Returns:
         self._pending_s *= math.exp((self._told_s - now) / _KEPT_S)
         self._told_s = now
         before_s = self._pending_s
-        self._pending_s += num_choices * choice_s / _SHARE
-        return excess_s + before_s
+        self._pending_s = _told_within(before_s + num_choices * choice_s / _SHARE)
+        return _told_within(excess_s + before_s)
+
+
+def _told_within(retry_s: float) -> float:
+    half_s = MAX_RETRY_S / 2
+    return retry_s if retry_s < MAX_RETRY_S else half_s + retry_s % half_s

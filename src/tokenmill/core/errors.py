@@ -28,6 +28,9 @@ the command line is decided where it is shown, from these attributes alone.
 
 from __future__ import annotations
 
+MAX_RETRY_S = 300
+"""Clients give up when they are told to come back later than that."""
+
 
 class TokenmillError(Exception):
     """Base of every expected failure. `message` is one sentence for the user that says what to do."""

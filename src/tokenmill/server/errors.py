@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..core.errors import (
+    MAX_RETRY_S,
     AuthenticationFailed,
     ContextTooLong,
     EngineFailed,
@@ -32,8 +33,6 @@ _CODES: tuple[tuple[type[TokenmillError], str], ...] = (
     (Overloaded, "overloaded"),
     (PreviousResponseNotFound, "previous_response_not_found"),
 )
-_MAX_RETRY_S = 300
-"""Clients give up when they are told to wait longer."""
 _OF_KIND = {class_.kind: class_ for class_ in (InvalidRequest, Overloaded, Unavailable, EngineFailed, RequestTimeout)}
 
 
@@ -139,7 +138,7 @@ def headers(error: TokenmillError) -> dict[str, str]:
 
 def told_s(retry_after_s: float) -> int:
     """When to come back, in seconds, as clients are told."""
-    return min(_MAX_RETRY_S, max(1, math.ceil(retry_after_s)))
+    return min(MAX_RETRY_S, max(1, math.ceil(retry_after_s)))
 
 
 def from_engine(message: str, kind: str, param: str) -> TokenmillError:
