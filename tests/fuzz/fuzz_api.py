@@ -32,6 +32,7 @@ if __name__ == "__main__":
 
 from scripted import Served
 from tokenmill.cluster.events import Ended
+from tokenmill.core.masking import Mask
 from tokenmill.server.audit.options import AuditOptions
 from tokenmill.server.responses.store import ResponseStore
 from tokenmill.server.signing import make_key
@@ -102,7 +103,7 @@ def _served(folder: Path) -> Iterator[Served]:
     options = AuditOptions(
         audit_log=str(folder / "audit" / "log"), audit_key=str(folder / "key" / "key.pem"), audit_syslog="off"
     )
-    audit = options.open()
+    audit = options.open(Mask())
     assert audit is not None
     for each in (store, books, access):
         each.open()  # type: ignore[attr-defined]

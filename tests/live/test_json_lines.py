@@ -14,6 +14,7 @@ import pytest
 import tokenmill.server
 from scripted import Served
 from tokenmill.cli.logs import JSONLines
+from tokenmill.core.masking import Mask
 from tokenmill.server.files.lines import answered, unanswered
 from tokenmill.server.json_encoder import encode_json
 
@@ -65,7 +66,7 @@ def test_lines_of_a_batch() -> None:
 
 def test_lines_of_the_log() -> None:
     record = logging.LogRecord("n", logging.INFO, "p", 1, SAID, None, None)
-    line = JSONLines().format(record)
+    line = JSONLines(Mask()).format(record)
     assert len(line.splitlines()) == 1 and json.loads(line)["message"] == SAID
 
 
