@@ -153,13 +153,19 @@ def _part(where: str, part: Any, own: str) -> dict[str, Any]:
     return {"type": own, "text": part["text"]}
 
 
-def _read_call(where: str, item: Item) -> Item:
-    found: Item = {"type": "function_call", "status": "completed"}
-    for name in ("call_id", "name", "arguments"):
+def _named_call(where: str, item: Item, kind: str, given: str) -> Item:
+    """What all kinds of calls have. `given`: the field of what the tool is given, which may be empty."""
+    found: Item = {"type": kind, "status": "completed"}
+    for name in ("call_id", "name", given):
         value = item.get(name)
-        if not isinstance(value, str) or (not value and name != "arguments"):
+        if not isinstance(value, str) or (not value and name != given):
             raise _wrong(f"{where}.{name}", f"must be a string, got {kind_name(value)}")
         found[name] = value
+    return found
+
+
+def _read_call(where: str, item: Item) -> Item:
+    found = _named_call(where, item, "function_call", "arguments")
     namespace = item.get("namespace")
     if namespace is not None:
         if not isinstance(namespace, str) or not namespace:
@@ -169,13 +175,7 @@ def _read_call(where: str, item: Item) -> Item:
 
 
 def _read_custom_call(where: str, item: Item) -> Item:
-    found: Item = {"type": "custom_tool_call", "status": "completed"}
-    for name in ("call_id", "name", "input"):
-        value = item.get(name)
-        if not isinstance(value, str) or (not value and name != "input"):
-            raise _wrong(f"{where}.{name}", f"must be a string, got {kind_name(value)}")
-        found[name] = value
-    return found
+    return _named_call(where, item, "custom_tool_call", "input")
 
 
 def _read_shell_call(where: str, item: Item) -> Item:
