@@ -154,9 +154,9 @@ def test_a_heavy_job_ends_in_time_and_memory(tmp_path: Path) -> None:
             lists = b'{"prompt": [' + b"{}," * 6_000_000 + b"{}]}"
             with pytest.raises(InvalidRequest, match=r"memory|processor time"):
                 await subject.run(Read("completion", lists, 100), "a")
-            many = b'{"messages": [' + b'{"role": "user", "content": "a"},' * 200_000
-            with pytest.raises(InvalidRequest, match="processor time") as caught:
-                await subject.run(Read("chat", many[:-1] + b"]}", 100), "a")
+        async with helper(tmp_path, HOSTILE["nested loops"]) as subject:
+            with pytest.raises(InvalidRequest, match="Rendering the messages took more") as caught:
+                await subject.run(Read("chat", msgspec.json.encode({"messages": HELLO}), 100), "a")
             assert caught.value.param == "messages"
 
     run(work())
