@@ -173,6 +173,14 @@ def test_a_call_that_was_cut_off_locks_no_conversation(client: OpenAI, model: Mo
         assert ("that was cut off" in model.prompts[-1]) == bool(extra)
 
 
+def test_a_call_that_a_stop_string_cuts_is_incomplete(client: OpenAI) -> None:
+    """For none of the reasons that OpenAI's type has."""
+    call = create(client).output[-1]
+    response = create(client, extra_body={"stop": [call.arguments[3:]]})
+    assert (response.status, response.incomplete_details) == ("incomplete", None)
+    assert (response.output[-1].status, response.output[-1].arguments) == ("incomplete", call.arguments[:3])
+
+
 def test_a_cut_call_whose_id_an_earlier_one_had_locks_no_conversation(client: OpenAI, model: Model) -> None:
     """Some clients count ids anew in each turn: the earlier call's output is none of the later one's."""
     asked = {"role": "user", "content": "4 and 5?"}

@@ -140,6 +140,23 @@ def test_an_answer_that_reaches_its_limit_is_incomplete(cut: int) -> None:
     assert (last["type"], last["response"]) == ("response.incomplete", body)
 
 
+def test_a_call_cut_by_a_stop_string_is_incomplete_for_none_of_openais_reasons() -> None:
+    """The state says that the call is no call; whole and streamed alike."""
+    parts = PARTS[4:6]
+    answer, progress = make(stream=True)
+    answer.choices[0].has_calls = answer.choices[0].has_cut_call = True
+    body = json.loads(done(ResponseShape(progress).whole(answer, [pieces_of(parts)])))
+    assert (body["status"], body["incomplete_details"]) == ("incomplete", None)
+    assert [item["status"] for item in body["output"]] == ["incomplete"]
+    Response.model_validate(body, strict=True)
+    answer, progress = make(stream=True)
+    answer.choices[0].has_calls = answer.choices[0].has_cut_call = True
+    chunks = ResponseShape(progress).chunks(answer)
+    data = chunks.start() + b"".join(done(chunks.piece(answer.choices[0], piece)) for piece in pieces_of(parts))
+    last = events_of(data + chunks.end())[-1]
+    assert (last["type"], last["response"]) == ("response.incomplete", body)
+
+
 def test_an_answer_that_says_nothing_has_one_empty_message() -> None:
     assert [item["content"][0]["text"] for item in whole([Piece(finish_reason="stop")])["output"]] == [""]
 

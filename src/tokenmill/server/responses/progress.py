@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ...core.errors import InvalidRequest, Overloaded, TokenmillError
+from ...core.events import FINISH_LENGTH
 from ...text.choice import Piece
 from ..answer import Answer
 from ..json_encoder import encode_json
@@ -44,7 +45,7 @@ class Progress:
         self._wall_s = wall_s
         self._error: dict[str, Any] | None = None
         self._completed_at: int | None = None
-        self._cut_by = ""
+        self._has_reached_limit = False
 
     @property
     def is_stored(self) -> bool:
@@ -60,9 +61,8 @@ class Progress:
 
     def finish(self, reason: str) -> list[Event]:
         """The last piece has been taken; `reason`: why it is the last."""
-        if reason == "length" or self.answer.choices[0].has_cut_call:
-            self._cut_by = "max_output_tokens" if reason == "length" else reason
-        status = INCOMPLETE if self._cut_by else COMPLETED
+        self._has_reached_limit = reason == FINISH_LENGTH
+        status = INCOMPLETE if self._has_reached_limit or self.answer.choices[0].has_cut_call else COMPLETED
         events = self.output.end(status)
         self._seal(status)
         return [*events, (f"response.{self.status}", {"response": msgspec.Raw(self.sealed)})]
@@ -94,7 +94,8 @@ class Progress:
             "background": False,
             "completed_at": self._completed_at,
             "error": self._error,
-            "incomplete_details": {"reason": self._cut_by} if self.status == INCOMPLETE else None,
+            # A stop string that has cut a call is none of the reasons in OpenAI's schema: the state alone says it.
+            "incomplete_details": {"reason": "max_output_tokens"} if self._has_reached_limit else None,
             "instructions": settings["instructions"],
             "max_output_tokens": settings["max_output_tokens"],
             "max_tool_calls": settings["max_tool_calls"],
