@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from families import LLAMA3, LONGROPE, SHAPE, YARN
+from families import LLAMA3, LONGROPE, SCALED_QUERIES, SHAPE, YARN
 from transformers.core_model_loading import revert_weight_conversion
 
 from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.formats.config_keys import ARCHITECTURES, CONFIG_KEYS
 from tokenmill.formats.moe_keys import MOE_KEYS
-from tokenmill.models.config import ModelConfig, config_from_checkpoint
+from tokenmill.models.config import LayerConfig, ModelConfig, config_from_checkpoint
 from tokenmill.models.roles import expected_shapes
 from tokenmill.models.rope import rope_frequencies
 
@@ -70,6 +70,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "linear": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
     "by layer type": {"rope_parameters": _NESTED},
+    "scaled queries": {"rope_parameters": SCALED_QUERIES},
 }
 
 PRESENT: dict[str, list[Any]] = {
@@ -165,6 +166,8 @@ INNER_KEYS: dict[str, list[Any]] = {
     "high_freq_factor": [3.0],
     "original_max_position_embeddings": [16],
     "partial_rotary_factor": [0.5],
+    "llama_4_scaling_beta": [0.3],
+    "max_position_embeddings": [64],
 }
 
 ABSENT = object()
@@ -178,7 +181,8 @@ def cases(kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
     keys = {key: PRESENT.get(key, []) for key in (*PRESENT, *CONFIG_KEYS[kind]) if key not in WINDOW_KEYS | ROPE_KEYS}
     yield from _states(base, "plain", keys | WINDOW_KEYS | ROPE_KEYS)
     yield from _states(base, "windows", WINDOW_KEYS)
-    for context in CONTEXTS.keys() - {"plain", "windows"} if kind in OWN_ROPE else ("old yarn",):
+    yarn = "scaled queries" if kind == "ministral3" else "old yarn"
+    for context in CONTEXTS.keys() - {"plain", "windows"} if kind in OWN_ROPE else (yarn,):
         yield from _states(base, context, ROPE_KEYS)
         yield from _inner_states(base, context)
 
@@ -215,6 +219,7 @@ def ours(config: dict[str, Any]) -> dict[str, Any]:
         "shapes": shapes,
         "windows": [layer.window for layer in model.layers],
         "ropes": [_our_rope(model, layer) for layer in range(model.num_layers)],
+        "queries": [_our_query_scale(layer) for layer in model.layers],
         "activation": model.activation,
         "scaling": model.attention_scale,
         "eps": model.norm_eps,
@@ -240,6 +245,14 @@ def _our_experts(model: ModelConfig) -> Any:
 def _our_rope(model: ModelConfig, layer: int) -> Any:
     rope = model.layers[layer].rope
     return None if rope is None else (rope_frequencies(rope, model.rotary_dim, 1), rope.cos_scale)
+
+
+def _our_query_scale(layer: LayerConfig) -> Any:
+    return (
+        None
+        if layer.rope is None or not layer.rope.query_beta
+        else (layer.rope.query_beta, layer.rope.original_context)
+    )
 
 
 def theirs(config: dict[str, Any]) -> dict[str, Any]:
@@ -286,6 +299,7 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
         "shapes": shapes,
         "windows": [made.sliding_window if windowed and each == _SLIDING else 0 for each in kinds],
         "ropes": _their_ropes(made, body, kinds),
+        "queries": [_their_query_scale(made)] * len(body.layers),
         "activation": {"SiLUActivation": "silu", "SiLU": "silu", "GELUTanh": "gelu", "NewGELUActivation": "gelu"}.get(
             type(activation).__name__, type(activation).__name__
         ),
@@ -354,6 +368,16 @@ def _their_ropes(made: Any, body: Any, kinds: list[str]) -> list[Any]:
             raise ValueError("heads that turn in part")
         ropes.append((frequencies, scale) if turns else None)
     return ropes
+
+
+def _their_query_scale(made: Any) -> Any:
+    if made.model_type != "ministral3":
+        return None
+    keys = ("llama_4_scaling_beta", "original_max_position_embeddings")
+    beta, original = (made.rope_parameters.get(key) for key in keys)
+    if beta is None or not original:
+        raise ValueError("queries that it cannot scale")
+    return beta, original
 
 
 def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:

@@ -30,6 +30,13 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+SCALED_QUERIES = {
+    **YARN,
+    "original_max_position_embeddings": 8,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.4,
+}
 DIVISORS = [1.0 + 0.3 * i for i in range(8)]
 LONGROPE = {
     "rope_type": "longrope",
@@ -78,6 +85,12 @@ CASES = (
         "Ministral (windows by layer type)",
         "Ministral",
         SLIDING | {"head_dim": 16, "layer_types": ["full_attention", "sliding_attention"] * 2},
+    ),
+    Case("Ministral 3", "Ministral3", {"head_dim": 32, "rope_parameters": SCALED_QUERIES}),
+    Case(
+        "Ministral 3, no YaRN, sliding window",
+        "Ministral3",
+        SLIDING | {"head_dim": 16, "rope_parameters": {**SCALED_QUERIES, "rope_type": "default"}},
     ),
     Case("Qwen2, Qwen2.5", "Qwen2"),
     Case("Qwen2, sliding window", "Qwen2", SLIDING | {"use_sliding_window": True, "max_window_layers": 2}),

@@ -96,6 +96,9 @@ beyond the original context. So the key of a position is the same in every seque
 prefixes, and the factors are part of the numerics id. A sequence of the longest context served gives transformers'
 logits; a shorter one may differ.
 
+Ministral 3's queries also grow with their position, from `original_max_position_embeddings` on
+(`llama_4_scaling_beta`). Where more positions are served, their factors are a second table, as large as that of RoPE.
+
 ## Windows
 
 Layers with a sliding window attend to the last `window` positions, in every family whose files name one, also in

@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch", reason="the oracle needs torch")
 transformers = pytest.importorskip("transformers", reason="the oracle needs transformers")
 
 from config_table import ABSENT, TYPES, WITHOUT_A_CLASS, cases, differences, ours, theirs  # noqa: E402
+from families import SCALED_QUERIES  # noqa: E402
 from transformers.core_model_loading import revert_weight_conversion  # noqa: E402
 
 from tokenmill.core.errors import BadCheckpoint  # noqa: E402
@@ -130,6 +131,8 @@ def test_unknown_keys_are_told_of() -> None:
         assert unread_keys(Checkpoint("hf", Path("x"), config, {})) == (), kind
     config = {"model_type": "llama", "head_scale": 2, "rope_scaling": {"rope_type": "default", "bend": 1}}
     assert unread_keys(Checkpoint("hf", Path("x"), config, {})) == ("head_scale", "rope_scaling.bend")
+    config = {"model_type": "mistral", "rope_parameters": SCALED_QUERIES}
+    assert unread_keys(Checkpoint("hf", Path("x"), config, {})) == ("rope_parameters.llama_4_scaling_beta",)
     modern = {"model_type": "modernbert", "norm_eps": 1e-5, "position_embedding_type": "absolute"}
     for eps, told in ((1e-5, ()), (1e-6, ("layer_norm_eps",))):
         assert unread_keys(Checkpoint("hf", Path("x"), modern | {"layer_norm_eps": eps}, {})) == told

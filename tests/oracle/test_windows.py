@@ -26,7 +26,13 @@ pytest.importorskip("transformers", reason="the oracle needs transformers")
 
 BLOCK_SIZE, WINDOW = 4, 8
 MAX_MODEL_LEN, NUM_OUTPUT = 120, 24
-TITLES = ("Mistral, sliding window", "Qwen2, sliding window", "Gemma 2", "Gemma 3")
+TITLES = (
+    "Mistral, sliding window",
+    "Ministral 3, no YaRN, sliding window",
+    "Qwen2, sliding window",
+    "Gemma 2",
+    "Gemma 3",
+)
 
 
 @pytest.fixture(params=TITLES, scope="module")

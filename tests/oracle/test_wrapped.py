@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from families import SHAPE
+from families import SCALED_QUERIES, SHAPE
 from test_families import LENGTH, TOLERANCE, our_logits, random_tokens
 
 from tokenmill.core.errors import BadCheckpoint
@@ -50,6 +50,11 @@ CASES = {
     "Llava": ("Llama", {"tie_word_embeddings": False}, {"model_type": "clip_vision_model", **EYES}),
     "LlavaNext": ("Mistral", {"tie_word_embeddings": False}, {"model_type": "clip_vision_model", **EYES}),
     "Mistral3": ("Mistral", {"head_dim": 32}, {"model_type": "pixtral", **EYES}),
+    "Mistral3 over Ministral 3": (
+        "Ministral3",
+        {"head_dim": 16, "rope_parameters": SCALED_QUERIES},
+        {"model_type": "pixtral", **EYES},
+    ),
     "Qwen2VL": ("Qwen2VLText", sections(2, 3, 3), {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}),
     "Qwen2_5_VL": ("Qwen2_5_VLText", sections(2, 3, 3), QWEN_EYES),
     "Qwen3VL": ("Qwen3VLText", {"head_dim": 16, **sections(4, 2, 2)}, QWEN_EYES | {"deepstack_visual_indexes": [0]}),

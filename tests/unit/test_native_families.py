@@ -1,5 +1,6 @@
 """Bits of the native backend on the operations that only some families use: windows, soft caps, norms of heads, biases,
-layer norm, partial rotation, every kind of block. Thread count, instruction set, fusing, batch and chunks change none.
+layer norm, partial rotation, scaled queries, every kind of block. Thread count, instruction set, fusing, batch and
+chunks change none.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import pytest
 from ops_cases import Sequences, raw_tensor
 
 from tokenmill.core.block import KVGroup
+from tokenmill.models.rope import RopeConfig, query_scale_table
 from tokenmill.ops.api import HeadGeometry, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import ISAS, TILE_ISAS, available_isas
@@ -46,6 +48,8 @@ class Decoder:
         self.head_norms = [(vector(32), vector(32)), (vector(128), vector(64))]
         self.biases = [vector(HEADS.width, 0.0), vector(96, 0.0)]
         self.table = ops.vector(rng.uniform(-1, 1, (1024, 24)))
+        scaled = RopeConfig(10_000.0, original_context=100, query_beta=0.3)
+        self.query_scales = ops.vector(query_scale_table(scaled, HEADS.head_dim, 1024))
 
     def forward(self, ops: Any, kv: Any, batch: Any) -> Any:
         x = ops.scale(ops.embed(self.embed, batch.tokens_T), 3.0)
@@ -59,6 +63,8 @@ class Decoder:
             if windowed:
                 qkv = ops.rope(qkv, batch.positions_T, self.table, HEADS)
             ops.write_kv(kv, layer, qkv, batch, HEADS)
+            if windowed:
+                qkv = ops.rope(qkv, batch.positions_T, self.query_scales, HEADS)
             limits = {"window": WINDOW, "soft_cap": 2.0} if windowed else {}
             mixed = ops.paged_attention(kv, layer, qkv, batch, HEADS, 0.2, **limits)
             x = ops.add(x, ops.rms_norm(ops.linear(mixed, self.output[layer]), self.norms[2], 1e-5))

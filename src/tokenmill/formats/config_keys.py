@@ -61,6 +61,11 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         sliding_window=WINDOW,
         layer_types=None,
     ),
+    "ministral3": keys(
+        **DECODER | sizes(131_072, 4096, 14_336, 34, 32, 8, 262_144) | ends(1, 2)
+        | {"head_dim": 128, "rms_norm_eps": 1e-5},
+        sliding_window=None,
+    ),
     "qwen2": keys(
         **DECODER | sizes(151_936, 4096, 22_016, 32, 32, OrNull(32), 32_768) | ends(None, None) | _QWEN_WINDOWS
     ),
@@ -266,6 +271,7 @@ ARCHITECTURES: dict[str, str] = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "ministral": "MinistralForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",

@@ -18,8 +18,8 @@ from .config_keys import ARCHITECTURES, model_type_of
 from .tensor import Tensor
 
 _INSIDE = {
-    **{kind: kind for kind in ("gemma3_text", "granite", "llama", "mistral", "qwen2", "qwen3", "qwen3_vl_text")},
-    **{kind: kind for kind in ("gpt_oss", "qwen3_moe")},
+    **{kind: kind for kind in ("gemma3_text", "granite", "llama", "mistral", "ministral3", "qwen2", "qwen3")},
+    **{kind: kind for kind in ("qwen3_vl_text", "gpt_oss", "qwen3_moe")},
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_vl_text": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
@@ -33,7 +33,7 @@ WRAPPERS = {
     "InternVLForConditionalGeneration": "InternVL",
     "LlavaForConditionalGeneration": "LLaVA",
     "LlavaNextForConditionalGeneration": "LLaVA-NeXT",
-    "Mistral3ForConditionalGeneration": "Mistral Small 3.1 and later",
+    "Mistral3ForConditionalGeneration": "Mistral Small 3.1 and later, Ministral 3",
     "Qwen2VLForConditionalGeneration": "Qwen2-VL",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2.5-VL",
     "Qwen3VLForConditionalGeneration": "Qwen3-VL",

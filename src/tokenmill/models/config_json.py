@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.errors import BadCheckpoint
@@ -45,6 +45,8 @@ ROPE_KEYS = {
     "short_factor": Key(None, False),
     "long_factor": Key(None, False),
 }
+QUERY_BETA = "llama_4_scaling_beta"
+"""Beside them, of families with scaled queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,16 @@ def read_ropes(fields: Fields, family: Family) -> Ropes:
     if any(isinstance(value, Mapping) for value in given.values()):
         raise BadCheckpoint(f"{fields.where}: rope_parameters by layer type of a {family.title} are not supported.")
     rope, fraction, longest = _read_rope(fields, family, given, fields.number("rope_theta"), max_positions)
+    if family.scaled_queries:
+        rope = _with_scaled_queries(fields, given, rope)
     return Ropes(rope, rope, fraction, longest)
+
+
+def _with_scaled_queries(fields: Fields, given: Mapping[str, Any], rope: RopeConfig) -> RopeConfig:
+    original = "original_max_position_embeddings"
+    read = Fields(given, f"{fields.where} (rope)", {QUERY_BETA: Key(None, False), original: ROPE_KEYS[original]})
+    context = rope.original_context if rope.scaling == "yarn" else read.count(original)
+    return replace(rope, query_beta=read.number(QUERY_BETA), original_context=context)
 
 
 def _check_mixed(fields: Fields, parameters: Mapping[str, Any], scaling: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from ..ops.api import Array
 from ..ops.forward import ForwardOps
 from .config import ModelConfig
 from .kv import LayerKV
+from .rope import RopeTables
 from .weights import LayerWeights, Linear, ModelWeights, MoeWeights, Norm
 
 
@@ -25,12 +26,12 @@ def forward(
     ops: ForwardOps,
     config: ModelConfig,
     weights: ModelWeights,
-    ropes: Sequence[Array | None],
+    ropes: Sequence[RopeTables | None],
     kvs: Sequence[LayerKV],
     batch: Any,
 ) -> Array:
     """Logits [L, V] of the batch's logit rows; writes the KV of all its tokens. `ropes`, `kvs`: each layer's RoPE
-    table and KV."""
+    tables and KV."""
     x_LD = hidden(ops, config, weights, ropes, kvs, batch)
     logits_LV = ops.linear(x_LD, weights.head)
     if weights.head_lora is not None:
@@ -43,7 +44,7 @@ def hidden(
     ops: ForwardOps,
     config: ModelConfig,
     weights: ModelWeights,
-    ropes: Sequence[Array | None],
+    ropes: Sequence[RopeTables | None],
     kvs: Sequence[LayerKV],
     batch: Any,
 ) -> Array:
@@ -64,7 +65,7 @@ def attention(
     config: ModelConfig,
     index: int,
     layer: LayerWeights,
-    rope_PR: Array | None,
+    rope: RopeTables | None,
     layer_kv: LayerKV,
     batch: Any,
     x_TD: Array,
@@ -72,10 +73,10 @@ def attention(
     """[T, D] to be added to x. Every token's KV is written before any is read."""
     qkv_TW = _linear(ops, layer.qkv, batch, _norm(ops, config, layer.attn_norm, x_TD))
     if layer.latent is not None:
-        assert rope_PR is not None, "latent attention has positions"
-        mixed_TX = _latent_attention(ops, config, layer, rope_PR, layer_kv, batch, qkv_TW)
+        assert rope is not None, "latent attention has positions"
+        mixed_TX = _latent_attention(ops, config, layer, rope.turns_PR, layer_kv, batch, qkv_TW)
     else:
-        mixed_TX = _head_attention(ops, config, index, layer, rope_PR, layer_kv, batch, qkv_TW)
+        mixed_TX = _head_attention(ops, config, index, layer, rope, layer_kv, batch, qkv_TW)
     return _norm(ops, config, layer.attn_post_norm, _linear(ops, layer.output, batch, mixed_TX))
 
 
@@ -84,7 +85,7 @@ def _head_attention(
     config: ModelConfig,
     index: int,
     layer: LayerWeights,
-    rope_PR: Array | None,
+    rope: RopeTables | None,
     layer_kv: LayerKV,
     batch: Any,
     qkv_TW: Array,
@@ -96,10 +97,12 @@ def _head_attention(
         qkv_TW = ops.join_columns([q_TW, ops.columns(qkv_TW, config.query_rank, kv_width)])
     if layer.q_norm is not None:
         qkv_TW = ops.norm_heads(qkv_TW, layer.q_norm, layer.k_norm, heads, config.norm_eps)
-    if rope_PR is not None:
-        qkv_TW = ops.rope(qkv_TW, batch.positions_T, rope_PR, heads)
+    if rope is not None:
+        qkv_TW = ops.rope(qkv_TW, batch.positions_T, rope.turns_PR, heads)
     kv, place = layer_kv
     ops.write_kv(kv, place, qkv_TW, batch, heads)
+    if rope is not None and rope.query_scales_PC is not None:  # keys, which it scales too, are stored by now
+        qkv_TW = ops.rope(qkv_TW, batch.positions_T, rope.query_scales_PC, heads)
     return ops.paged_attention(
         kv,
         place,

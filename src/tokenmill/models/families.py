@@ -32,6 +32,23 @@ HF_FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family("Llama 2, 3, 3.x; SmolLM2", bias_keys=_LLAMA_BIASES),
     "MistralForCausalLM": Family("Mistral", window_every=0),
     "MinistralForCausalLM": Family("Ministral", window_every=0),
+    "Ministral3ForCausalLM": Family(
+        "Ministral 3",
+        window_every=0,
+        scaled_queries=True,
+        rope_default={
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16_384,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+        rope_names={"default": "default", "yarn": "yarn"},
+    ),
     "Qwen2ForCausalLM": Family("Qwen2, Qwen2.5", biases=_QKV, window_every=0),
     "Qwen3ForCausalLM": Family(
         "Qwen3",

@@ -46,6 +46,7 @@ class Family:
     interleaved_heads  rows of q and k are ordered for RoPE pairs (2i, 2i + 1)
     local_rope         windowed layers have RoPE settings of their own
     whole_yarn_pairs   YaRN's ramp begins and ends at whole pairs in a GGUF file, which has no key for it
+    scaled_queries     queries grow with their position, as the RoPE settings say (RopeConfig.query_beta)
     rope_default       RoPE settings of a config.json that has none
     rope_names         what names of RoPE scalings in config.json mean, where that is not what they say; others are
                        then refused
@@ -80,6 +81,7 @@ class Family:
     interleaved_heads: bool = False
     local_rope: bool = False
     whole_yarn_pairs: bool = True
+    scaled_queries: bool = False
     rope_default: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     rope_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     refused: tuple[tuple[str, str], ...] = ()

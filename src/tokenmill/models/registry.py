@@ -16,7 +16,7 @@ from . import decoder
 from .config import ModelConfig, RopeConfig, config_from_checkpoint
 from .kv import kv_groups, layer_kvs
 from .lora import LoraLimits, with_tables
-from .rope import rope_frequencies, rope_table
+from .rope import RopeTables, query_scale_table, rope_frequencies, rope_table
 from .tally import ExpertTally, with_tally
 from .weights import ModelWeights, Progress, load_weights
 
@@ -25,7 +25,7 @@ from .weights import ModelWeights, Progress, load_weights
 class Model:
     """Packed weights and how to run them.
 
-    ropes         each layer's RoPE table; layers with equal settings share one
+    ropes         each layer's RoPE tables; layers with equal settings share them
     num_bytes     memory the packed weights and tables take (an estimate made by the backend)
     rope_digest   hex digest of the RoPE tables' frequencies and scales: two models with equal weights may differ in it
     tally         counts what its experts compute; None: it has none
@@ -34,7 +34,7 @@ class Model:
     config: ModelConfig
     kv_groups: tuple[KVGroup, ...]
     weights: ModelWeights
-    ropes: tuple[Array | None, ...]
+    ropes: tuple[RopeTables | None, ...]
     rope_digest: str
     num_bytes: int
     vector_size: int = 0
@@ -78,15 +78,18 @@ def load_model(
     if lora is not None:
         weights = with_tables(weights, config, ops, lora)
     num_positions = max_model_len or config.max_context
-    tables: dict[RopeConfig, Array] = {}
+    tables: dict[RopeConfig, RopeTables] = {}
     digest = hashlib.sha256()
     num_table_bytes = 0
     for rope in dict.fromkeys(layer.rope for layer in config.layers if layer.rope is not None):
         frequencies = rope_frequencies(rope, config.rotary_dim, num_positions)
         digest.update(frequencies.tobytes() + struct.pack("<d", rope.cos_scale))
-        table = rope_table(frequencies, num_positions, rope.cos_scale)
-        tables[rope] = ops.vector(table)
-        num_table_bytes += table.nbytes
+        turns = rope_table(frequencies, num_positions, rope.cos_scale)
+        scales = query_scale_table(rope, config.head_dim, num_positions)
+        if rope.query_beta:
+            digest.update(struct.pack("<dq", rope.query_beta, rope.original_context))
+        tables[rope] = RopeTables(ops.vector(turns), None if scales is None else ops.vector(scales))
+        num_table_bytes += turns.nbytes + (0 if scales is None else scales.nbytes)
     return Model(
         config=config,
         kv_groups=kv_groups(config, windows=windows, block_size=block_size, dtype=kv_dtype),

@@ -3,13 +3,15 @@
 RoFormer (Su et al., 2021); 'linear' is position interpolation (Chen et al., 2023); 'dynamic' and 'yarn' are described
 in YaRN (Peng et al., 2023), 'longrope' in LongRoPE (Ding et al., 2024); 'llama3' is the wavelength-dependent scaling
 published with Llama 3.1. Factors that depend on length are fixed by the number of positions the table is made for, so
-that a position's cosines never change while a model is served; their digest is part of the numerics id.
+that a position's cosines never change while a model is served; their digest is part of the numerics id. Queries that
+grow with their position are those of Llama 4 (attention temperature tuning) and Ministral 3.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +29,9 @@ class RopeConfig:
               positions are served
     llama3    as yarn, by wavelength against `original_context` / (low, high)_freq_factor
 
-    cos_scale  multiplies cosines and sines
-    divisors   a checkpoint's own table, by which frequencies are divided whatever the scaling
+    cos_scale   multiplies cosines and sines
+    query_beta  the query at position p is multiplied by 1 + query_beta * log(1 + floor(p / original_context))
+    divisors    a checkpoint's own table, by which frequencies are divided whatever the scaling
     """
 
     base: float
@@ -41,9 +44,19 @@ class RopeConfig:
     slow_turns: float = 1.0
     whole_pairs: bool = True  # yarn: the ramp begins and ends at whole pairs
     cos_scale: float = 1.0
+    query_beta: float = 0.0
     short_divisors: tuple[float, ...] = ()
     long_divisors: tuple[float, ...] = ()
     divisors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTables:
+    """Of a layer, in a backend's memory. turns: see rope_table. query_scales: see query_scale_table; None: there are
+    none."""
+
+    turns_PR: Any
+    query_scales_PC: Any = None
 
 
 def rope_frequencies(rope: RopeConfig, num_turned: int, num_positions: int = 0) -> np.ndarray:
@@ -90,3 +103,15 @@ def rope_table(frequencies: np.ndarray, num_positions: int, scale: float = 1.0) 
     """float32 [P, R]: row p holds the cosines of the R/2 pairs, then the sines, times `scale`."""
     angles = np.arange(num_positions)[:, None] * frequencies
     return (scale * np.concatenate([np.cos(angles), np.sin(angles)], axis=1)).astype(np.float32)
+
+
+def query_scale_table(rope: RopeConfig, head_dim: int, num_positions: int) -> np.ndarray | None:
+    """float32 [P, C], in the form of rope_table, so that a rotation by it scales: the factor of a position's query as
+    cosines, and sines of 0. None where each of `num_positions` positions has a factor of 1."""
+    if not rope.query_beta or num_positions <= rope.original_context:
+        return None
+    table = np.zeros((num_positions, head_dim), np.float32)
+    table[:, : head_dim // 2] = 1 + rope.query_beta * np.log1p(
+        np.arange(num_positions)[:, None] // rope.original_context
+    )
+    return table

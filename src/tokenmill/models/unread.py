@@ -13,7 +13,7 @@ from typing import Any
 from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
 from ..formats.config_keys import ARCHITECTURES, CONFIG_KEYS, NOMIC_OWN_KEYS, keys_of, model_type_of, value_of
-from .config_json import ROPE_KEYS
+from .config_json import QUERY_BETA, ROPE_KEYS
 from .encoder_families import FAMILIES as ENCODER_FAMILIES
 from .encoder_families import EncoderFamily, encoder_family
 from .families import HF_FAMILIES
@@ -66,8 +66,8 @@ WITHOUT_EFFECT = frozenset({
 _BEGINNINGS = ("_", "unsloth_", "vision_", "image_", "video_")
 _ENDS = ("_token_id", "_token_index")
 
-_ROPE_WITHOUT_EFFECT = {"mrope_section", "mrope_interleaved"}
-"""Of text alone, whose three kinds of position are one."""
+_ROPE_WITHOUT_EFFECT = {"mrope_section", "mrope_interleaved", "max_position_embeddings"}
+"""Of text alone, whose three kinds of position are one; and what stands beside the RoPE settings too."""
 
 
 def refuse(fields: Fields, refused: Iterable[tuple[str, str]]) -> None:
@@ -104,7 +104,9 @@ def unread_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
         return key in known or key.startswith(_BEGINNINGS) or key.endswith(_ENDS) or (key in elsewhere and not value)
 
     unread = [key for key, value in checkpoint.metadata.items() if not says_nothing(key, value)]
-    return (*unread, *_unread_rope_keys(checkpoint.metadata))
+    family = HF_FAMILIES.get(ARCHITECTURES.get(kind, ""))
+    rope_keys = {*ROPE_KEYS, *_ROPE_WITHOUT_EFFECT, *([QUERY_BETA] if family and family.scaled_queries else ())}
+    return (*unread, *_unread_rope_keys(checkpoint.metadata, rope_keys))
 
 
 def wanted_keys(metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -125,13 +127,13 @@ def _said_twice(metadata: Mapping[str, Any], family: EncoderFamily) -> set[str]:
     return {usual for usual, own in family.keys.items() if metadata.get(usual) == value_of(metadata, own)}
 
 
-def _unread_rope_keys(metadata: Mapping[str, Any]) -> Iterator[str]:
+def _unread_rope_keys(metadata: Mapping[str, Any], read: set[str]) -> Iterator[str]:
     for name in ("rope_parameters", "rope_scaling"):
         given = metadata.get(name)
         if not isinstance(given, Mapping):
             continue
         for key, value in given.items():
             if isinstance(value, Mapping):
-                yield from (f"{name}.{key}.{inner}" for inner in value if inner not in ROPE_KEYS)
-            elif key not in ROPE_KEYS and key not in _ROPE_WITHOUT_EFFECT:
+                yield from (f"{name}.{key}.{inner}" for inner in value if inner not in read)
+            elif key not in read:
                 yield f"{name}.{key}"

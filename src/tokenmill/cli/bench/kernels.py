@@ -193,7 +193,7 @@ def _row_operations(ops: NativeOps, model: Model) -> Iterator[Case]:
     config = model.config
     num_layers, heads = config.num_layers, config.heads
     norm = model.weights.layers[0].ffn_norm
-    rope_PR = next((rope for rope in model.ropes if rope is not None), None)
+    rope_PR = next((rope.turns_PR for rope in model.ropes if rope is not None), None)
     rng = np.random.default_rng(4)
     x_TD = rng.standard_normal((max(NORM_ROWS), config.width), np.float32)
     qkv_TW = rng.standard_normal((max(NORM_ROWS), heads.width), np.float32)
