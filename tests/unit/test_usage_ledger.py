@@ -241,10 +241,41 @@ def test_a_full_disk_loses_no_record_as_long_as_memory_holds_it(
     for faulty in (full, half, full):
         monkeypatch.setattr(os, "write", faulty)
         put(journal, account, 1, 10, 0, 1)
-    assert journal.num_failures == 2
+        journal.retry()
     monkeypatch.undo()
     put(journal, account, 1, 10, 0, 1)
+    journal.close()
     assert sums(tmp_path)[tuple(account)] == (4, 40, 0, 4)
+
+
+def test_what_a_full_disk_has_refused_is_tried_again_by_retry_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever appends, the event loop, pays for one refused write and not for one with each record; what is appended
+    while a retry writes comes behind it."""
+    journal, account = opened(tmp_path, Clock()), Account("a", "", "m")
+    write, calls, is_full = os.write, [], True
+
+    def counted(file: int, data: bytes) -> int:
+        calls.append(len(data))
+        if is_full:
+            raise OSError(28, "No space left on device")
+        if len(calls) == 3:
+            put(journal, account, 1, 10, 0, 1)  # as the event loop does, while a thread writes
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", counted)
+    for _ in range(100):
+        put(journal, account, 1, 10, 0, 1)
+    assert len(calls) == journal.num_failures == 1
+    journal.retry()
+    assert len(calls) == journal.num_failures == 2 and calls[1] > 99 * calls[0] // 2
+    is_full = False
+    journal.retry()
+    assert len(calls) == 4, "one for all that waited, one for what came meanwhile"
+    put(journal, account, 1, 10, 0, 1)
+    assert len(calls) == 5, "and again at once"
+    assert sums(tmp_path)[tuple(account)] == (102, 1020, 0, 102)
     journal.close()
 
 
@@ -267,6 +298,9 @@ def test_calls_are_refused_before_memory_cannot_hold_their_records(
             assert num_records < 1000
         assert journal.why_not() == "No space left on device"
         journal.append(entries)
+        journal.retry()
+        assert journal.why_not() == "No space left on device"
+    journal.retry()
     assert journal.why_not() == ""
     journal.close()
     assert sums(tmp_path)[tuple(account)][3] == 50_000 * (num_records + 1)

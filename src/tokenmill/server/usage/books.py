@@ -1,4 +1,5 @@
-"""The books of one front end: its journal, and the thread that folds journals into the ledger and reads that."""
+"""The books of one front end: its journal, and the thread that folds journals into the ledger, reads that, and tries
+again to write what a disk has refused."""
 
 from __future__ import annotations
 
@@ -65,7 +66,6 @@ class Books:
 
     def close(self) -> None:
         """What was counted is in the ledger when this returns, if that can be written."""
-        self.journal.close()
         self._errands.close()
 
     @property
@@ -95,6 +95,7 @@ class Books:
     def _fold(self) -> None:
         assert self._ledger is not None
         now_s = self._wall_s()
+        self.journal.retry()
         self.num_folded += self._ledger.fold()
         self.folded_wall_s = now_s
 
@@ -114,5 +115,6 @@ class Books:
 
     def _end(self) -> None:
         assert self._ledger is not None
+        self.journal.close()
         self._each_period()
         self._ledger.close()

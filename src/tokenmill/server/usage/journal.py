@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import secrets
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -26,8 +27,11 @@ _log = logging.getLogger(__name__)
 class Journal:
     """`open` it before use, `close` it after. folder: is there. max_bytes: of a file before the next is begun.
 
+    One thread appends. What the system refuses waits, with all that comes after it, until `retry` has written it: a
+    full disk costs who appends one write, and not a large one with each record. `retry` is for another thread.
+
     num_bytes     written since it was opened
-    num_failures  writes that the system refused; their records are written with the next that it takes
+    num_failures  writes that the system refused
     """
 
     def __init__(self, folder: Path, wall_s: Callable[[], float], max_bytes: int = 4 * MiB) -> None:
@@ -37,7 +41,9 @@ class Journal:
         self._numbers: dict[Account, int] = {}
         self._accounts: list[tuple[int, str, str, str]] = []
         self._untold: list[tuple[int, str, str, str]] = []
-        self._unwritten = b""
+        self._lock = threading.Lock()  # of the next two
+        self._waiting: list[bytes] = []
+        self._num_waiting = 0  # bytes, those that `retry` is writing too: while there are any, the file is its own
         self._failure = ""
         self._file = -1
         self._size = 0
@@ -49,9 +55,14 @@ class Journal:
         self._begin()
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        """Write what waits, if that can be written; of what cannot the log tells."""
+        if self._file < 0:
+            return
+        self.retry()
+        if self._num_waiting:
+            _log.error("%d bytes of usage could not be written and are lost: %s.", self._num_waiting, self._failure)
+        os.close(self._file)
+        self._file = -1
 
     def number_of(self, account: Account) -> int:
         """By which entries name the account."""
@@ -67,44 +78,62 @@ class Journal:
         """One record. `entries`: record.Entry or sequences like it. Never fails: what cannot be written now is kept, as
         long as that is not too much."""
         data = frame(self._wall_s(), entries, self._untold)
-        if self._untold:
-            self._untold = []
-        self._write(self._unwritten + data if self._unwritten else data)
+        with self._lock:
+            if self._num_waiting + len(data) > _MOST_UNWRITTEN:  # the record is lost, and what it told first
+                self._untold = list(self._accounts)
+                return
+            if self._untold:
+                self._untold = []
+            num_written = 0 if self._num_waiting else self._write(data)
+            if num_written < len(data):
+                self._waiting.append(data[num_written:])
+                self._num_waiting += len(data) - num_written
+            elif self._size >= self._max_bytes:
+                self._rotate()
 
     def why_not(self) -> str:
-        """Why no more calls may come, whose records memory might not hold; "": they may. Tries to write what waits."""
-        if len(self._unwritten) > _MOST_UNWRITTEN // 2:
-            self._write(self._unwritten)
-        return self._failure if len(self._unwritten) > _MOST_UNWRITTEN // 2 else ""
+        """Why no more calls may come, whose records memory might not hold; "": they may."""
+        return self._failure if self._num_waiting > _MOST_UNWRITTEN // 2 else ""
 
-    def _write(self, data: bytes) -> None:
+    def retry(self) -> None:
+        """Write what waits, until the system refuses it again."""
+        while True:
+            with self._lock:
+                waiting, self._waiting = self._waiting, []
+            if not waiting:
+                return
+            data = b"".join(waiting)
+            num_written = self._write(data)
+            with self._lock:
+                self._num_waiting -= num_written
+                if num_written < len(data):
+                    self._waiting.insert(0, data[num_written:])
+            if not num_written:
+                return
+
+    def _write(self, data: bytes) -> int:
+        """How many bytes of `data` are written."""
         try:
             num_written = os.write(self._file, data)
         except OSError as error:
-            self._keep(data, error)
-            return
+            self._tell(error)
+            return 0
         self._size += num_written
         self.num_bytes += num_written
-        self._unwritten = data[num_written:]
-        if self._size >= self._max_bytes and not self._unwritten:
-            self._rotate()
+        return num_written
 
-    def _keep(self, data: bytes, error: OSError) -> None:
+    def _tell(self, error: OSError) -> None:
         if not self.num_failures:
             _log.error("The usage journal in %s cannot be written: %s.", self._folder, error.strerror)
         self.num_failures += 1
         self._failure = error.strerror or str(error)
-        if len(data) <= _MOST_UNWRITTEN:
-            self._unwritten = data
-        else:  # the record is lost, and the accounts that it named first
-            self._untold = list(self._accounts)
 
     def _rotate(self) -> None:
         full = self._file
         try:
             self._begin()
         except OSError as error:  # the full file goes on
-            self._keep(b"", error)
+            self._tell(error)
             self._size = 0
             return
         os.close(full)
