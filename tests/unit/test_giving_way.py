@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from ledger import FakeLedger
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.cost import Costs
 from tokenmill.core.request import IDLE_PRIORITY
 from tokenmill.core.sequence import Sequence, Status
 from tokenmill.core.terms import Terms
@@ -157,3 +160,28 @@ def test_running_prompts_go_on_by_rank() -> None:
     short = engine.add(40)
     rows = [engine.step()[0] for _ in range(3)]
     assert [number for number, _ in rows] == [short.number] * 3 and long.num_output == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "blocks", "kv_share", "has_room"),
+    [(2, 4000, 1.0, False), (3, 4000, 1.0, True), (3, 760, 1.0, False), (3, 4000, 0.01, False)],
+    ids=["no row", "room", "no block", "no share"],
+)
+def test_who_waits_and_has_no_room_makes_no_step_shorter(
+    rows: int, blocks: int, kv_share: float, has_room: bool
+) -> None:
+    """A long prompt gets full steps, as if nobody waited, where the other tenant's cannot be let in."""
+    config = replace(CONFIG, groups=full_groups(blocks), max_model_len=4000, max_num_seqs=rows)
+    mine, other = Terms("mine"), Terms("other", kv_share=kv_share)
+    engine = fake(config)
+    engine.costs = Costs(step_s=0.004, row_s=0.0002, token_s=0.0005)
+    holder = engine.add(4, 900, terms=other)
+    while not holder.num_output:
+        engine.step()
+    long = engine.add(2900, terms=mine)
+    for _ in range(20):  # of the other tenant, no prompt was computed lately
+        engine.step()
+    waits = engine.add(200, terms=other)
+    taken = [dict(engine.step()) for _ in range(3)]
+    assert (waits.status is Status.WAITING) is not has_room
+    assert (min(each.get(long.number, 0) for each in taken) >= 60) is not has_room, taken

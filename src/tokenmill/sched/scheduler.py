@@ -27,6 +27,7 @@ few.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
@@ -163,11 +164,13 @@ class _Composition:
     def _share(self, drawing: List[Sequence]) -> None:
         """Bound what prompts get by the wait of other tenants than the one that has had most."""
         costs, prompts, size = self.ledger.costs, self.waiting.service.prompts, self.config.block_size
-        best: dict[str, int] = {}  # class by tenant, of those that have prompts here
-        for class_, tenant in (*map(_account, self.prefilling), *self.waiting.tenants()):
+        if not (costs.is_known and self.config.keeps_kv and self.budget > 0):
+            return
+        best: dict[str, int] = {}  # class by tenant, of those whose prompts a step may have tokens of
+        for class_, tenant in (*map(_account, self.prefilling), *self._admissible()):
             if class_ != IDLE_CLASS:
                 best[tenant] = min(class_, best.get(tenant, class_))
-        if not (costs.is_known and self.config.keeps_kv and best and self.budget > 0 and prompts.is_shared(best)):
+        if not (best and prompts.is_shared(best)):
             return
         start = max((seq.num_planned for seq in self.prefilling), default=0)
         shorter, price = tokens_at_loss(SHORTER, costs, decode_work(drawing), start, self.budget)
@@ -177,6 +180,21 @@ class _Composition:
             most = max(best, key=lambda tenant: (prompts.had(tenant), tenant))
             self.yielding = min(class_ for tenant, class_ in best.items() if tenant != most), most
             self.num_yielded = least
+
+    def _admissible(self) -> Iterable[tuple[int, str]]:
+        """Class and tenant of those that wait and have rows, blocks and, of their tenant's share, room to be let in."""
+        passed: set[str] = set()
+        is_idle = bool(self.running) and _is_idle(self.running[-1])  # it gives way to whoever is let in
+        if is_idle or len(self.running) + self.ledger.num_loading < max_running(self.config):
+            while (first := self.waiting.peek(passed)) is not None:
+                matched = self.ledger.find_match(first)
+                if self.way.may_hold(first, matched):
+                    available, num_others = self.ledger.num_available_blocks(matched), len(self.running)
+                    if is_idle or has_room(self.config, first, matched, available, num_others, self.prefilling):
+                        return [each for each in self.waiting.tenants() if each[1] not in passed]
+                    break
+                passed.add(first.request.terms.tenant)
+        return ()
 
     def _yields(self, seq: Sequence) -> bool:
         if self.yielding is None:
