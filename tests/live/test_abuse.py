@@ -233,8 +233,9 @@ def test_abuse_harms_only_the_abuser(smollm2: Path) -> None:
 MOST_GROWN_BYTES = 160 << 20
 """Of an engine: the grammars that are kept, and eight that are at work."""
 
-MOST_BOMB_S = 0.2
-"""Processor time of an engine for one that gets as far as its masks, its tokens included."""
+MOST_BOMB_S = 0.25
+"""Processor time of an engine for one, its tokens included: several times what it takes, and half of what one takes that
+nothing bounds."""
 
 
 def processor_s(pid: int) -> float:
@@ -252,4 +253,4 @@ def test_grammars_that_explode_cost_an_engine_little(smollm2: Path) -> None:
         for number in range(4):
             assert bombs(server, number) == [400] * 16
         assert resident_bytes(engine) - bytes_before < MOST_GROWN_BYTES
-        assert processor_s(engine) - began_s < 32 * MOST_BOMB_S
+        assert processor_s(engine) - began_s < 64 * MOST_BOMB_S

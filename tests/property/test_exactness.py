@@ -31,8 +31,9 @@ from tokenmill.models import registry
 from tokenmill.models.lora import LoraLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
-from tokenmill.worker import build
+from tokenmill.worker import build, grammars
 from tokenmill.worker.build import Worker
+from tokenmill.worker.grammars import Grammars
 from workers import build_worker
 
 BLOCK_SIZE = 16
@@ -343,6 +344,19 @@ def check_grammars(worker: Worker, seeds: range, *, exact: bool) -> None:
 @pytest.mark.parametrize("tiny_worker", [(ReferenceOps, "f32")], indirect=True, ids=["numpy"])
 def test_grammars_on_numpy(tiny_worker):
     check_grammars(tiny_worker, range(6), exact=False)
+
+
+@pytest.mark.exact
+@needs_native
+@pytest.mark.parametrize("tiny_worker", [(NativeOps, "f16")], indirect=True, ids=["native"])
+def test_grammars_bit_for_bit_where_masks_are_put_off(tiny_worker, monkeypatch):
+    """One mask is made of those that are asked for together: the others' rows draw their tokens in later steps."""
+    monkeypatch.setattr(grammars, "_SLOW_S", 0.0)
+    monkeypatch.setattr(grammars, "STEP_S", 0.0)
+    let_go, late = Grammars._let_go, []
+    monkeypatch.setattr(Grammars, "_let_go", lambda self, one: (late.append(one.is_late), let_go(self, one))[1])
+    check_grammars(tiny_worker, range(600, 615), exact=True)
+    assert sum(late) > 40, sum(late)
 
 
 @pytest.mark.exact

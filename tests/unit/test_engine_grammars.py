@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.effects import JobEnded, PrepareGrammar
+from tokenmill.core.effects import JobEnded, PrepareGrammar, StepFailed
 from tokenmill.core.errors import Overloaded
 from tokenmill.core.events import Abort, Drain, LoadAdapter, Submit, UnloadAdapter
 from tokenmill.core.request import Request, SamplingParams
@@ -109,8 +111,9 @@ def test_what_a_grammar_cannot_go_on_with_is_the_callers_to_mend():
         assert (output.finish_reason, output.error, output.error_kind) == ("error", "too large", kind)
 
 
-def test_the_tenant_pays_for_what_its_grammar_took():
-    """As for tokens: who spent it is served after others."""
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_the_tenant_pays_for_what_its_grammar_took(has_failed):
+    """As for tokens: who spent it is served after others, whether or not the answer goes on."""
     core = EngineCore(CONFIG)
     mine, other = (replace(request(name), terms=Terms(tenant=name)) for name in ("mine", "other"))
     core.handle(Submit((mine, other)), 0.0)
@@ -119,7 +122,51 @@ def test_the_tenant_pays_for_what_its_grammar_took():
     assert plan is not None and len(plan.rows) == 2
     before = [core.state.service.steps_served(core.state.by_id[name]) for name in ("mine", "other")]
     core.handle(Submit((replace(request("next", ""), terms=Terms(tenant="mine")),)), 0.0)
-    failed = RowResult(plan.rows[0].seq, error="too large", is_invalid=True, spent_s=1.0)
-    core.commit(StepResult(plan.step, (failed, RowResult(plan.rows[1].seq, (1,)))), 0.0)
+    took = RowResult(plan.rows[0].seq, () if has_failed else (1,), error="too large" if has_failed else "", spent_s=1.0)
+    core.commit(StepResult(plan.step, (took, RowResult(plan.rows[1].seq, (1,)))), 0.0)
     after = [core.state.service.steps_served(core.state.by_id[name]) for name in ("next", "other")]
     assert after[0] > before[0] and after[1] == before[1]
+
+
+@pytest.mark.parametrize("is_planned_ahead", [True, False])
+def test_a_row_without_its_mask_draws_in_another_step(is_planned_ahead):
+    """Nothing is said of it; it is introduced anew with what it has, and a row that was in flight changes nothing."""
+    core = EngineCore(replace(CONFIG, steps_in_flight=2))
+    core.handle(Submit((request("a"), request("b"))), 0.0)
+    core.handle(JobEnded(JOB), 0.0)
+    first = core.plan(0.0)
+    assert first is not None
+    a, b = (row.seq for row in first.rows)
+    core.commit(StepResult(first.step, (RowResult(a, (5,)), RowResult(b, (6,)))), 0.0)
+    second = core.plan(0.0)
+    ahead = core.plan(0.0) if is_planned_ahead else None
+    assert second is not None
+    (told,) = core.commit(StepResult(second.step, (RowResult(a, is_late=True), RowResult(b, (7,)))), 0.0).outputs
+    core.check()
+    assert told.request_id == "b" and core.stats().num_preemptions == 1
+    again = core.plan(0.0)
+    assert again is not None and a in again.released
+    (row,) = (row for row in again.rows if row.seq == a)
+    assert row.intro is not None and row.intro.output_tokens == (5,) and row.sample and row.from_step < 0
+    core.check()
+    if ahead is not None:
+        (told,) = core.commit(StepResult(ahead.step, (RowResult(a, is_late=True), RowResult(b, (8,)))), 0.0).outputs
+        core.check()
+        assert told.request_id == "b"
+    rows = tuple(RowResult(row.seq, (9 if row.seq == a else 4,)) for row in again.rows)
+    outputs = core.commit(StepResult(again.step, rows), 0.0).outputs
+    assert [(each.finish_reason, each.num_output) for each in outputs if each.request_id == "a"] == [("stop", 2)]
+    core.check()
+
+
+def test_a_step_may_fail_that_has_a_row_of_a_sequence_that_was_put_off():
+    """The sequence is not failed with it."""
+    core = EngineCore(replace(CONFIG, steps_in_flight=2))
+    core.handle(Submit((request("a"),)), 0.0)
+    core.handle(JobEnded(JOB), 0.0)
+    first, ahead = core.plan(0.0), core.plan(0.0)
+    assert first is not None and ahead is not None
+    core.commit(StepResult(first.step, (RowResult(first.rows[0].seq, is_late=True),)), 0.0)
+    assert core.handle(StepFailed(ahead.step, "why"), 0.0).outputs == ()
+    core.check()
+    assert core.plan(0.0) is not None

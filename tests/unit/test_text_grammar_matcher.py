@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from tiny_tokenizer import DEFINED, SPECIAL, byte_tokenizer
 
 from grammar_cases import END, GRAMMARS, VOCAB_SIZE, Characters, follows, regex, schema, vocabulary
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.server import jobs
 from tokenmill.text.grammar import matcher as matchers
 from tokenmill.text.grammar.matcher import GrammarFailed, Matcher, Vocabulary
 
@@ -146,12 +144,11 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_grammar_that_explodes_is_refused_before_it_is_used(name):
-    """At a price that is bounded, and none of it is kept."""
+    """By a limit that counts what it takes, and none of it is kept."""
     made = vocabulary()
-    before_bytes, began_s = matchers.heap_bytes(), time.process_time()
+    before_bytes = matchers.heap_bytes()
     with pytest.raises(InvalidRequest, match=r"too (large|big|many)|[Tt]oo many|more than"):
         made.check(BOMBS[name], "guided_regex")
-    assert time.process_time() - began_s < jobs.GRAMMAR_S
     assert matchers.heap_bytes() - before_bytes < 2 << 20
 
 

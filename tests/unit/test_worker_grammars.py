@@ -16,7 +16,7 @@ from tokenmill.ops.draws import ALWAYS, Mask
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.text.grammar import matcher as matchers
 from tokenmill.worker import grammars as grammars_module
-from tokenmill.worker.grammars import Grammars
+from tokenmill.worker.grammars import Constrained, Grammars
 
 NONE = np.zeros(0, np.int32)
 text = Characters()
@@ -31,6 +31,16 @@ def grammars():
 
 def intro(grammar: str, output: str = "", **settings) -> Introduction:
     return Introduction((1,), tuple(text.encode(output)), SamplingParams(grammar=grammar, **settings), 0, 0, (END,))
+
+
+def introduce(grammars: Grammars, intro: Introduction, allowed_ids: np.ndarray = NONE) -> Constrained:
+    one = grammars.introduce(intro, allowed_ids)
+    grammars.hand_over()
+    return one
+
+
+def advance(grammars: Grammars, several: list[Constrained], tokens: str) -> None:
+    grammars.advance(list(zip(several, text.encode(tokens), strict=True)))
 
 
 def ids(*strings: str) -> np.ndarray:
@@ -52,71 +62,71 @@ def until(holds: Callable[[], bool]) -> bool:
 
 def test_each_token_makes_the_next_mask(grammars):
     """The mask of a position is published with it, and says nothing of the next one."""
-    one = grammars.introduce(intro(regex("ab|cd")), NONE)
+    one = introduce(grammars, intro(regex("ab|cd")))
     assert allowed(one.mask, 0) == text.encode("ac") and one.mask.until[0] == 1
-    grammars.advance([None, one], [7, text.encode("c")[0]])
+    advance(grammars, [one], "c")
     assert allowed(one.mask, 1) == text.encode("d") and one.mask.until[0] == 2
-    grammars.advance([one], text.encode("d"))
+    advance(grammars, [one], "d")
     assert allowed(one.mask, 2) == [END]
 
 
 def test_a_resumed_sequence_goes_on_where_it_was(grammars):
-    one = grammars.introduce(intro(regex("abc"), "ab"), NONE)
+    one = introduce(grammars, intro(regex("abc"), "ab"))
     assert allowed(one.mask, 2) == text.encode("c") and one.mask.until[0] == 3
 
 
 def test_an_ended_sequence_lets_its_overshoot_draw(grammars):
     """A step that was planned before the end is known waits for nothing; what it draws is dropped."""
-    one = grammars.introduce(intro(regex("a?")), NONE)
-    grammars.advance([one], [END])
+    one = introduce(grammars, intro(regex("a?")))
+    grammars.advance([(one, END)])
     assert until(lambda: one.mask.until[0] == ALWAYS) and not one.error
 
 
 def test_a_row_of_a_failed_step_lets_later_ones_draw(grammars):
-    one = grammars.introduce(intro(regex("abc")), NONE)
+    one = introduce(grammars, intro(regex("abc")))
     grammars.give_up(one)
     assert until(lambda: one.mask.until[0] == ALWAYS) and not one.error
-    other = grammars.introduce(intro(regex("abc")), NONE)
-    grammars.advance([other], [-1])  # its logits were not finite
+    other = introduce(grammars, intro(regex("abc")))
+    grammars.advance([(other, -1)])  # its logits were not finite
     assert until(lambda: other.mask.until[0] == ALWAYS) and not other.error
 
 
 def test_closing_lets_all_draw(grammars):
-    one = grammars.introduce(intro(regex("abc")), NONE)
+    one = introduce(grammars, intro(regex("abc")))
     grammars.close()
     assert one.mask.until[0] == ALWAYS
 
 
 def test_an_error_ends_one_sequence_and_lets_it_draw(grammars):
     """A token that the grammar does not allow, which only a fault can bring; the other goes on."""
-    one, other = (grammars.introduce(intro(regex("abc")), NONE) for _ in range(2))
-    grammars.advance([one, other], text.encode("xa"))
+    one, other = (introduce(grammars, intro(regex("abc"))) for _ in range(2))
+    advance(grammars, [one, other], "xa")
     assert until(lambda: one.mask.until[0] == ALWAYS) and "left its grammar" in one.error
     assert allowed(other.mask, 1) == text.encode("b") and not other.error
 
 
 def test_a_mask_that_takes_too_long_is_an_error(grammars, monkeypatch):
-    one = grammars.introduce(intro(regex("abc")), NONE)
+    one = introduce(grammars, intro(regex("abc")))
     assert allowed(one.mask, 0)
     monkeypatch.setattr(matchers, "MASK_S", 0.0)
-    grammars.advance([one], text.encode("a"))
+    advance(grammars, [one], "a")
     assert until(lambda: bool(one.error)) and "takes more than" in one.error
 
 
 def test_other_settings_narrow_the_mask(grammars):
     """allowed_token_ids takes away, down to an error where nothing is left; under ignore_eos the end waits for the
     grammar's."""
-    one = grammars.introduce(intro(regex("[a-d]{2}")), ids("bcx"))
+    one = introduce(grammars, intro(regex("[a-d]{2}")), ids("bcx"))
     assert allowed(one.mask, 0) == text.encode("bc")
-    two = grammars.introduce(intro(regex("[a-d]")), ids("x"))
-    assert until(lambda: bool(two.error)) and "allowed_token_ids" in two.error and two.mask.until[0] == ALWAYS
-    ends = grammars.introduce(intro(regex("ab?")), NONE)
-    grammars.advance([ends], text.encode("a"))
+    two = introduce(grammars, intro(regex("[a-d]")), ids("x"))
+    assert until(lambda: two.mask.until[0] == ALWAYS) and "allowed_token_ids" in two.error
+    ends = introduce(grammars, intro(regex("ab?")))
+    advance(grammars, [ends], "a")
     assert allowed(ends.mask, 1) == [*text.encode("b"), END]
-    goes_on = grammars.introduce(intro(regex("ab?"), ignore_eos=True), NONE)
-    grammars.advance([goes_on], text.encode("a"))
+    goes_on = introduce(grammars, intro(regex("ab?"), ignore_eos=True))
+    advance(grammars, [goes_on], "a")
     assert allowed(goes_on.mask, 1) == text.encode("b")
-    grammars.advance([goes_on], text.encode("b"))
+    advance(grammars, [goes_on], "b")
     assert allowed(goes_on.mask, 2) == [END]
 
 
@@ -132,7 +142,7 @@ def test_grammars_are_prepared_once_and_kept_in_bounds(monkeypatch):
     for grammar in (a, b, a, c, a, b):
         grammars.prepare(grammar)
     assert built == [a, b, c, b] and len(loads) == 1
-    one = grammars.introduce(intro(c), NONE)
+    one = introduce(grammars, intro(c))
     assert allowed(one.mask, 0) == text.encode("c") and built[-1] == c
     grammars.close()
 
@@ -150,22 +160,30 @@ def test_no_sequence_fails_for_what_others_found_out(monkeypatch):
     grammar = regex(".*a.{12}")
     rng = np.random.default_rng(0)
     for _ in range(10):
-        one = grammars.introduce(intro(grammar), NONE)
+        one = introduce(grammars, intro(grammar))
         for position, token in enumerate(rng.choice(ids("ab"), 60).tolist()):
             assert len(allowed(one.mask, position)) > 90
-            grammars.advance([one], [token])
+            grammars.advance([(one, token)])
         assert allowed(one.mask, 60) and not one.error, one.error
     grammars.close()
 
 
-def test_what_failed_is_not_kept(grammars):
-    """And is the caller's to mend; the next one with that grammar starts from nothing."""
+def test_what_failed_at_a_price_is_not_kept(grammars, monkeypatch):
+    """The next one with that grammar starts from nothing. What failed for little leaves the grammar to others."""
     grammars.prepare(grammar := regex("abc"))
-    one = grammars.introduce(intro(grammar), NONE)
-    grammars.advance([one], text.encode("x"))
-    assert until(lambda: one.mask.until[0] == ALWAYS) and one.is_invalid
+
+    def fail() -> None:
+        one = introduce(grammars, intro(grammar))
+        assert allowed(one.mask, 0) == text.encode("a")
+        advance(grammars, [one], "x")
+        assert until(lambda: one.mask.until[0] == ALWAYS) and one.is_invalid
+
+    fail()
+    assert grammar in grammars._prepared
+    monkeypatch.setattr(grammars_module, "_SLOW_S", 0.0)
+    monkeypatch.setattr(grammars_module, "_COSTLY_S", 0.0)
+    fail()
     assert grammar not in grammars._prepared
-    assert allowed(grammars.introduce(intro(grammar), NONE).mask, 0) == text.encode("a")
 
 
 def test_kept_grammars_are_bounded_by_bytes(grammars, monkeypatch):
@@ -173,31 +191,91 @@ def test_kept_grammars_are_bounded_by_bytes(grammars, monkeypatch):
     used = [0]
     monkeypatch.setattr(grammars_module, "heap_bytes", lambda: used[0])
     grammars.prepare(a := regex("ab"))
-    one = grammars.introduce(intro(a), NONE)
+    one = introduce(grammars, intro(a))
     assert allowed(one.mask, 0) and a in grammars._prepared
     used[0] += grammars_module.MAX_GROWN_BYTES + 1
     grammars.prepare(regex("cd"))
     assert not grammars._prepared
-    grammars.advance([one], text.encode("a"))
+    advance(grammars, [one], "a")
     assert allowed(one.mask, 1) == text.encode("b") and not one.error
 
 
-def test_an_answer_whose_masks_fill_the_heap_ends(grammars, monkeypatch):
-    """Where dropping the kept grammars frees nothing, the one at work has it."""
-    used = [0]
+@pytest.mark.parametrize("is_its_own", [True, False])
+def test_an_answer_ends_only_for_what_its_own_matcher_holds(grammars, monkeypatch, is_its_own):
+    """Where dropping the kept grammars frees nothing: the one at work gives its matcher up, and goes on with a new one
+    if that frees nothing either."""
+    base, full = 1000, 1000 + grammars_module.MAX_GROWN_BYTES + 1
+    used = [base]
     monkeypatch.setattr(grammars_module, "heap_bytes", lambda: used[0])
     monkeypatch.setattr(grammars_module, "_SLOW_S", 0.0)
     monkeypatch.setattr(grammars_module, "_COSTLY_S", 0.0)
-    one = grammars.introduce(intro(regex("abc")), NONE)
+    one = introduce(grammars, intro(regex("abc")))
     assert allowed(one.mask, 0)
-    used[0] += grammars_module.MAX_GROWN_BYTES + 1
-    grammars.advance([one], text.encode("a"))
-    assert until(lambda: one.mask.until[0] == ALWAYS) and "MiB" in one.error and one.is_invalid
+    monkeypatch.setattr(grammars_module, "heap_bytes", lambda: base if is_its_own and one.matcher is None else full)
+    advance(grammars, [one], "a")
+    if is_its_own:
+        assert until(lambda: one.mask.until[0] == ALWAYS) and "MiB" in one.error and one.is_invalid
+    else:
+        assert allowed(one.mask, 1) == text.encode("b") and not one.error
+
+
+def test_the_heap_is_not_measured_for_each_slow_mask(grammars, monkeypatch):
+    measured = []
+    monkeypatch.setattr(grammars_module, "heap_bytes", lambda: measured.append(1) or 0)
+    monkeypatch.setattr(grammars_module, "_SLOW_S", 0.0)
+    monkeypatch.setattr(grammars_module, "_COSTLY_S", 1e6)
+    one = introduce(grammars, intro(regex("a{9}")))
+    assert allowed(one.mask, 0)
+    measured.clear()
+    for position in range(1, 9):
+        advance(grammars, [one], "a")
+        assert allowed(one.mask, position)
+    assert not measured
 
 
 def test_an_answers_slow_masks_are_bounded_together(grammars, monkeypatch):
     monkeypatch.setattr(grammars_module, "_SLOW_S", 0.0)
     monkeypatch.setattr(grammars_module, "_SPENT_S", -1.0)
-    one = grammars.introduce(intro(regex("abc")), NONE)
-    grammars.advance([one], text.encode("a"))
+    one = introduce(grammars, intro(regex("abc")))
+    advance(grammars, [one], "a")
     assert until(lambda: one.mask.until[0] == ALWAYS) and "processor time" in one.error and one.is_invalid
+
+
+def test_a_step_waits_for_one_slow_mask(grammars, monkeypatch):
+    """What was asked for with it is put off, whatever it would have cost, and is not failed; those that have cost least
+    come before it, and the end of an answer needs no mask."""
+    monkeypatch.setattr(grammars_module, "_SLOW_S", 0.0)
+    monkeypatch.setattr(grammars_module, "STEP_S", 0.0)
+    several = [introduce(grammars, intro(regex("abc"))) for _ in range(4)]
+    assert all(allowed(one.mask, 0) for one in several)
+    for one, slow_s in zip(several, (0.03, 0.01, 0.02, 0.04), strict=True):
+        one.slow_s = slow_s
+    grammars.advance([*((one, text.encode("a")[0]) for one in several[:3]), (several[3], END)])
+    assert until(lambda: all(one.mask.until[0] for one in several))
+    assert allowed(several[1].mask, 1) == text.encode("b")
+    assert until(lambda: all(several[place].mask.until[0] == ALWAYS for place in (0, 2, 3)))
+    assert [one.is_late for one in several] == [True, False, True, False] and not any(one.error for one in several)
+
+
+def test_sequences_that_begin_together_are_put_off_too(grammars, monkeypatch):
+    monkeypatch.setattr(grammars_module, "_SLOW_S", 0.0)
+    monkeypatch.setattr(grammars_module, "STEP_S", 0.0)
+    several = [grammars.introduce(intro(regex("abc"), output), NONE) for output in ("", "ab", "a")]
+    grammars.hand_over()
+    assert allowed(several[1].mask, 2) == text.encode("c")  # who has gone on for longest comes first
+    assert until(lambda: several[0].mask.until[0] == several[2].mask.until[0] == ALWAYS)
+    assert [one.is_late for one in several] == [True, False, True]
+
+
+def test_what_slow_masks_took_is_charged_once(grammars, monkeypatch):
+    """Of answers that go on as of those that fail."""
+    one = introduce(grammars, intro(regex("abc")))
+    assert allowed(one.mask, 0)
+    monkeypatch.setattr(grammars_module, "_SLOW_S", 0.0)
+    charged_s = one.charge()
+    advance(grammars, [one], "a")
+    assert allowed(one.mask, 1)
+    charged_s += one.charge()
+    advance(grammars, [one], "x")
+    assert until(lambda: one.mask.until[0] == ALWAYS) and one.error
+    assert charged_s + one.charge() == pytest.approx(one.spent_s) and one.spent_s > 0 and one.charge() == 0

@@ -111,7 +111,8 @@ class RowResult(NamedTuple):
     where the request wants them. `prompt_logprobs`: one entry per scored position, in order. `vector`: the output of a
     pooling sequence, float32 in the machine's byte order. `is_corrupted`: the row's logits or vector are not finite,
     and it gives nothing else. `error`: nor does a row that could not be drawn from; a sentence for the user.
-    `is_invalid`: who asked for it can mend that; `spent_s`: processor time that it took for nothing."""
+    `is_invalid`: who asked for it can mend that. `spent_s`: processor time that its grammar took beyond what is usual.
+    `is_late`: its mask was not made; it is to be drawn in another step."""
 
     seq: int
     tokens: tuple[int, ...] = ()
@@ -122,6 +123,7 @@ class RowResult(NamedTuple):
     error: str = ""
     is_invalid: bool = False
     spent_s: float = 0.0
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

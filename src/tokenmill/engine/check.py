@@ -30,7 +30,7 @@ def check_state(state: EngineState, exports: Exports, holders: Iterable[Holder])
     in_flight: dict[int, int] = {}
     for step in state.in_flight:
         for seq in step.sequences:
-            if not step.is_void:
+            if not step.is_void and seq.status is not Status.FINISHED:
                 in_flight[seq.number] = in_flight.get(seq.number, 0) + 1
     num_waiting = num_exporting = 0
     for seq in state.by_id.values():

@@ -8,6 +8,8 @@ A result appends tokens, publishes the blocks that they fill, and says so to cli
                            the client sees the same tokens
     blocks they published  are withdrawn
 
+A row whose mask was not made (is_late) sends its sequence back to WAITING: it draws the same token in another step.
+
 A row with an error ends its sequence alone, and so does one whose logits are not finite. What that sequence holds in
 the prefix cache is forgotten, with all that was computed from it, and not fetched again: a retry starts from nothing,
 in case a fault lies there.
@@ -16,6 +18,7 @@ in case a fault lies there.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from copy import copy
 
 from ..core.effects import StepFailed
 from ..core.errors import EngineFailed, InvalidRequest, TokenmillError
@@ -89,12 +92,17 @@ def _count(state: EngineState, step: Step, duration_s: float) -> None:
 def _commit_rows(state: EngineState, exports: Exports, step: Step, results: Many[RowResult], now: float) -> None:
     tell, size, num_drawn = state.outbox.outputs.append, state.config.block_size, 0
     for row, seq, end, result in zip(step.rows, step.sequences, step.ends, results, strict=True):
-        number, drawn, _, prompt_logprobs, _, is_corrupted, error, _, _ = result
+        number, drawn, _, prompt_logprobs, _, is_corrupted, error, _, spent_s, is_late = result
         assert number == row[0], f"step {step.number}: result of {number} for row {row.seq}"
         if seq.status is not _RUNNING:
             continue
         seq.num_computed = end
         seq.rows_in_flight -= 1
+        if spent_s:
+            state.service.note_masks(seq, spent_s)
+        if is_late:
+            _put_off(state, seq)
+            continue
         if is_corrupted or error:
             tell(_fail_row(state, seq, result, now))
             continue
@@ -133,13 +141,24 @@ def _may_stop(seq: Sequence, num_output: int) -> bool:
     return num_output > sampling.min_tokens or bool(sampling.grammar)
 
 
+def _put_off(state: EngineState, seq: Sequence) -> None:
+    """It draws in another step. Rows that it has in flight are of no use: in them its place is taken by a copy that has
+    ended, so that it may be planned again before they come back."""
+    if seq.rows_in_flight:
+        gone = copy(seq)
+        gone.status = Status.FINISHED
+        for later in state.in_flight:
+            later.sequences[:] = [gone if each is seq else each for each in later.sequences]
+    state.counters.num_preemptions += 1
+    state.send_back(seq)
+
+
 def _fail_row(state: EngineState, seq: Sequence, result: RowResult, now: float) -> Output:
     if result.is_corrupted:
         state.counters.num_corrupted += 1
         state.forget(seq)
         return _fail(state, seq, EngineFailed(CORRUPTED), now)
     state.counters.num_grammar_failures += 1
-    state.service.note_masks(seq, result.spent_s)
     kind = InvalidRequest if result.is_invalid else EngineFailed
     return _fail(state, seq, kind(result.error), now)
 

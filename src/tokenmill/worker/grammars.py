@@ -7,10 +7,12 @@
                               drawn before, first mask                |
     step                                                         k + 1 computes, and draws by it
 
-One thread makes all masks, in the order in which they are asked for; a step waits for one only at the draw of its row.
-A mask is a function of the grammar and of the tokens drawn, so a sequence that is introduced again goes on as if it had
-never left. Grammars are prepared before a sequence that has one is introduced (`core.effects.PrepareGrammar`), so that
-nothing slow is left to do beside the steps; which ones are kept is this file's business.
+One thread makes all masks; a step waits for one only at the draw of its row. Of the masks that are asked for together,
+those of sequences that have cost least come first, and once slow ones have taken STEP_S the rest are not made: their
+rows draw anything, and the engine has these sequences draw in another step. So slow masks hold up others only for so
+long. A mask is a function of the grammar and of the tokens drawn, so a sequence that is introduced again goes on as if
+it had never left. Grammars are prepared before a sequence that has one is introduced (`core.effects.PrepareGrammar`),
+so that nothing slow is left to do beside the steps; which ones are kept is this file's business.
 
 What cannot go on (an error of the library, a mask that takes too long, no token left) lets its row draw anything: its
 error is read when that row's step is collected, and the token is dropped.
@@ -24,7 +26,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from queue import SimpleQueue
 from weakref import WeakSet
 
@@ -52,23 +53,27 @@ MAX_GROWN_BYTES = MAX_KEPT * MATCHER_BYTES
 """What the heap may grow by before they are dropped. It is measured, because a grammar's size does not tell what is
 found out about it."""
 
+STEP_S = 0.02
+"""Processor time that slow masks asked for together may take before the others of them are put off: one that fails for
+its price takes about as much."""
+
 _SLOW_S = 0.0002
-"""Of a token: longer than what only reads what is known. Half a microsecond more may have taken 200 bytes."""
+"""Of a mask: longer than what only reads what is known. Half a microsecond more may have taken 200 bytes."""
 
 _SPENT_S = 0.1
 _SPENT_PER_TOKEN_S = 0.002
 """Processor time that the slow tokens of a sequence may take together."""
 
-_COSTLY_S = 0.02
-"""Of slow tokens, in all: who has had less did not fill the heap."""
+_COSTLY_S = 0.01
+"""Of slow masks: who has had less did not fill the heap, and neither have all since it was measured."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Constrained:
-    """A sequence that follows a grammar. The thread of `Grammars` writes it, but for `error`, which others read once a
-    draw by the mask has ended.
+    """A sequence that follows a grammar. The thread of `Grammars` writes it; others read `error` and `is_late` once a
+    draw by the mask has ended, and charge what was spent.
 
     allowed   bits of the tokens that its settings allow; None: all
     ends      bits of its end tokens
@@ -76,7 +81,9 @@ class Constrained:
     tokens    what was drawn
     is_over   no mask is wanted any more
     is_invalid  what `error` says is for the caller to mend
+    is_late   its next mask was not made: it is to draw in another step, where it is introduced anew
     slow_s    processor time of its slow tokens
+    spent_s   of all that was slow, its beginning too
     """
 
     grammar: str
@@ -90,11 +97,22 @@ class Constrained:
     is_over: bool = False
     error: str = ""
     is_invalid: bool = False
+    is_late: bool = False
     slow_s: float = 0.0
+    spent_s: float = 0.0
+    _charged_s: float = 0.0
+
+    def charge(self) -> float:
+        """What was spent since this was asked last."""
+        spent_s = self.spent_s - self._charged_s
+        self._charged_s += spent_s
+        return spent_s
 
 
-Work = tuple[Constrained, Callable[[], None]]
-"""What is to be done for a sequence."""
+_NO_TOKEN = -1
+
+Work = tuple[Constrained, int | None]
+"""A sequence and the token that it has drawn, below 0 where none will come; None: it begins."""
 
 
 @dataclass(slots=True, eq=False)
@@ -108,10 +126,13 @@ class Grammars:
     _prepared: OrderedDict[str, Matcher] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _loading: threading.Lock = field(default_factory=threading.Lock)
-    _work: SimpleQueue[list[Work] | None] = field(default_factory=SimpleQueue)
+    _work: SimpleQueue[Sequence[Work] | None] = field(default_factory=SimpleQueue)
     _thread: threading.Thread | None = None
+    _begun: list[Work] = field(default_factory=list)
     _live: WeakSet[Constrained] = field(default_factory=WeakSet)
     _floor_bytes: int = 0
+    _unmeasured_s: float = 0.0
+    _has_garbage: bool = False
 
     def prepare(self, grammar: str) -> None:
         """Have its matcher and first mask ready for sequences to come. Raises InvalidRequest."""
@@ -136,7 +157,8 @@ class Grammars:
         return self.vocab_size * BYTES_PER_TOKEN + MAX_KEPT * MATCHER_BYTES + of_sequences
 
     def introduce(self, intro: Introduction, allowed_ids: np.ndarray) -> Constrained:
-        """A sequence to come. `allowed_ids`: of its settings, none for all."""
+        """A sequence to come, whose first mask is made once it is handed over. `allowed_ids`: of its settings, none for
+        all."""
         params = intro.sampling
         ends = np.array([token for token in intro.eos_token_ids if token < self.vocab_size], np.int32)
         one = Constrained(
@@ -149,20 +171,26 @@ class Grammars:
             params.ignore_eos,
         )
         self._live.add(one)
-        self._do([(one, partial(self._start, one))])
+        self._begun.append((one, None))
         return one
 
-    def advance(self, constrained: Sequence[Constrained | None], tokens: Sequence[int]) -> None:
-        """Tokens that these have drawn, each its own; below 0 where none was."""
-        pairs = zip(constrained, tokens, strict=True)
-        self._do([(one, partial(self._advance, one, token)) for one, token in pairs if one is not None])
+    def hand_over(self) -> None:
+        """Those that were introduced since the last time."""
+        if self._begun:
+            begun, self._begun = self._begun, []
+            self._do(begun)
+
+    def advance(self, drawn: Sequence[Work]) -> None:
+        """Of a step: its constrained sequences, each with its token."""
+        self._do(drawn)
 
     def give_up(self, one: Constrained) -> None:
         """No token of it will come: what waits for its mask goes on."""
-        self._do([(one, partial(self._let_go, one))])
+        self._do([(one, _NO_TOKEN)])
 
     def close(self) -> None:
         """Nothing waits for a mask after this."""
+        self.hand_over()
         for one in list(self._live):
             self.give_up(one)
         self._work.put(None)
@@ -186,15 +214,15 @@ class Grammars:
         self._drop_if_full()
 
     def _drop_if_full(self) -> bool:
-        """Whether the heap has grown so much that all kept grammars were dropped, and that did not free half of it."""
+        """Drop all kept grammars if the heap has grown much; whether it had."""
         with self._lock:
             grown_bytes = (now_bytes := heap_bytes()) - self._floor_bytes
             self._floor_bytes = min(self._floor_bytes, now_bytes)
             if grown_bytes <= MAX_GROWN_BYTES:
                 return False
             self._prepared.clear()
-            floor_bytes, self._floor_bytes = self._floor_bytes, heap_bytes()
-            return self._floor_bytes - floor_bytes > grown_bytes // 2
+            self._floor_bytes = heap_bytes()
+            return True
 
     def _build(self, grammar: str) -> Matcher:
         return self.vocabulary().matcher(grammar)
@@ -206,7 +234,7 @@ class Grammars:
 
     # ---- on the thread of masks ----
 
-    def _do(self, works: list[Work]) -> None:
+    def _do(self, works: Sequence[Work]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tokenmill-masks", daemon=True)
             self._thread.start()
@@ -214,43 +242,65 @@ class Grammars:
 
     def _run(self) -> None:
         while (works := self._work.get()) is not None:
-            for one, work in works:
-                self._guard(one, work)
+            self._serve(works)
+            if self._has_garbage and self._work.empty():
+                self._has_garbage = False
+                trim_heap()
 
-    def _guard(self, one: Constrained, work: Callable[[], None]) -> None:
-        """An error ends the sequence and nothing else."""
+    def _serve(self, works: Sequence[Work]) -> None:
+        """What was asked for together."""
+        spent_s = 0.0
+        for one, token in sorted(works, key=_cost):
+            if one.is_over:
+                continue
+            if token is not None and (token < 0 or token in one.end_ids):
+                self._let_go(one)
+            elif spent_s > STEP_S:
+                one.is_late = True
+                self._let_go(one)
+            else:
+                spent_s += self._guard(one, token)
+
+    def _guard(self, one: Constrained, token: int | None) -> float:
+        """Make a mask; the processor time, where that was slow. An error ends the sequence and nothing else."""
         began_s = time.thread_time()
         try:
-            work()
+            if token is None:
+                self._start(one)
+            else:
+                self._advance(one, token)
         except GrammarFailed as error:
-            with self._lock:
-                self._prepared.pop(one.grammar, None)  # copies share what it fails for
-            one.slow_s += time.thread_time() - began_s
             one.error, one.is_invalid = str(error), True
-            self._let_go(one)
-            trim_heap()
         except Exception as error:
             log.exception("A mask could not be made.")
             one.error = f"The tokens that may come next could not be found: {type(error).__name__}."
+        taken_s = time.thread_time() - began_s
+        taken_s = taken_s if taken_s >= _SLOW_S else 0.0
+        one.spent_s += taken_s
+        if one.error:
+            if one.spent_s > _COSTLY_S:
+                self._forget(one)
             self._let_go(one)
+        return taken_s
+
+    def _forget(self, one: Constrained) -> None:
+        """It has failed at a price. Copies share what was found out about its grammar."""
+        self._has_garbage = True
+        with self._lock:
+            self._prepared.pop(one.grammar, None)
 
     def _start(self, one: Constrained) -> None:
+        if frozenset(self.vocabulary().eos_token_ids) != one.end_ids:
+            raise GrammarFailed("The end tokens of the request are not those of the model.")
         one.matcher = self._kept(one.grammar)
         if one.matcher is None:
             self._keep(one.grammar, matcher := self._build(one.grammar))
             one.matcher = matcher.copy()
-        if frozenset(self.vocabulary().eos_token_ids) != one.end_ids:
-            raise GrammarFailed("The end tokens of the request are not those of the model.")
         one.matcher.follow(one.tokens)
         one.matcher.fill(*one.mask.place)
         self._publish(one)
 
     def _advance(self, one: Constrained, token: int) -> None:
-        if one.is_over:
-            return
-        if token < 0 or token in one.end_ids:
-            self._let_go(one)
-            return
         one.tokens.append(token)
         assert one.matcher is not None
         try:
@@ -266,14 +316,29 @@ class Grammars:
         one.slow_s += taken_s
         if one.slow_s > _SPENT_S + _SPENT_PER_TOKEN_S * len(one.tokens):
             raise GrammarFailed(f"This grammar took {one.slow_s:.2g} s of processor time. Make it simpler.")
-        if self._drop_if_full() and one.slow_s > _COSTLY_S:
+        self._unmeasured_s += taken_s
+        if self._unmeasured_s > _COSTLY_S:
+            self._unmeasured_s = 0.0
+            if self._drop_if_full() and one.slow_s > _COSTLY_S:
+                self._weigh(one)
+
+    def _weigh(self, one: Constrained) -> None:
+        """Find out whether the heap is full of what this one's matcher holds: only that is its fault. Raises
+        GrammarFailed."""
+        before_bytes = heap_bytes()
+        one.matcher = None
+        if before_bytes - heap_bytes() > MAX_GROWN_BYTES // 2:
             raise GrammarFailed(f"Grammars take more than {MAX_GROWN_BYTES >> 20} MiB. Make this one simpler.")
+        self._make_anew(one)
 
     def _start_afresh(self, one: Constrained, error: GrammarFailed) -> None:
         """Copies of a matcher share what the library found out about the grammar, and that is bounded. One that starts
         from nothing has all room to itself, so that no sequence fails for what others did before."""
         if not error.is_out_of_room:
             raise error
+        self._make_anew(one)
+
+    def _make_anew(self, one: Constrained) -> None:
         one.matcher = self._build(one.grammar)
         self._keep(one.grammar, one.matcher.copy())
         one.matcher.follow(one.tokens)
@@ -296,3 +361,9 @@ class Grammars:
         one.matcher = None
         one.mask.words[:] = 2**32 - 1
         self.ops.publish(one.mask, ALWAYS)
+
+
+def _cost(work: Work) -> tuple[float, int]:
+    """What a sequence has cost; those that have gone on for long without first."""
+    one, _ = work
+    return one.slow_s, -len(one.tokens)

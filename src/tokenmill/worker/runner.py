@@ -262,14 +262,18 @@ class Runner:
 
     def collect(self, step: PreparedStep, duration_s: float) -> StepResult:
         """Of a step whose work has been done, in that time."""
-        errors = self._follow_grammars(step)
-        if step.is_call and step.micro_batches[0].draws.scores is None and not errors:
+        constrained = self._follow_grammars(step)
+        if step.is_call and step.micro_batches[0].draws.scores is None and not constrained:
             return StepResult(step.plan.step, self._plain_rows(step), duration_s)
         tokens: dict[int, tuple[int, ...]] = {}
         failed: dict[int, RowResult] = {}
-        for row, one in errors.items():
-            seq = step.plan.rows[row].seq
-            failed[row] = RowResult(seq, error=one.error, is_invalid=one.is_invalid, spent_s=one.slow_s)
+        spent_s: dict[int, float] = {}
+        for row, (one, spent_s[row]) in constrained.items():
+            if one.error or one.is_late:
+                seq = step.plan.rows[row].seq
+                failed[row] = RowResult(
+                    seq, (), (), (), b"", False, one.error, one.is_invalid, spent_s[row], one.is_late
+                )
         logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
         scores: dict[int, tuple[TokenLogprob, ...]] = {}
         for micro_batch in step.micro_batches:
@@ -286,25 +290,40 @@ class Runner:
                 if any(entry.rank == 0 for entry in scored):
                     failed[row] = _failed(step.plan.rows[row].seq, NOT_FINITE)
         rows = tuple(
-            RowResult(row.seq, tokens.get(index, ()), logprobs.get(index, ()), scores.get(index, ()))
+            RowResult(
+                row.seq,
+                tokens.get(index, ()),
+                logprobs.get(index, ()),
+                scores.get(index, ()),
+                spent_s=spent_s.get(index, 0.0),
+            )
             if index not in failed
             else failed[index]
             for index, row in enumerate(step.plan.rows)
         )
         return StepResult(step.plan.step, rows, duration_s)
 
-    def _follow_grammars(self, step: PreparedStep) -> dict[int, Constrained]:
-        """Have the masks of the tokens to come made. By row: those that failed, and were drawn without a mask."""
-        failed: dict[int, Constrained] = {}
+    def _follow_grammars(self, step: PreparedStep) -> dict[int, tuple[Constrained, float]]:
+        """Have the masks of the tokens to come made. By row: those whose masks took long, or that were drawn without
+        one, each with the processor time that it has not been charged for."""
+        told: dict[int, tuple[Constrained, float]] = {}
+        followed: list[tuple[Constrained, int]] = []
         for micro_batch in step.micro_batches:
-            constrained = micro_batch.drawing.constrained
-            if constrained is not None:
-                assert self._grammars is not None
-                for row, one in zip(micro_batch.sampled, constrained, strict=True):
-                    if one is not None and one.error:
-                        failed[row] = one
-                self._grammars.advance(constrained, micro_batch.draws.tokens_L.tolist())
-        return failed
+            if micro_batch.drawing.constrained is None:
+                continue
+            drawn = zip(
+                micro_batch.sampled, micro_batch.drawing.constrained, micro_batch.draws.tokens_L.tolist(), strict=True
+            )
+            for row, one, token in drawn:
+                if one is not None:
+                    followed.append((one, token))
+                    spent_s = one.charge()
+                    if spent_s or one.error or one.is_late:
+                        told[row] = one, spent_s
+        if followed:
+            assert self._grammars is not None
+            self._grammars.advance(followed)
+        return told
 
     def _plain_rows(self, step: PreparedStep) -> tuple[RowResult, ...]:
         """Of a step that gives tokens and nothing else."""

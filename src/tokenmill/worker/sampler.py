@@ -154,6 +154,8 @@ class Sampler:
 
     def hand_over_masks(self) -> None:
         """Complete the masks of sequences introduced since the last time; steps that draw by them may run already."""
+        if self._grammars is not None:
+            self._grammars.hand_over()
         pending, self._pending = self._pending, []
         for lists in pending:
             lists.hand_over(self._ops)
