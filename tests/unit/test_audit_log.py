@@ -181,10 +181,12 @@ def test_a_new_start_goes_on_with_the_chain(tmp_path: Path, signer: Signer) -> N
     assert (found.problems, found.last.seq, found.signed) == ([], 6, 6)
 
 
-@pytest.mark.parametrize("half", [b'{"seq":4', b"x" * 200_000])
-def test_half_a_line_is_taken_out_and_told_of(tmp_path: Path, signer: Signer, half: bytes) -> None:
+@pytest.mark.parametrize("length", [1, 8, 20, 60, 110, 200_000])
+def test_half_a_line_is_taken_out_and_told_of(tmp_path: Path, signer: Signer, length: int) -> None:
     path = tmp_path / "a.jsonl"
     write(path, signer, num=3)
+    tip = tip_of(3, path.read_bytes().splitlines()[-1])
+    half = line_after(tip, 9e8, {"action": "test", "object": "x" * 300_000})[:length]
     with path.open("ab") as file:
         file.write(half)
     assert look(path, signer).problems == []
@@ -193,6 +195,41 @@ def test_half_a_line_is_taken_out_and_told_of(tmp_path: Path, signer: Signer, ha
     assert [entry["action"] for entry in entries] == ["test", "test", "test", "log.mend", "test"]
     assert entries[3]["bytes"] == len(half)
     assert look(path, signer).problems == []
+
+
+def test_what_was_no_unfinished_write_is_left_as_it_is(tmp_path: Path, signer: Signer) -> None:
+    """A line that a head covers, the entry of another place, and what is none: a start refuses, and so does a server
+    that runs, each time that it looks."""
+    path = tmp_path / "a.jsonl"
+    write(path, signer, num=3)
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    later = line_after(tip_of(4, lines[-1][:-1]), 9e8, {"action": "test"})
+    other = line_after(Tip(3, "ab" * 32), 9e8, {"action": "test"})
+    for data in (whole[:-1], whole[:-9], whole + lines[-1][:50], whole + later, whole + other, whole + bytes(50)):
+        path.write_bytes(data)
+        with pytest.raises(ConfigError, match="cannot be gone on with"):
+            write(path, signer)
+        assert path.read_bytes() == data
+    path.write_bytes(whole)
+    running = segments.Segments(path, 1 << 20)
+    running.find_end()
+    path.write_bytes(whole + b"garbage")
+    for _ in range(2):
+        with pytest.raises(segments.Damaged, match="7 bytes that are no beginning of entry 4"):
+            running.find_end()
+    running.close()
+
+
+def test_half_a_head_is_taken_out(tmp_path: Path, signer: Signer) -> None:
+    """The next one stands in a line of its own."""
+    path = tmp_path / "a.jsonl"
+    write(path, signer, num=3)
+    heads = path.with_name("a.jsonl.heads")
+    heads.write_bytes(heads.read_bytes() + b'{"seq":3,"ha')
+    write(path, signer, first=3)
+    found = look(path, signer)
+    assert (found.problems, found.notes, found.num_heads) == ([], [], 2)
 
 
 def test_a_log_that_ends_before_its_head_is_not_gone_on_with(tmp_path: Path, signer: Signer) -> None:

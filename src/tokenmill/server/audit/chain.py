@@ -43,6 +43,14 @@ def line_after(tip: Tip, time_s: float, event: Mapping[str, Any]) -> bytes:
     return json.dumps(entry, separators=(",", ":")).encode()
 
 
+def is_begun(line: bytes, tip: Tip) -> bool:
+    """Whether `line` is the beginning of an entry behind `tip`, whatever its time is."""
+    begin, time, rest = line_after(tip, 0.0, {})[:-1].partition(shown_time(0.0).encode())
+    at = len(begin), len(begin) + len(time)
+    timeless = (line[: at[0]] + time + line[at[1] :])[: len(line)]
+    return (begin + time + rest).startswith(timeless[: at[1] + len(rest)])
+
+
 def tip_of(seq: int, line: bytes) -> Tip:
     return Tip(seq, hashlib.sha256(line).hexdigest())
 

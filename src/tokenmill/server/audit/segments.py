@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .chain import HEADS, START, Tip, tip_of
+from .chain import HEADS, START, Tip, is_begun, tip_of
 
 _TAIL_BYTES = 1 << 16
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -56,7 +56,8 @@ class Segments:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def find_end(self) -> None:
-        """Look where the log ends now. Raises OSError, Damaged."""
+        """Look where the log ends now, and take out what a crash has left of a line. Raises OSError, and Damaged: then
+        the log stays as it is."""
         try:
             here = os.stat(self.path)
             is_same = self._fd >= 0 and here.st_ino == os.fstat(self._fd).st_ino
@@ -67,12 +68,17 @@ class Segments:
         if not is_same:
             if self._fd >= 0:
                 os.close(self._fd)
+            self._size_bytes = -1
             self._fd = os.open(self.path, _FLAGS, _MODE)
-        self._size_bytes = os.fstat(self._fd).st_size
-        self._drop_half_line()
-        ends = [each for each in reversed(files_of(self.path)) if each.stat().st_size]
+        size = os.fstat(self._fd).st_size
+        half = _after_last_line(self._fd, size)
+        empty = {self.path: len(half)}
+        ends = [each for each in reversed(files_of(self.path)) if each.stat().st_size > empty.get(each, 0)]
         if ends:
             self.tip = _last_tip(ends[0])
+        if half:
+            self._drop(half, size - len(half))
+        self._size_bytes = size - len(half)
 
     def check_heads(self) -> None:
         """Raises Damaged where the log ends before its newest head: then entries have been taken away."""
@@ -96,6 +102,8 @@ class Segments:
         self.tip = tip
 
     def append_head(self, head: dict[str, Any]) -> None:
+        size = os.fstat(self._heads).st_size
+        os.ftruncate(self._heads, size - len(_after_last_line(self._heads, size)))  # of a head that a crash has cut off
         _write(self._heads, json.dumps(head, separators=(",", ":")).encode() + b"\n")
         os.fsync(self._heads)
 
@@ -126,16 +134,13 @@ class Segments:
                 os.close(fd)
         self._fd = self._heads = self._lock = -1
 
-    def _drop_half_line(self) -> None:
-        size = self._size_bytes
-        tail = os.pread(self._fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-        if not tail or tail.endswith(b"\n"):
-            return
-        while b"\n" not in tail and len(tail) < size:
-            tail = os.pread(self._fd, 2 * len(tail), max(0, size - 2 * len(tail)))
-        half = tail.rpartition(b"\n")[2]
-        os.ftruncate(self._fd, size - len(half))
-        self._size_bytes = size - len(half)
+    def _drop(self, half: bytes, begin: int) -> None:
+        """Take out what begins at `begin`, behind the last whole line: but only what is no part of what a head covers,
+        and what the writer of the next entry would have begun with."""
+        self.check_heads()
+        if not is_begun(half, self.tip):
+            raise Damaged(f"{self.path} ends with {len(half)} bytes that are no beginning of entry {self.tip.seq + 1}.")
+        os.ftruncate(self._fd, begin)
         self.mended = {"bytes": len(half), "sha256": hashlib.sha256(half).hexdigest()}
 
 
@@ -156,6 +161,16 @@ def _last_line(fd: int, size: int) -> bytes:
         whole = tail[: tail.rfind(b"\n")] if b"\n" in tail else b""
         if b"\n" in whole or length >= size:
             return whole.rpartition(b"\n")[2]
+        length *= 2
+
+
+def _after_last_line(fd: int, size: int) -> bytes:
+    """What follows the last line's end; b"" where nothing does."""
+    length = _TAIL_BYTES
+    while True:
+        tail = os.pread(fd, length, max(0, size - length))
+        if b"\n" in tail or length >= size:
+            return tail.rpartition(b"\n")[2]
         length *= 2
 
 
