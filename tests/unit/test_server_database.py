@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tokenmill.server import database
-from tokenmill.server.database import Damaged, Schema, cannot_use, open_database
+from tokenmill.server.database import Damaged, Schema, cannot_use, open_checked, open_database
 
 SCHEMA = Schema("--tenants", (7, 1), "CREATE TABLE IF NOT EXISTS t (a);", ("journal_mode=WAL", "synchronous=OFF"))
 
@@ -49,6 +53,69 @@ def test_a_file_that_stays_locked_is_refused_in_time(tmp_path: Path) -> None:
     with pytest.raises(sqlite3.OperationalError, match="locked"):
         open_database(path, SCHEMA, busy_s=0.02)
     other.close()
+
+
+def test_a_file_system_without_hard_links_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "a.db")
+
+    def refuse(source: str, target: str) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(database.os, "link", refuse)
+    with pytest.raises(OSError, match="its file system has no hard links") as caught:
+        open_database(path, SCHEMA, busy_s=1.0)
+    assert "cannot be used" in str(cannot_use("--tenants", path, caught.value)) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("step", range(7))
+def test_setting_aside_can_end_anywhere_and_be_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """A file is found with its own journal, or is found damaged: never the old one without what its journal held, and
+    never the new one with the journal of the old."""
+    folder = tmp_path / "state"
+    path, wal = folder / "a.db", folder / "a.db-wal"
+
+    def found(name: str) -> list[str] | None:
+        copy = Path(shutil.copytree(folder, tmp_path / name)) / path.name  # a look at it writes to it
+        try:
+            with contextlib.closing(open_checked(str(copy), SCHEMA, busy_s=1.0)) as there:
+                return [text for (text,) in there.execute("SELECT a FROM t")]
+        except Damaged:
+            return None
+
+    with contextlib.closing(open_database(str(path), SCHEMA, busy_s=1.0)) as old:
+        old.execute("INSERT INTO t VALUES ('first')")
+        old.execute("PRAGMA wal_checkpoint")
+        old.execute("INSERT INTO t VALUES ('second')")
+        files = {each: each.read_bytes() for each in (path, wal)}
+    for each, data in files.items():
+        each.write_bytes(data)
+    new = folder / "new.db"
+    with contextlib.closing(open_database(str(new), SCHEMA, busy_s=1.0)) as database_:
+        database_.execute("INSERT INTO t VALUES ('restored')")
+    num_steps = 0
+
+    def failing(does: Callable[..., None], *names: str) -> None:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == step + 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        does(*names)
+
+    with monkeypatch.context() as patched:
+        for name, does in (("link", os.link), ("rename", os.rename), ("replace", os.replace), ("unlink", os.unlink)):
+            patched.setattr(database.os, name, partial(failing, does))
+        with contextlib.suppress(OSError):
+            database.set_aside(str(path), str(new))
+    has_ended = num_steps > step
+    assert has_ended == (step < 5), "each step has failed once"
+    in_between = found("between")
+    assert in_between in ([None, ["first", "second"]] if has_ended else [["restored"]])
+    if has_ended:
+        database.set_aside(str(path), str(new))
+        assert found("after") == ["restored"]
+    assert set(files.values()) <= {each.read_bytes() for each in folder.glob("a.db.damaged-*")}
 
 
 def truncated(data: bytes) -> bytes:

@@ -7,6 +7,7 @@ pages and tables have been checked, or refused with what can be done. A file of 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import sqlite3
@@ -107,11 +108,15 @@ def is_damage(error: Exception) -> bool:
 
 
 def set_aside(path: str, replacement: str | None = None) -> str:
-    """Move a file, and its journal, out of the way, and `replacement` at once into its place, so that nobody finds none
-    there: where it is now."""
+    """Move a file, and its journal, out of the way, and `replacement` into its place: where it is now. Between those
+    there is a file of 0 bytes, which everybody finds and nobody trusts: not the old file without its journal, and not
+    the new one with that. What ends there is damaged, and can be set aside again."""
     aside = f"{path}.damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
     with contextlib.suppress(FileNotFoundError):
-        os.link(path, aside)
+        _link(path, aside)
+        empty = f"{aside}.new"
+        os.close(os.open(empty, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.replace(empty, path)
         os.rename(f"{path}-wal", f"{aside}-wal")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(f"{path}-shm")
@@ -121,6 +126,16 @@ def set_aside(path: str, replacement: str | None = None) -> str:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
     return aside
+
+
+def _link(path: str, name: str) -> None:
+    """A second name, which nothing has. Raises OSError, FileExistsError among them."""
+    try:
+        os.link(path, name)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        raise OSError(error.errno, "its file system has no hard links, without which no file is safe here") from error
 
 
 def make_room(database: sqlite3.Connection, table: str, key: str, size: str, most: int) -> None:
@@ -148,7 +163,7 @@ def _make(path: str, schema: Schema, busy_s: float) -> None:
         with contextlib.closing(sqlite3.connect(beside, timeout=busy_s, isolation_level=None)) as database:
             _prepare(database, schema, busy_s)
         with contextlib.suppress(FileExistsError):  # another process has just made it
-            os.link(beside, path)
+            _link(beside, path)
     finally:
         os.unlink(beside)
 
