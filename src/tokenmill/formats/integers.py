@@ -6,6 +6,7 @@ N outputs  K inputs  G groups of inputs
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..core.errors import BadCheckpoint
 from .ggml import dequantise
-from .quantised import QuantisedTensor
+from .quantised import QuantisedTensor, Runs
 from .tensor import BLOCK_LAYOUT, Tensor
 
 _TWICE_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
@@ -45,8 +46,8 @@ class IntegerMatrix:
 
 
 def read_quantised(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
-    """An IntegerMatrix; or float32 [N, K] where codes are floats of 8 bits, or groups are not of one size. Not for
-    the layouts "sparse" and "turned", which `expanded` reads."""
+    """An IntegerMatrix; or float32 [N, K] where codes are floats of 8 bits or of a map, or groups are not of one size.
+    Not for the layouts "sparse" and "turned", which `expanded` reads."""
     return {
         "gptq": _gptq,
         "awq": _awq,
@@ -55,6 +56,7 @@ def read_quantised(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float3
         "float": _float,
         "nvfp4": _float4,
         "mxfp4": _float4,
+        "mapped": _mapped,
     }[tensor.layout](tensor)
 
 
@@ -109,7 +111,9 @@ def _packed(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
 
 def _int8(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
     parts, num_outputs = tensor.parts, tensor.shape[0]
-    scales_NG = _by_row(parts["weight_scale"], num_outputs)
+    scales_NG = _by_row(parts["SCB"] if "SCB" in parts else parts["weight_scale"], num_outputs)
+    if "SCB" in parts:
+        scales_NG = scales_NG / np.float32(127)
     zeros_NG = np.zeros(scales_NG.shape, np.int16)
     if "weight_zero_point" in parts:
         zeros_NG = _by_row(parts["weight_zero_point"], num_outputs).astype(np.int16)
@@ -141,6 +145,27 @@ def _float4(tensor: QuantisedTensor) -> IntegerMatrix:
     if "weight_global_scale" in parts:
         scales_NG /= _floats_of(parts["weight_global_scale"]).reshape(())
     return IntegerMatrix(8, codes_NK, scales_NG, None)
+
+
+def _mapped(tensor: QuantisedTensor) -> NDArray[np.float32]:
+    """Values of a list that comes with the matrix, by 4-bit codes; runs of them share a scale, over the ends of rows.
+    Scales may be such values too, by 8-bit codes."""
+    parts, runs = tensor.parts, tensor.runs
+    assert runs is not None, tensor
+    scales = _floats_of(parts["weight.absmax"]) if runs.scale_size is None else _mapped_scales(parts, runs)
+    packed = np.frombuffer(tensor.data, np.uint8)
+    codes = np.stack([packed >> np.uint8(4), packed & np.uint8(15)], axis=1).reshape(-1)[: tensor.num_values]
+    values = _floats_of(parts["weight.quant_map"])[codes]
+    values *= scales.repeat(runs.size)[: len(values)]
+    return values.reshape(tensor.shape)
+
+
+def _mapped_scales(parts: Mapping[str, Tensor], runs: Runs) -> NDArray[np.float32]:
+    assert runs.scale_size is not None, runs
+    codes = np.frombuffer(parts["weight.absmax"].data, np.uint8)
+    values = _floats_of(parts["weight.nested_quant_map"])[codes]
+    values *= _floats_of(parts["weight.nested_absmax"]).repeat(runs.scale_size)[: len(codes)]
+    return values + np.float32(runs.offset)
 
 
 def _integer_matrix(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from . import compressed
 from .compressed import read_form, refuse_unknown
 from .config_keys import model_type_of
 from .paired import MODEL_TYPE, split_experts
-from .quantised import QuantisedTensor, read_awq, read_fp8, read_gptq
+from .quantised import BITSANDBYTES, QuantisedTensor, read_awq, read_bitsandbytes, read_fp8, read_gptq
 from .tensor import Tensor
 
 _SUFFIXES = {
@@ -18,8 +19,15 @@ _SUFFIXES = {
     "awq": ("qweight", "qzeros", "scales"),
     "compressed-tensors": compressed.SUFFIXES,
     "fp8": ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale"),
+    "bitsandbytes": BITSANDBYTES,
 }
-_READERS = {"gptq": read_gptq, "awq": read_awq, "compressed-tensors": read_form, "fp8": read_fp8}
+_READERS = {
+    "gptq": read_gptq,
+    "awq": read_awq,
+    "compressed-tensors": read_form,
+    "fp8": read_fp8,
+    "bitsandbytes": read_bitsandbytes,
+}
 _CODES = ("qweight", "weight_packed", "weight", "compressed")
 """Of which a matrix has one."""
 
@@ -30,7 +38,7 @@ def join_quantised(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> 
     settings = config.get("quantization_config") or config.get("compression_config")
     if settings and not isinstance(settings, Mapping):
         raise BadCheckpoint("quantization_config is not an object.")
-    method = str(settings.get("quant_method", "compressed-tensors")).lower() if settings else ""
+    method = _method(settings) if settings else ""
     if model_type_of(config) == MODEL_TYPE and method in ("", "mxfp4"):
         return split_experts(tensors)
     if not settings:
@@ -40,20 +48,28 @@ def join_quantised(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> 
     if method == "compressed-tensors":
         refuse_unknown(settings)
     suffixes = _SUFFIXES[method]
+    split = re.compile(rf"(.+)\.({'|'.join(map(re.escape, ('weight', *suffixes)))})")
+    found = {name: match.groups() for name in tensors if (match := split.fullmatch(name))}
     modules: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        module, _, suffix = name.rpartition(".")
+    for name, (module, suffix) in found.items():
         if suffix in suffixes:
-            modules.setdefault(module, {})[suffix] = tensor
+            modules.setdefault(module, {})[suffix] = tensors[name]
     joined: dict[str, Tensor | QuantisedTensor] = {}
     for name, tensor in tensors.items():
-        module, _, suffix = name.rpartition(".")
-        if module not in modules or (suffix not in suffixes and suffix != "weight"):
+        module, suffix = found.get(name, ("", ""))
+        if module not in modules:
             joined[name] = tensor
         elif suffix in _CODES:
             parts = modules[module] | {suffix: tensor}
             joined[f"{module}.weight"] = _join(f"{module}.weight", method, parts, settings)
     return joined
+
+
+def _method(settings: Mapping[str, Any]) -> str:
+    """As `quant_method` says; older files of bitsandbytes say only how they are to be loaded."""
+    if settings.get("load_in_4bit") or settings.get("load_in_8bit"):
+        return "bitsandbytes"
+    return str(settings.get("quant_method", "compressed-tensors")).lower()
 
 
 def _join(name: str, method: str, parts: dict[str, Tensor], settings: Mapping[str, Any]) -> QuantisedTensor:

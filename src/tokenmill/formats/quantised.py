@@ -1,35 +1,58 @@
-"""Matrices that other tools quantised and stored as several tensors, and the forms of three such tools.
+"""Matrices that other tools quantised and stored as several tensors, and the forms of some such tools.
 
     gptq                 qweight i32 [K/p, N], codes packed along K | qzeros i32 [G, N/p] | scales [G, N] | g_idx [K]
     awq                  qweight i32 [K, N/8], codes packed along N in the order 0 2 4 6 1 3 5 7 | qzeros, scales
     fp8                  weight f8 [N, K] | weight_scale_inv, one for each square of `weight_block_size`
+    bitsandbytes         weight i8 [N, K] | SCB f32 [N], 127 times the scale of each row
+                         weight u8 [N * K / 2, 1], the upper half first | weight.quant_map, the 16 values of codes |
+                         weight.absmax, a scale for each run of values | weight.quant_state.*, settings in JSON |
+                         where scales are quantised too, weight.nested_absmax and weight.nested_quant_map of them
 
-with p codes in 32 bits, lowest first. All mean weight = scale * (code - zero). The layouts are those of AutoGPTQ
-and AutoAWQ; those of compressed-tensors are in compressed.py. Activations are never read from these files: what was to
-run with 8-bit activations runs with ours, which have a scale for each 32 values of a row.
+with p codes in 32 bits, lowest first. The first three mean weight = scale * (code - zero). The layouts are those of
+AutoGPTQ, AutoAWQ and bitsandbytes; those of compressed-tensors are in compressed.py. Activations are never read from
+these files: what was to run with 8-bit activations runs with ours, which have a scale for each 32 values of a row.
 
     N outputs  K inputs  G groups of inputs
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .tensor import Tensor
 
+_STATES = tuple(f"weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
+BITSANDBYTES = (
+    "SCB", "weight_format", "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map",
+    *_STATES,
+)  # fmt: skip
+"""Last parts of the names of tensors that belong to a matrix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """size values share a scale; where scales are codes as well, scale_size of them share one, and offset is added."""
+
+    size: int
+    scale_size: int | None = None
+    offset: float = 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class QuantisedTensor:
     """Looks like a Tensor (name, kind, shape, data of its codes). What it means is read by integers.py.
 
-    layout       "gptq", "awq", "packed", "int8", "float", "nvfp4", "mxfp4" or "sparse"; "turned": dense, [K, N]
+    layout       "gptq", "awq", "packed", "int8", "float", "nvfp4", "mxfp4", "mapped" or "sparse"; "turned": dense,
+                 [K, N]
     parts        its tensors, by the last part of their names
     bits         of a code
     zero_offset  what is to be added to stored zeros
     block        (outputs, inputs) that share a scale, where these are squares
     whole_codes  no packed code lies in two words
+    runs         of layout "mapped": how many values, one behind the other, share a scale
     """
 
     name: str
@@ -42,6 +65,7 @@ class QuantisedTensor:
     zero_offset: int = 0
     block: tuple[int, int] | None = None
     whole_codes: bool = True
+    runs: Runs | None = None
 
     @property
     def num_values(self) -> int:
@@ -92,6 +116,43 @@ def read_fp8(name: str, parts: dict[str, Tensor], settings: Mapping[str, Any]) -
         expect(parts["weight_scale_inv"], (-(-num_outputs // rows), -(-num_inputs // columns)))
         block = (rows, columns)
     return QuantisedTensor(name, codes.kind, (num_outputs, num_inputs), codes.data, "float", parts, 8, block=block)
+
+
+def read_bitsandbytes(name: str, parts: dict[str, Tensor], settings: Mapping[str, Any]) -> QuantisedTensor:
+    codes = parts["weight"]
+    if "SCB" in parts:
+        num_outputs, num_inputs = codes.shape
+        expect(codes, (num_outputs, num_inputs), "i8")
+        expect(parts["SCB"], (num_outputs,), "f32")
+        if "weight_format" in parts and any(parts["weight_format"].data):
+            raise ValueError("codes in the order of a GPU's tiles (weight_format) are not supported.")
+        shape = num_outputs, num_inputs
+        return QuantisedTensor(name, "bitsandbytes 8-bit", shape, codes.data, "int8", parts, 8)
+    kind, shape, runs = _read_state(parts[next((state for state in _STATES if state in parts), _STATES[0])])
+    num_values = shape[0] * shape[1]
+    num_scales = -(-num_values // runs.size)
+    if codes.data.nbytes != -(-num_values // 2):
+        raise ValueError(f"{codes.name} of {codes.data.nbytes} bytes does not hold {num_values} codes of 4 bits.")
+    expect(parts["weight.quant_map"], (16,), "f32")
+    expect(parts["weight.absmax"], (num_scales,), "f32" if runs.scale_size is None else "u8")
+    if runs.scale_size is not None:
+        expect(parts["weight.nested_absmax"], (-(-num_scales // runs.scale_size),), "f32")
+        expect(parts["weight.nested_quant_map"], (256,), "f32")
+    return QuantisedTensor(name, f"bitsandbytes {kind}", shape, codes.data, "mapped", parts, 4, runs=runs)
+
+
+def _read_state(tensor: Tensor) -> tuple[str, tuple[int, int], Runs]:
+    """(kind of codes, shape, runs) of a matrix. Raises ValueError."""
+    state = json.loads(bytes(tensor.data))
+    if not isinstance(state, dict):
+        raise ValueError(f"{tensor.name} does not hold a JSON object.")
+    sizes = state.get("shape"), state.get("blocksize"), state.get("nested_blocksize"), state.get("nested_offset", 0.0)
+    match sizes:
+        case [[int(rows), int(columns)], int(size), int() | None as scale_size, int() | float() as offset] if (
+            min(rows, columns, size, 1 if scale_size is None else scale_size) > 0
+        ):
+            return str(state.get("quant_type")), (rows, columns), Runs(size, scale_size, float(offset))
+    raise ValueError(f"{tensor.name} says shape, blocks of values and of scales, and offset {sizes!r}.")
 
 
 def _bits(value: Any) -> int:

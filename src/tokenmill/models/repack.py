@@ -19,7 +19,8 @@ more than float16's own precision (it is far below the matrix's largest), the ma
     integers to 8 bits, groups of 32 n        q8_0 or q8_m   scales of other types, and minimums, are rounded
     the same, groups of 16 n                  q8_h or q8_hm  scales of other types, and minimums, are rounded
     4-bit floats                              q8_0 or q8_h   products of scales are rounded
-    8-bit floats, other groups                f16            values are rounded
+    8-bit floats, codes of a map              f16            values are rounded
+    other groups                              f16            values are rounded
     sparse, or inputs first                   as stored      zeros are written out, or inputs put last
 
 With act-order columns are put in the order of their groups, and the matrix says which input each belongs to; matrices
@@ -85,7 +86,7 @@ def packed_kind(tensor: Tensor | QuantisedTensor) -> str:
     """The kind that `raw_matrix` is expected to give, without reading anything."""
     if not isinstance(tensor, QuantisedTensor):
         return tensor.kind if tensor.kind in DIRECT_KINDS else BLOCK_KINDS.get(tensor.kind, "f32")
-    known = {"float": "f16", "nvfp4": "q8_h", "mxfp4": "q8_0"}
+    known = {"float": "f16", "mapped": "f16", "nvfp4": "q8_h", "mxfp4": "q8_0"}
     if tensor.layout in known:
         return known[tensor.layout]
     if tensor.layout in ("sparse", "turned"):
