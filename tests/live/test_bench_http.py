@@ -32,8 +32,7 @@ def test_a_reset_is_made_good_only_if_the_server_cannot_have_begun(hold_s: float
     assert [exchange.num_retries for exchange in exchanges] == [0, 1 if error is None else 0]
     assert num_requests == (3 if error is None else 2)
     sent_s, end_s = exchanges[1].sent_s, exchanges[1].end_s
-    assert sent_s is not None and end_s is not None and sent_s - exchanges[1].due_s < 0.05
-    assert end_s - sent_s >= hold_s
+    assert sent_s is not None and end_s is not None and end_s - sent_s >= hold_s
 
 
 @pytest.mark.parametrize("reason", ["error", "abort"])

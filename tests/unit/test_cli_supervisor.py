@@ -30,7 +30,7 @@ def test_draining_an_engine_that_is_still_loading_ends_in_time(caplog: pytest.Lo
         supervisor = Supervisor(launch)
         with private_address() as address:
             supervisor._link = UnixFrontEnd(address, MonotonicClock())
-            await asyncio.wait_for(supervisor.drain(0.02), 5)
+            await asyncio.wait_for(supervisor.drain(0.02), 30)
             supervisor._link.close()
 
     asyncio.run(main())

@@ -64,19 +64,21 @@ def test_what_is_said_of_a_layer() -> None:
 
 def test_an_engine_tells_what_is_new_with_the_steps_it_covers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telling, "TELL_S", 0.001)
-    core, told = Mock(), []
+    core, told, has_told = Mock(), [], asyncio.Event()
     core.state.counters.num_steps = 0
     counts = [load((0, 0), (0, 0))]
 
     async def send(message: ExpertLoad) -> None:
         told.append(message)
+        has_told.set()
 
     async def story() -> None:
         task = asyncio.create_task(telling.keep_telling_load(core, Mock(send=send), lambda: counts[0]))
         await asyncio.sleep(0.02)
         assert not told, "nothing has happened"
         core.state.counters.num_steps, counts[0] = 4, load((1, 0), (0, 1))
-        await asyncio.sleep(0.02)
+        async with asyncio.timeout(30):
+            await has_told.wait()
         task.cancel()
         await telling.keep_telling_load(core, Mock(send=send), lambda: None)  # dense: over at once
 

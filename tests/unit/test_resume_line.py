@@ -127,7 +127,7 @@ def test_a_stream_is_not_given_up_under_a_reader_that_came_back() -> None:
             return [Unfinished(1, CALL, [])]
 
         store: Any = SimpleNamespace(unfinished=unfinished, drop=lambda key: None)
-        book = Book(store, 0.05, lambda owner: cast(Tenant, object()))
+        book = Book(store, 0.5, lambda owner: cast(Tenant, object()))
         book.app = app
         await book.restart(cast(Starlette, SimpleNamespace(middleware_stack=app)))
         line = await book.find("me", "cmpl-1")
@@ -139,7 +139,7 @@ def test_a_stream_is_not_given_up_under_a_reader_that_came_back() -> None:
         while line.start is None:
             await asyncio.sleep(0)
         book.attach(line, second)
-        await asyncio.sleep(0.15)  # more than the grace
+        await asyncio.sleep(1.0)  # more than the grace
         assert not line.abandoned.is_set()
         book.detach(line, second)
         await asyncio.wait_for(line.abandoned.wait(), 10)

@@ -41,5 +41,5 @@ def test_a_rendering_by_the_callers_own_template_ends_with_the_caller() -> None:
     conversation = Conversation(messages=({"role": "user", "content": "x"},), template="{{ messages }}")
     rendering = Encoder(make_text_model(), helper).render(conversation, Caller("c", cast(Any, Leaving())))
     with pytest.raises(ClientGone):
-        asyncio.run(asyncio.wait_for(rendering, 5))
+        asyncio.run(asyncio.wait_for(rendering, 30))
     assert helper.has_ended
