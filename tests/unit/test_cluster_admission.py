@@ -25,7 +25,6 @@ class Calls:
     tpot_s: float = 0.02
     tightest_s: float = 0.0
     shed_from: int = 3
-    refuses: bool = False
     own: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def num_open_of(self, client: str) -> int:
@@ -35,19 +34,17 @@ class Calls:
         return self.own.get(client, (0, 0))[1]
 
     def forecast(self, newcomer: Newcomer, now: float) -> Forecast:
-        return Forecast(self.waits_s, self.waits_s + 0.1, self.tpot_s, 1.1 * (self.waits_s + 0.1))
+        ttft_s = self.waits_s + 0.1
+        return Forecast(self.waits_s, ttft_s, self.tpot_s, 1.1 * ttft_s, 1.25 * self.tpot_s)
 
     def wait_s(self, newcomer: Newcomer, now: float) -> float:
         return self.waits_s
 
-    def tightest_tpot_s(self, priority_class: int) -> float:
-        return self.tightest_s
+    def tpot_target_s(self, terms: Terms) -> float:
+        return self.tightest_s or terms.tpot_s
 
     def shed_s(self, priority_class: int, now: float) -> float:
         return 3.0 if priority_class >= self.shed_from else 0.0
-
-    def is_refusing(self, priority_class: int) -> bool:
-        return self.refuses
 
 
 @pytest.mark.parametrize(
@@ -82,9 +79,10 @@ SOON = Newcomer("a", terms=Terms(ttft_s=1.0, tpot_s=0.05))
         (Calls(waits_s=1.4), SOON, "ttft", 0.65, 1.65),
         (Calls(waits_s=0.8), SOON._replace(since_s=0.3), "ttft", 0.29, 1.29),
         (Calls(waits_s=0.85), SOON, "ttft", 0.045, 1.045),
-        (Calls(tpot_s=0.1), SOON, "tpot", 5.0, 2.0),
-        (Calls(tpot_s=0.04, tightest_s=0.02), SOON, "tpot", 5.0, 2.0),
-        (Calls(tpot_s=0.04, tightest_s=0.02), Newcomer("a"), "", 0, 0.0),
+        (Calls(tpot_s=0.08), SOON, "tpot", 5.0, 2.0),
+        (Calls(tpot_s=0.041), SOON, "tpot", 10 * (1 - 1 / 1.025), 1.025),
+        (Calls(tpot_s=0.04), SOON, "", 0, 1.0),
+        (Calls(tpot_s=0.032, tightest_s=0.02), SOON, "tpot", 5.0, 2.0),
         (Calls(waits_s=9.0), Newcomer("a"), "", 0, 0.9),
         (Calls(shed_from=1), Newcomer("a"), "shed", 3.0, 0.0),
         (Calls(shed_from=2), Newcomer("a"), "", 0, 0.0),

@@ -531,6 +531,27 @@ def test_a_forecast_is_compared_with_what_came() -> None:
     assert scene.gateway.desk.calibration.factor == pytest.approx(1.5, abs=0.25)
 
 
+def test_the_forecast_of_further_tokens_is_compared_with_the_answer_that_came() -> None:
+    """As it ends: tokens that come more slowly than told raise the next forecasts and their margin. One token alone
+    says nothing."""
+    scene = Scene()
+    scene.join(0)
+    calibration = scene.gateway.desk.tpot_calibration
+    margin = calibration.margin
+    for number in range(60):
+        name = f"r{number}"
+        verdict = Verdict(None, Forecast(0.0, 1.0, 0.1), 0.5)
+        made = replace(request(name), arrival_s=0.0, terms=Terms(tpot_s=0.1))
+        scene.handle(Opened([made], "", verdict), 0.0)
+        scene.step(0, Output(name, (7,), num_output=1), now=1.0)
+        if number % 2:
+            scene.step(0, Output(name, (7, 7), num_output=3), now=1.3)
+        scene.step(0, end(name), now=9.0)
+        if not number:
+            assert (calibration.factor, calibration.margin) == (1.0, margin)
+    assert calibration.factor == pytest.approx(1.5, abs=0.25) and calibration.margin > margin
+
+
 def test_what_a_shadow_lets_in_corrects_no_forecast() -> None:
     """It would not have been served: what becomes of it says nothing of those that are."""
     scene = Scene()

@@ -9,7 +9,7 @@ from tokenmill.cluster.pressure import Plan, Pressure
 
 def told(pressure: Pressure, priority_class: int, need: float, now: float, num: int = 60) -> None:
     for _ in range(num):
-        pressure.note(priority_class, need, need > 1, now)
+        pressure.note(priority_class, need, now)
 
 
 def test_answers_are_shortened_before_anybody_is_turned_away() -> None:
@@ -21,7 +21,6 @@ def test_answers_are_shortened_before_anybody_is_turned_away() -> None:
     told(pressure, 1, 1.4, 0.0)
     assert pressure.level(0.0) == 2
     assert [pressure.shed_s(each, 0.0) > 0 for each in range(3)] == [False, False, True]
-    assert pressure.is_refusing(1) and not pressure.is_refusing(2)
 
 
 def test_a_level_is_left_well_below_where_it_was_entered() -> None:
@@ -51,5 +50,5 @@ def test_pressure_fades_when_nobody_comes_and_the_time_told_is_when_it_has() -> 
 
 def test_one_call_alone_changes_nothing() -> None:
     pressure = Pressure()
-    pressure.note(1, 2.0, True, 0.0)
-    assert pressure.level(0.0) == 0 and pressure.is_refusing(1)
+    pressure.note(1, 2.0, 0.0)
+    assert pressure.level(0.0) == 0

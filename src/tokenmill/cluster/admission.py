@@ -11,9 +11,6 @@ from .desk import FrontDesk
 
 _PARTS = 8
 """A client may have all of so many parts but one, of open choices and of their tokens."""
-_LIMIT, _AGAIN = 1.1, 1.0
-"""What the time of a token may be expected to be of its target. Where a call of its class was turned away, the next
-must keep it."""
 _SHORT = 0.1
 """A call without targets whose wait is roughly less than this of what it may be enters without a forecast."""
 PREDICTED = ("wait", "ttft", "tpot", "shed")
@@ -32,10 +29,9 @@ class BoundedWait:
     """A call is turned away when what is open, of all clients or of its own, would exceed a bound, or when its first
     choice would wait too long, unless it has the lowest priority. A call larger than a bound runs alone.
 
-    Where `keeps_targets`, also one with a target for its first token that the upper quantile of its forecast misses;
-    with one for its further tokens that it is expected to miss, or to make those miss that draw already; and one of a
-    class below another that is not served in time. With nothing open a call enters whatever is expected: what steps
-    take is known from steps alone.
+    Where `keeps_targets`, also one with a target that the upper quantile of its forecast misses, or that would make
+    those miss theirs for further tokens that draw already; and one of a class below another that is not served in
+    time. With nothing open a call enters whatever is expected: what steps take is known from steps alone.
 
     max_open    choices
     max_tokens  their prompt tokens together
@@ -69,7 +65,6 @@ class BoundedWait:
         if shed_s:
             message = f"Requests of class P{terms.priority_class} give way to better ones"
             return Verdict(Refusal("shed", message, shed_s), seen, need)
-        limit = _AGAIN if calls.is_refusing(terms.priority_class) else _LIMIT
         if terms.ttft_s:
             told_s = newcomer.since_s + seen.ttft_upper_s
             need = max(need, told_s / terms.ttft_s)
@@ -79,18 +74,13 @@ class BoundedWait:
                     f"and is wanted within {1e3 * terms.ttft_s:.0f} ms"
                 )
                 refusal = Refusal("ttft", message, told_s - terms.ttft_s, in_turn=True)
-        tpot_s = terms.tpot_s
-        if terms.ttft_s or tpot_s:
-            others_s = calls.tightest_tpot_s(terms.priority_class)
-            tpot_s = min(tpot_s, others_s) if tpot_s and others_s else tpot_s or others_s
+        tpot_s, told_s = calls.tpot_target_s(terms), seen.tpot_upper_s
         if tpot_s:
-            need = max(need, seen.tpot_s / tpot_s)
-            if refusal is None and seen.tpot_s > limit * tpot_s:
-                message = (
-                    f"Tokens would come every {1e3 * seen.tpot_s:.0f} ms, and are wanted within {1e3 * tpot_s:.0f} ms"
-                )
-                share = 1 - _AGAIN * tpot_s / seen.tpot_s
-                refusal = Refusal("tpot", message, share * calls.num_open * calls.choice_s)
+            need = max(need, told_s / tpot_s)
+            if refusal is None and told_s > tpot_s:
+                message = f"Tokens would come every {1e3 * told_s:.0f} ms, and are wanted within {1e3 * tpot_s:.0f} ms"
+                retry_s = (1 - tpot_s / told_s) * calls.num_open * calls.choice_s
+                refusal = Refusal("tpot", message, retry_s, in_turn=True)
         return Verdict(refusal, seen, need)
 
     def _too_much(self, newcomer: Newcomer, calls: OpenCalls) -> Refusal | None:
@@ -115,7 +105,7 @@ def judged(admission: Admission, newcomer: Newcomer, desk: FrontDesk, now: float
     if refusal is None:
         return verdict
     if refusal.reason in PREDICTED:
-        desk.pressure.note(newcomer.terms.priority_class, verdict.need, refusal.reason != "wait", now)
+        desk.pressure.note(newcomer.terms.priority_class, verdict.need, now)
     if not refusal.in_turn:
         return verdict
     retry_s = desk.returns.tell(now, refusal.retry_s, newcomer.num_choices, desk.choice_s)

@@ -21,7 +21,7 @@ from ..core.events import EngineStats
 from ..core.policy import Forecast, Newcomer
 from ..core.request import IDLE_PRIORITY, Request
 from ..core.slo import least_tokens
-from ..core.terms import NUM_PRIORITY_CLASSES
+from ..core.terms import NUM_PRIORITY_CLASSES, Terms
 from ..core.work import PATIENCE, due, lead_s, step_work
 from .events import Pace
 from .forecast import Calibration, Scene, forecast
@@ -31,6 +31,8 @@ from .service import Load, Rates, Returns, Rows, moved, predicted_wait
 from .turns import Ticket
 
 _LATELY = 64
+_LEAST_TTFT_S = 0.05
+"""First tokens that come sooner wait for little but the step under way."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +47,7 @@ class FrontDesk:
     num_tokens  prompt tokens held for them; choices of one prompt share it
     choice_s    seconds for which a choice, on average, takes all of what it needs most: the engine's time, or its rows
     pressure    how far the load is from what can be served in time
-    calibration by how much forecasts of first tokens are off
+    calibration, tpot_calibration   by how much forecasts of first tokens are off, and of the time of further ones
     returns     when those who are refused are told to come back
     catch_up    is called before what answers have drawn is looked at: what has been paced is to be told
 
@@ -58,7 +60,8 @@ class FrontDesk:
         self.num_tokens = 0
         self.choice_s = 0.0
         self.pressure = Pressure()
-        self.calibration = Calibration()
+        self.calibration = Calibration(_LEAST_TTFT_S)
+        self.tpot_calibration = Calibration()
         self.returns = Returns()
         self._places = Places(num_drawn)
         self._rates = Rates(0, 0)
@@ -200,9 +203,15 @@ class FrontDesk:
             return Forecast()
         seen = forecast(scene)
         wait_s = predicted_wait(Load(seen.wait_s, rows, self._passing(newcomer, now)))
-        factor, margin_s = self.calibration.factor, self.calibration.margin * newcomer.terms.ttft_s
-        ttft_s = factor * (seen.ttft_s + wait_s - seen.wait_s)
-        return Forecast(factor * wait_s, ttft_s, seen.tpot_s, ttft_s + margin_s)
+        first, further, terms = self.calibration, self.tpot_calibration, newcomer.terms
+        ttft_s, tpot_s = first.factor * (seen.ttft_s + wait_s - seen.wait_s), further.factor * seen.tpot_s
+        return Forecast(
+            first.factor * wait_s,
+            ttft_s,
+            tpot_s,
+            ttft_s + first.margin * terms.ttft_s,
+            tpot_s + further.margin * self.tpot_target_s(terms),
+        )
 
     def wait_s(self, newcomer: Newcomer, now: float) -> float:
         """Roughly its wait: for the prompts before its own, where rows are left."""
@@ -241,7 +250,7 @@ class FrontDesk:
         ]
         lately = [num_prompt for _, num_prompt, _ in self._lately]
         span_s = now - self._lately[0][0] if lately else 0.0
-        paces_s = [each for each in (self.tightest_tpot_s(NUM_PRIORITY_CLASSES), newcomer.terms.tpot_s) if each]
+        paces_s = [each for each in (self._tightest_tpot_s(NUM_PRIORITY_CLASSES), newcomer.terms.tpot_s) if each]
         pace_s = min(paces_s, default=0.0)
         return Scene(
             costs=rates.costs,
@@ -275,8 +284,14 @@ class FrontDesk:
             in_flight_s if stats.num_prompt_left else self._rates.costs.predict(Work(num, num, 0))
         )
 
-    def tightest_tpot_s(self, priority_class: int) -> float:
-        """Of the choices that draw, of this class or a better one."""
+    def tpot_target_s(self, terms: Terms) -> float:
+        if not (terms.ttft_s or terms.tpot_s):
+            return 0.0
+        paces_s = [each for each in (self._tightest_tpot_s(terms.priority_class), terms.tpot_s) if each]
+        return min(paces_s, default=0.0)
+
+    def _tightest_tpot_s(self, priority_class: int) -> float:
+        """Of the choices that draw, of this class or a better one; 0: there is none."""
         targets = [
             terms.tpot_s
             for _, request, _, _ in self._drawing.values()
@@ -286,9 +301,6 @@ class FrontDesk:
 
     def shed_s(self, priority_class: int, now: float) -> float:
         return self.pressure.shed_s(priority_class, now)
-
-    def is_refusing(self, priority_class: int) -> bool:
-        return self.pressure.is_refusing(priority_class)
 
     def _passing(self, newcomer: Newcomer, now: float) -> list[tuple[float, float]]:
         """What will pass it, if calls go on as they came lately."""

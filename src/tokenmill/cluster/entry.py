@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ..core.errors import RequestTimeout
 from ..core.events import FINISH_ERROR, FINISH_LENGTH, TIMEOUT, Output, Timing
+from ..core.policy import Forecast
 from ..core.request import Request
 from .lengths import Guess
 
@@ -38,7 +39,8 @@ class Entry:
     num_reserved  of the answer, as its engine expects it
     num_hit       tokens that were expected in the prefix cache of the engine that has it
     last_token_s  when tokens came last
-    opened_s, told_s     when it was let in, and after how many seconds its first token was expected; 0: nobody said
+    opened_s, told       when it was let in, and what was expected then
+    first_token_s        when tokens came first
     num_cached, timing   of the first life that gave a token
     """
 
@@ -64,7 +66,8 @@ class Entry:
     num_hit: int = 0
     last_token_s: float = -1.0
     opened_s: float = 0.0
-    told_s: float = 0.0
+    told: Forecast = Forecast()
+    first_token_s: float = -1.0
     num_cached: int = 0
     timing: Timing | None = None
 
@@ -98,8 +101,14 @@ class Entry:
         output_tokens = (*self.request.output_tokens, *self.tokens)
         return replace(self.request, output_tokens=output_tokens, is_resumed=True, attempt=attempt)
 
-    def note_first(self, output: Output) -> None:
+    @property
+    def tpot_s(self) -> float:
+        """The time of each token after the first, of those that have come; 0: no two have."""
+        return (self.last_token_s - self.first_token_s) / max(1, len(self.tokens) - 1)
+
+    def note_first(self, output: Output, now: float) -> None:
         """The first tokens of all have come."""
+        self.first_token_s = now
         self.num_cached, self.timing = output.num_cached, output.timing
 
     def as_first_life(self, output: Output) -> Output:

@@ -135,9 +135,8 @@ def _tpot_s(scene: Scene, num_draws: float) -> float:
 
 _GAIN = 1 / 32
 _MOST_OFF = 0.5
-_TOLD_S = 0.05
 UPPER = 0.95
-"""Of those that are let in by an upper quantile, as many are to have their first token by then."""
+"""Of those that are let in by an upper quantile, as many are to have what was forecast by then."""
 _STEP = 1 / 32
 _FIRST, _LEAST, _MOST = 0.1, 0.03, 0.5
 """The margin before anything was compared, and its bounds."""
@@ -147,12 +146,15 @@ class Calibration:
     """By how much forecasts are off, from those that came true: what the walk leaves out, such as the time that
     messages take, and what is unlike lately.
 
+    least_s: times up to it say nothing of the factor, since they are of little more than a step.
+
     factor  is to be put to the next forecasts
     margin  is to be added to them, as a share of the target, for an upper quantile. It follows the errors by steps
             (Robbins and Monro 1951): up for one above it, down for one below, by so much less as there are to be more
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least_s: float = 0.0) -> None:
+        self._least_s = least_s
         self._log = 0.0
         self.margin = _FIRST
 
@@ -161,9 +163,9 @@ class Calibration:
         return math.exp(self._log)
 
     def note(self, told_s: float, took_s: float, target_s: float = 0.0) -> None:
-        """A first token was forecast, with the factor of then, and took so long, or as long at least. Times of little
-        more than a step say nothing of the factor, and without a target nothing of the margin."""
-        if told_s >= _TOLD_S and took_s >= _TOLD_S:
+        """It was forecast, with the factor of then, and took so long, or as long at least. What had no target says
+        nothing of the margin."""
+        if min(told_s, took_s) > self._least_s:
             off = max(-1.0, min(1.0, math.log(took_s / told_s)))
             self._log = max(-_MOST_OFF, min(_MOST_OFF, self._log + _GAIN * off))
         if target_s:

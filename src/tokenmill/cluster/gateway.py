@@ -234,10 +234,10 @@ class Gateway:
                 self._deadlines.add(request, self._entries)
         first, verdict = requests[0], event.verdict
         if verdict.refusal is None and verdict.need:
-            self.desk.pressure.note(first.terms.priority_class, verdict.need, False, now)
+            self.desk.pressure.note(first.terms.priority_class, verdict.need, now)
         if verdict.forecast.ttft_s and verdict.refusal is None:
             entry = self._entries[first.id]
-            entry.opened_s, entry.told_s = now, verdict.forecast.ttft_s
+            entry.opened_s, entry.told = now, verdict.forecast
         self.desk.join(requests, event.client)
         self._placing.place(now, effects)
 
@@ -302,7 +302,7 @@ class Gateway:
                 if last_s >= 0:
                     gaps[last_s] = gaps.get(last_s, 0) + 1
                 else:
-                    entry.note_first(output)
+                    entry.note_first(output, now)
                     self.desk.start(entry.request, output.num_cached, now, entry.tokens)
                     self._compare(entry, now, effects)
                     effects.firsts.append((entry.request, now - entry.request.arrival_s))
@@ -356,11 +356,11 @@ class Gateway:
 
     def _compare(self, entry: Entry, now: float, effects: Effects) -> None:
         """Its first token has come, as was forecast or not; or it would have come later than now."""
-        if not entry.told_s:
+        if not entry.told.ttft_s:
             return
         took_s = now - entry.opened_s
-        self.desk.calibration.note(entry.told_s, took_s, entry.request.terms.ttft_s)
-        effects.forecasts.append((entry.told_s, took_s))
+        self.desk.calibration.note(entry.told.ttft_s, took_s, entry.request.terms.ttft_s)
+        effects.forecasts.append((entry.told.ttft_s, took_s))
 
     def _fail(self, entry: Entry, message: str, now: float, effects: Effects, kind: str = EngineFailed.kind) -> None:
         """End it with an error that no engine gave."""
@@ -373,6 +373,8 @@ class Gateway:
         self._placing.strike(entry, now, effects)
         if output is not None and output.is_saved and not request.handoff:  # for another engine alone
             output = output._replace(is_saved=False)
+        if entry.told.tpot_s and entry.tpot_s:
+            self.desk.tpot_calibration.note(entry.told.tpot_s, entry.tpot_s, request.terms.tpot_s)
         reason = entry.ending or (FINISH_ABORT if output is None else output.finish_reason) or ""
         if output is not None and entry.ending is None:
             effects.outputs.append(output)

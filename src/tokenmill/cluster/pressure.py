@@ -41,23 +41,18 @@ class Pressure:
         self._noted_s = [0.0] * NUM_PRIORITY_CLASSES
         self._is_shedding = [False] * NUM_PRIORITY_CLASSES
         self._is_shortening = False
-        self._is_refusing = [False] * NUM_PRIORITY_CLASSES
 
-    def note(self, priority_class: int, need: float, is_refused: bool, now: float) -> None:
-        """A call of the class came, and was turned away for a target or not."""
+    def note(self, priority_class: int, need: float, now: float) -> None:
+        """A call of the class came."""
         place = _place(priority_class)
         mean = self.mean(place, now)
         self._means[place] = mean + _WEIGHT * (min(_MOST, need) - mean)
         self._noted_s[place] = now
-        self._is_refusing[place] = is_refused
 
     def mean(self, priority_class: int, now: float) -> float:
         place = _place(priority_class)
         mean = self._means[place]
         return mean * math.exp((self._noted_s[place] - now) / _FADE_S) if mean > _EVER else 0.0
-
-    def is_refusing(self, priority_class: int) -> bool:
-        return self._is_refusing[_place(priority_class)]
 
     def level(self, now: float) -> int:
         is_shedding = any([self._sheds_below(place, now) for place in range(NUM_PRIORITY_CLASSES)])

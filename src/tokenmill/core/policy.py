@@ -186,13 +186,14 @@ class Forecast(NamedTuple):
     wait_s        until its first step
     ttft_s        until its first token
     tpot_s        for each further token
-    ttft_upper_s  until its first token, but for one in twenty, as forecasts have been off lately
+    ttft_upper_s, tpot_upper_s  the same two, but for one in twenty, as forecasts have been off lately
     """
 
     wait_s: float = 0.0
     ttft_s: float = 0.0
     tpot_s: float = 0.0
     ttft_upper_s: float = 0.0
+    tpot_upper_s: float = 0.0
 
 
 class Refusal(NamedTuple):
@@ -253,19 +254,15 @@ class OpenCalls(Protocol):
         """Roughly its wait, at a fraction of what a forecast costs."""
         ...
 
-    def tightest_tpot_s(self, priority_class: int) -> float:
-        """The shortest target for a token of the choices that draw, of this class or a better one; 0: there is none."""
+    def tpot_target_s(self, terms: Terms) -> float:
+        """What the time of a token of a call with these terms is held to: its own target, or a shorter one of the
+        choices that draw, of its class or a better one; 0: there is none."""
         ...
 
     def shed_s(self, priority_class: int, now: float) -> float:
         """For how long calls of a class are turned away, because a better one is not served in time; 0: they are
         not."""
         ...
-
-    def is_refusing(self, priority_class: int) -> bool:
-        """Whether the last call of the class was turned away for a target."""
-        ...
-
 
 class Admission(Protocol):
     """Which call enters now."""
