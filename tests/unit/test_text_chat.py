@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tokenmill.core.errors import BadCheckpoint, InvalidRequest
 from tokenmill.text.chat import MAX_TEMPLATE_CHARS, ChatTemplate, Renderer
@@ -171,13 +172,35 @@ def test_equals_transformers(source: str) -> None:
 @pytest.mark.parametrize(
     "printed",
     [
-        "raise_exception", "strftime_now | string", "'a'.upper", "messages | map('upper')", "[raise_exception]",
-        "'x' ~ lipsum", "'%s' | format(raise_exception)", "cycler('a')",
+        "raise_exception", "strftime_now | string", "messages[0].role.upper", "messages | map('upper')",
+        "[raise_exception]", "'x' ~ lipsum", "'%s' | format(raise_exception)", "'%r' % range", "cycler('a')",
+        "joiner()", "'{}'.format(messages[0]['items'])", "messages | reverse", "self.b", "[range] | join('')",
+        "{'a': dict} | pprint",
+        "namespace(f=messages[0].role.format).f", "raise_exception(range)", "messages | map(attribute='items') | list",
     ],
 )  # fmt: skip
-def test_no_template_prints_where_things_lie_in_memory(printed: str) -> None:
+@pytest.mark.parametrize("shown", ["{}", "({} ~ '')[3:30]", "({}) | string | replace(' at ', '') | replace('0x', '')"])
+def test_no_template_prints_where_things_lie_in_memory(printed: str, shown: str) -> None:
+    """However it takes the text apart: there is none."""
+    source = "{{ " + shown.format(printed) + " }}{% block b %}{% endblock %}"
     with pytest.raises(InvalidRequest, match="is no text"):
-        Renderer(ChatTemplate("{{ " + printed + " }}")).render(HELLO)
+        Renderer(ChatTemplate(source)).render(HELLO)
+
+
+def test_functions_methods_and_iterators_do_what_they_are_for() -> None:
+    source = """
+    {%- set ns = namespace(call=messages[0].role.upper, sep=joiner(', '), found=messages | map(attribute='role')) -%}
+    {%- macro twice(x) %}{{ x }}{{ x }}{% endmacro -%}
+    {{ ns.call() }}{{ ns.sep() }}{{ ns.sep() }}{{ ns.found | list }}{{ range(3) | reverse | list }}{{ twice('a') }}
+    {%- for kind, text in messages[0].items() | sort %} {{ loop.index }}{{ kind }}
+    {%- endfor %}{% set c = cycler('x', 'y') %}{{ c.next() }}{{ c.next() }}{{ c.current }}
+    {{- [range is callable, messages[0].keys is callable, messages is callable, messages | map('upper') is iterable] }}
+    {{- [range is iterable, messages[0].nothing is defined, nothing is callable] }}
+    {{- (messages | selectattr('role', 'equalto', 'user') | first).role }}{{ 'a' in (['a'] | map('lower')) }}
+    {{- '{0[role]:>6}|{1}'.format(messages[0], 2) }}{{ ','.join(['b'] | map('upper')) }}{{ dict(a=1).a }}"""
+    rendered = Renderer(ChatTemplate(source)).render([{"role": "user", "content": "x"}])
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
+    assert "".join(rendered.pieces) == plain.render(messages=[{"role": "user", "content": "x"}])
 
 
 def test_messages_may_speak_of_addresses() -> None:

@@ -11,15 +11,16 @@ What a template cannot render is the client's error and names `messages`.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import wraps
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, TemplateRuntimeError, Undefined, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..core.errors import BadCheckpoint, InvalidRequest
@@ -32,9 +33,8 @@ _MAX_REASON = 500
 _CONTINUE_MARK = "\ue000continue-final-message\ue000 "
 """Put behind the message to be continued, to find its end in the prompt; the space shows whether the template trims."""
 
-_ADDRESS = re.compile(" at (0x[0-9a-f]+)>")
-
 _PROBE = "\ue000probe\ue000"
+_DATA = (str, int, float, list, tuple, dict, type(None), Undefined)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,7 @@ class Renderer:
             raise BadCheckpoint(
                 f"The chat template has {len(template.source)} characters; {MAX_TEMPLATE_CHARS} are allowed."
             )
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda form: now().strftime(form)
+        environment = _Environment({"raise_exception": _raise_exception, "strftime_now": lambda f: now().strftime(f)})
         try:
             self._template = environment.from_string(template.source)
         except Exception as error:  # a template that is made to fail may do so in any way
@@ -125,20 +120,7 @@ class Renderer:
             raise InvalidRequest(
                 f"The chat template rejected the messages: {_reason(error)}", param="messages"
             ) from error
-        prompt = "".join(pieces)
-        self._check_printed(prompt, variables)
-        return prompt
-
-    def _check_printed(self, prompt: str, variables: Mapping[str, Any]) -> None:
-        """Functions, methods and iterators print where they lie in this process's memory: that is no text of a prompt,
-        and nobody else's business. What was given with such words in it may be printed."""
-        printed = set(_ADDRESS.findall(prompt))
-        if printed:
-            given = f"{self._source} {variables}"
-            if any(address not in given for address in printed):
-                raise InvalidRequest(
-                    "The chat template prints a function, a method or an iterator, which is no text.", param="messages"
-                )
+        return "".join(pieces)
 
     def _try(self, messages: list[dict[str, Any]]) -> str:
         return self._run({"messages": messages, "tools": None, "add_generation_prompt": False})
@@ -263,6 +245,64 @@ def _cut_at_mark(prompt: str) -> str:
     return prompt[:end].rstrip() if trims else prompt[:end]
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """In which a template holds nothing but data, and what can only be called or gone through. Functions, methods and
+    iterators print where they lie in this process's memory, which is no text of a prompt and nobody else's business:
+    wherever one of them comes from, it comes as an `_Opaque`."""
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+        self.filters |= {"tojson": _tojson}
+        self.filters = {name: _giving_opaque(each) for name, each in self.filters.items()}
+        self.globals = {name: _opaque(each) for name, each in {**self.globals, **functions}.items()}
+        self.tests["callable"] = lambda value: callable(_bare(value))
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        return _opaque(super().getattr(_bare(obj), attribute))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        return _opaque(super().getitem(_bare(obj), argument))
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return _opaque(super().call(context, _bare(obj), *args, **kwargs))
+
+
+class _Opaque:
+    """What has no text: any way to make one of it is the template's error."""
+
+    __slots__ = ("bare",)
+
+    def __init__(self, bare: Any) -> None:
+        self.bare = bare
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.bare)
+
+    def __repr__(self) -> str:
+        raise TemplateRuntimeError("it prints a function, a method or an iterator, which is no text.")
+
+
+def _opaque(value: Any) -> Any:
+    """`value`; as an `_Opaque` if it would print where it lies."""
+    if isinstance(value, _DATA):
+        return value
+    printer: object = type(value).__repr__
+    prints_place = printer is object.__repr__ or callable(value) or hasattr(value, "__next__")
+    return _Opaque(value) if prints_place else value
+
+
+def _bare(value: Any) -> Any:
+    return value.bare if isinstance(value, _Opaque) else value
+
+
+def _giving_opaque(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)  # with the marks by which Jinja2 knows what to give it
+    def giving(*args: Any, **kwargs: Any) -> Any:
+        return _opaque(function(*args, **kwargs))
+
+    return giving
+
+
 class _GenerationBlock(Extension):
     """{% generation %} ... {% endgeneration %} marks the assistant's words for training; here it is just its body."""
 
@@ -284,8 +324,8 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
+def _raise_exception(message: object) -> None:
+    raise TemplateError(str(message))
 
 
 def _reason(error: Exception) -> str:
