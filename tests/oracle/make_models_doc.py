@@ -143,12 +143,15 @@ weights in a second layout beside these, `consolidated.safetensors`, are neither
 | fp8 with scales for square blocks | f16 | torch's float8 |
 | bitsandbytes nf4 and fp4, with nested (double) quantisation or without | f16 | the package |
 | bitsandbytes 8 bits (LLM.int8) | q8_0 | the package |
+| ModelOpt FP8 (one scale, by row, in blocks), MXFP8 | f16 | the package |
+| ModelOpt NVFP4 | q8_h | the package |
 
-Other formats of compressed-tensors, and its `transform_config`, are refused by name. The sixteen values of nf4 and fp4
-are no multiples of one step, so they are multiplied out; `--quantization q8` makes them smaller again. Group sizes that
-are a multiple of 16 but not of 32 take q8_h or q8_hm, others f16. `--quantization` turns matrices stored in 16 or 32
-bits, or multiplied out, into q8_0, q4_0, q4_1, f16 or bf16 at load; with 4 bits, embeddings and head become q8_0. If it
-changes nothing, a note says so. Files split into parts (`-00001-of-0000N.gguf`) load by the name of any part.
+Other formats of compressed-tensors, its `transform_config`, and other algorithms of ModelOpt are refused by name. The
+sixteen values of nf4 and fp4 are no multiples of one step, so they are multiplied out; `--quantization q8` makes them
+smaller again. Group sizes that are a multiple of 16 but not of 32 take q8_h or q8_hm, others f16. `--quantization`
+turns matrices stored in 16 or 32 bits, or multiplied out, into q8_0, q4_0, q4_1, f16 or bf16 at load; with 4 bits,
+embeddings and head become q8_0. If it changes nothing, a note says so. Files split into parts (`-00001-of-0000N.gguf`)
+load by the name of any part.
 """
 
 

@@ -3,7 +3,7 @@ quantised_goldens.safetensors.
 
 Runs under an interpreter that has torch and the tools named, outside the project's own environment:
 
-    python tests/oracle/make_quantised_goldens.py bitsandbytes
+    python tests/oracle/make_quantised_goldens.py bitsandbytes modelopt
 
 Cases of tools that are not named stay as they are.
 """
@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 GOLDENS = Path(__file__).with_name("quantised_goldens.safetensors")
 N, K = 24, 360
@@ -44,7 +45,43 @@ def bitsandbytes() -> Iterator[Case]:
     yield "8-bit", {"load_in_8bit": True}, stored | {"m": expected}
 
 
-TOOLS: dict[str, Callable[[], Iterator[Case]]] = {"bitsandbytes": bitsandbytes}
+def modelopt() -> Iterator[Case]:
+    """A matrix of a small model that the package exported, and what it computes with before or reads back."""
+    import modelopt.torch.quantization as tool
+    from modelopt.torch.export import export_hf_checkpoint
+    from modelopt.torch.quantization.qtensor import MXFP8QTensor, NVFP4QTensor
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 160, "num_attention_heads": 2, "num_hidden_layers": 1}
+    for name, config in {
+        "FP8": tool.FP8_DEFAULT_CFG,
+        "FP8 in blocks": tool.FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG,
+        "FP8 by row": tool.FP8_PER_CHANNEL_PER_TOKEN_CFG,
+        "MXFP8": tool.MXFP8_DEFAULT_CFG,
+        "NVFP4": tool.NVFP4_DEFAULT_CFG,
+    }.items():
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=256, architectures=["LlamaForCausalLM"], **sizes))
+        model = tool.quantize(model, config, lambda given: given(torch.arange(40)[None]))
+        matrix = model.model.layers[0].mlp.down_proj
+        original = matrix.weight.detach().clone()
+        with tempfile.TemporaryDirectory() as folder:
+            export_hf_checkpoint(model, export_dir=folder)
+            settings = json.loads((Path(folder) / "config.json").read_text())["quantization_config"]
+            stored = load_file(Path(folder) / "model.safetensors")
+        module = "model.layers.0.mlp.down_proj."
+        parts = {key.removeprefix(module): part for key, part in stored.items() if key.startswith(module)}
+        shape, dtype, scales = original.shape, torch.float32, parts["weight_scale"]
+        if name == "MXFP8":  # what computes with these two needs a GPU
+            expected = MXFP8QTensor(shape, dtype, parts["weight"]).dequantize(scale=scales)
+        elif name == "NVFP4":
+            given = {"scale": scales, "double_scale": parts["weight_scale_2"], "block_sizes": {-1: 16}}
+            expected = NVFP4QTensor(shape, dtype, parts["weight"]).dequantize(**given)
+        else:
+            expected = matrix.weight_quantizer(original).detach()
+        yield name, settings, parts | {"m": expected}
+
+
+TOOLS: dict[str, Callable[[], Iterator[Case]]] = {"bitsandbytes": bitsandbytes, "modelopt": modelopt}
 
 
 def main(tools: list[str]) -> None:

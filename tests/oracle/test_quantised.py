@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from families import Case
 from safetensors import safe_open
+from test_families import TOLERANCE, make_model, our_logits, random_tokens, their_logits
 
 from tokenmill.core.errors import BadCheckpoint
 from tokenmill.formats.ggml import dequantise
@@ -22,7 +24,11 @@ from tokenmill.formats.quantised import QuantisedTensor
 from tokenmill.formats.safetensors import open_safetensors
 from tokenmill.formats.tensor import Tensor
 from tokenmill.models.repack import packed_kind, raw_matrix
+from tokenmill.ops.reference import ReferenceOps
 from tokenmill.ops.reference_weights import dequantise as dequantise_raw
+
+torch = pytest.importorskip("torch", reason="the oracle needs torch")
+safetensors_torch = pytest.importorskip("safetensors.torch", reason="the oracle needs safetensors")
 
 GOLDENS = Path(__file__).with_name("quantised_goldens.safetensors")
 TENSORS = open_safetensors(GOLDENS)
@@ -63,6 +69,46 @@ def test_older_settings_of_bitsandbytes_name_no_method() -> None:
     assert joined(parts, settings).kind == "bitsandbytes nf4"
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quant_algo": "W4A8_AWQ"},
+        {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"m": {"quant_algo": "W4A8_AWQ"}}},
+    ],
+)
+def test_other_algorithms_of_modelopt_are_refused_by_name(settings: dict[str, Any]) -> None:
+    with pytest.raises(BadCheckpoint, match=r"quant_algo 'W4A8_AWQ' is not supported .supported: FP8, .*NVFP4"):
+        join_quantised({}, {"quantization_config": {"quant_method": "modelopt", **settings}})
+
+
+def test_a_folder_whose_config_does_not_tell_of_modelopt(tmp_path: Path) -> None:
+    """hf_quant_config.json does. Scales of activations and of the KV cache are left alone."""
+    case = Case("modelopt", "Llama", {"tie_word_embeddings": False})
+    kind = type(make_model(case, tmp_path))
+    file = tmp_path / "model.safetensors"
+    weights = safetensors_torch.load_file(file)
+    stored: dict[str, Any] = {}
+    for name, values in weights.items():
+        stored[name] = values
+        if "_proj." in name:
+            module, scale = name.removesuffix(".weight"), values.abs().max() / 448
+            stored[name] = (values / scale).to(torch.float8_e4m3fn)
+            weights[name] = (stored[name].float() * scale).half().float()
+            stored |= {f"{module}.weight_scale": scale, f"{module}.input_scale": torch.tensor(0.5)}
+            if module.endswith(("k_proj", "v_proj")):
+                stored[f"{module}.{module[-6]}_scale"] = torch.tensor(0.5)
+    safetensors_torch.save_file(weights, file, {"format": "pt"})
+    theirs = kind.from_pretrained(tmp_path, dtype="float32", attn_implementation="eager").eval()
+    tokens = random_tokens(2, 40)
+    expected = their_logits(theirs, tokens)
+    safetensors_torch.save_file(stored, file)
+    said = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": said}))
+    got = our_logits(ReferenceOps(exact_activations=True), tmp_path, 64, tokens)
+    np.testing.assert_allclose(got, expected, atol=TOLERANCE * np.abs(expected).max())
+
+
+BLOCK_SCALES = Tensor("m.weight_scale", "f32", (1, 1, 3, 1), memoryview(bytes(12)))
 STATE = {"quant_type": "nf4", "blocksize": 32, "shape": [24, 360]}
 
 
@@ -78,6 +124,9 @@ STATE = {"quant_type": "nf4", "blocksize": 32, "shape": [24, 360]}
         ("bitsandbytes nf4", {"state": STATE | {"nested_blocksize": 0}}, r"360\], 32, 0, 0.0\)"),
         ("bitsandbytes nf4", {"state": [1]}, "does not hold a JSON object"),
         ("bitsandbytes nf4 with nested scales", {"weight.nested_quant_map": None}, "'weight.nested_quant_map' of its"),
+        ("modelopt FP8", {"weight_scale": None}, "'weight_scale' of its modelopt form is missing"),
+        ("modelopt NVFP4", {"weight_scale_2": None}, "m.weight_scale is f8_e4m3"),
+        ("modelopt FP8 in blocks", {"weight_scale": BLOCK_SCALES}, r"instead of \(1, 1, 2, 1\)"),
         ("bitsandbytes 8-bit", {"weight_format": Tensor("f", "u8", (), memoryview(b"\2"))}, "weight_format"),
     ],
 )

@@ -22,6 +22,9 @@ from .quantised import QuantisedTensor
 from .safetensors import open_safetensors, read_json, weights_of
 from .tensor import Tensor
 
+MODELOPT_NAME = "hf_quant_config.json"
+"""Where ModelOpt's older folders say what their config.json does not."""
+
 
 @dataclass(slots=True)
 class Checkpoint:
@@ -73,6 +76,9 @@ def _open_folder(path: Path, stored: dict[str, Tensor] | None = None) -> Checkpo
     generation = path / "generation_config.json"
     config = read_json(path / "config.json")
     quantised = {key: config[key] for key in ("quantization_config", "compression_config") if key in config}
+    if not quantised and (path / MODELOPT_NAME).is_file():
+        said = read_json(path / MODELOPT_NAME).get("quantization")
+        quantised = {"quantization_config": {"quant_method": "modelopt", **said}} if isinstance(said, dict) else {}
     config, stored, left_out = language_part(config, open_safetensors(path) if stored is None else stored)
     tensors = join_quantised(as_published(stored, config), quantised | config)
     defaults = read_json(generation) if generation.is_file() else {}

@@ -12,6 +12,9 @@
     sparse-24-bitmask,    compressed: what is not zero, row by row | bitmask u8 [N, ceil(K / 8)], lowest bit first |
     sparse-bitmask        shape. With scales beside them, of codes; else of dense values
 
+ModelOpt stores 8-bit floats alike, but [ceil(N / 128), 1, ceil(K / 128), 1] scales of blocks, and nvfp4 as weight u8 |
+weight_scale | weight_scale_2, by which scales are multiplied.
+
 How activations were to be quantised is not read; nor are schemes of KV caches.
 
     N outputs  K inputs  G groups of inputs
@@ -33,6 +36,14 @@ SUFFIXES = (
 )  # fmt: skip
 """Last parts of the names of tensors that belong to a matrix."""
 
+MODELOPT = ("weight_scale", "weight_scale_2", "input_scale")
+"""The same of ModelOpt's."""
+
+_ALGORITHMS = (
+    "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION",
+)  # fmt: skip
+_SQUARE = 128
+"""Of the blocks of FP8_PB_WO."""
 _FORMATS = (
     "dense", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision",
     "mxfp8-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
@@ -55,6 +66,31 @@ def refuse_unknown(settings: Mapping[str, Any]) -> None:
         raise BadCheckpoint(f"sparsity_config of format {form!r} is not supported (supported: {', '.join(_SPARSE)}).")
     if settings.get("transform_config"):
         raise BadCheckpoint("transform_config: matrices that were rotated are not supported.")
+
+
+def refuse_unknown_algorithm(settings: Mapping[str, Any]) -> None:
+    """Raises BadCheckpoint naming an algorithm of ModelOpt that is not read. None: only the KV cache is quantised."""
+    layers = settings.get("quantized_layers")
+    layers = layers.values() if isinstance(layers, Mapping) else ()
+    for each in (settings, *(layer for layer in layers if isinstance(layer, Mapping))):
+        algorithm = each.get("quant_algo")
+        if algorithm is not None and str(algorithm).upper() not in _ALGORITHMS:
+            raise BadCheckpoint(f"quant_algo {algorithm!r} is not supported (supported: {', '.join(_ALGORITHMS)}).")
+
+
+def read_modelopt(name: str, parts: dict[str, Tensor], settings: Mapping[str, Any]) -> QuantisedTensor:
+    """Raises ValueError and KeyError for parts that do not fit each other."""
+    codes, scales = parts["weight"], parts["weight_scale"]
+    num_outputs, num_inputs = codes.shape
+    if codes.kind == "u8":
+        return _floats4(name, parts | {"weight_packed": codes})
+    if len(scales.shape) != 4:
+        return _codes(name, codes, (num_outputs, num_inputs), parts, {})
+    expect(scales, (-(-num_outputs // _SQUARE), 1, -(-num_inputs // _SQUARE), 1))
+    squares = Tensor(scales.name, scales.kind, scales.shape[::2], scales.data)
+    weights = {"strategy": "block", "block_structure": [_SQUARE, _SQUARE]}
+    settings = {"config_groups": {"group_0": {"weights": weights}}}
+    return _codes(name, codes, (num_outputs, num_inputs), parts | {"weight_scale": squares}, settings)
 
 
 def read_form(name: str, parts: dict[str, Tensor], settings: Mapping[str, Any]) -> QuantisedTensor:
@@ -108,12 +144,10 @@ def num_words(num_codes: int, bits: int, whole: bool) -> int:
 def _floats4(name: str, parts: dict[str, Tensor]) -> QuantisedTensor:
     packed, scales = parts["weight_packed"], parts["weight_scale"]
     num_outputs, num_inputs = packed.shape[0], 2 * packed.shape[1]
-    if "weight_global_scale" in parts:
-        form, group, kind = "nvfp4", 16, "f8_e4m3"
-        if parts["weight_global_scale"].num_values != 1:
-            raise ValueError(f"{parts['weight_global_scale'].name} is not one value.")
-    else:
-        form, group, kind = "mxfp4", 32, "u8"
+    whole = parts.get("weight_global_scale") or parts.get("weight_scale_2")
+    form, group, kind = ("mxfp4", 32, "u8") if whole is None else ("nvfp4", 16, "f8_e4m3")
+    if whole is not None and whole.num_values != 1:
+        raise ValueError(f"{whole.name} is not one value.")
     expect(packed, (num_outputs, num_inputs // 2), "u8")
     expect(scales, (num_outputs, num_inputs // group), kind)
     if num_inputs % group:

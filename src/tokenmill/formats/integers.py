@@ -144,6 +144,8 @@ def _float4(tensor: QuantisedTensor) -> IntegerMatrix:
     scales_NG = _by_row(parts["weight_scale"], tensor.shape[0]) * np.float32(0.5)
     if "weight_global_scale" in parts:
         scales_NG /= _floats_of(parts["weight_global_scale"]).reshape(())
+    if "weight_scale_2" in parts:
+        scales_NG *= _floats_of(parts["weight_scale_2"]).reshape(())
     return IntegerMatrix(8, codes_NK, scales_NG, None)
 
 

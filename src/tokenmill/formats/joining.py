@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.errors import BadCheckpoint
 from . import compressed
-from .compressed import read_form, refuse_unknown
+from .compressed import read_form, read_modelopt, refuse_unknown, refuse_unknown_algorithm
 from .config_keys import model_type_of
 from .paired import MODEL_TYPE, split_experts
 from .quantised import BITSANDBYTES, QuantisedTensor, read_awq, read_bitsandbytes, read_fp8, read_gptq
@@ -20,6 +20,7 @@ _SUFFIXES = {
     "compressed-tensors": compressed.SUFFIXES,
     "fp8": ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale"),
     "bitsandbytes": BITSANDBYTES,
+    "modelopt": compressed.MODELOPT,
 }
 _READERS = {
     "gptq": read_gptq,
@@ -27,6 +28,7 @@ _READERS = {
     "compressed-tensors": read_form,
     "fp8": read_fp8,
     "bitsandbytes": read_bitsandbytes,
+    "modelopt": read_modelopt,
 }
 _CODES = ("qweight", "weight_packed", "weight", "compressed")
 """Of which a matrix has one."""
@@ -47,6 +49,8 @@ def join_quantised(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> 
         raise BadCheckpoint(f"quantisation method {method!r} is not supported (supported: {', '.join(_SUFFIXES)}).")
     if method == "compressed-tensors":
         refuse_unknown(settings)
+    if method == "modelopt":
+        refuse_unknown_algorithm(settings)
     suffixes = _SUFFIXES[method]
     split = re.compile(rf"(.+)\.({'|'.join(map(re.escape, ('weight', *suffixes)))})")
     found = {name: match.groups() for name in tensors if (match := split.fullmatch(name))}

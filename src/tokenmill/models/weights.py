@@ -33,7 +33,7 @@ _NAMED_IN_ERRORS = 6
 _READ_WITH_THE_CONFIG = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"}
 _AS_STORED = ("router", "shared_mix")
 """Small matrices that decide too much to be rounded further at load."""
-_IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.k_scale", "attn.v_scale")
+_IGNORED_SUFFIXES = ("rotary_emb.inv_freq", ".k_scale", ".v_scale")
 """Buffers of old exporters that follow from the config, and scales of an 8-bit KV cache."""
 
 
