@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +16,12 @@ import pytest
 
 from tokenmill.cli.keeper import can_keep
 from tokenmill.cli.launch import Launch
-from tokenmill.cli.lives import Death, EngineCrashed
+from tokenmill.cli.lives import Death, Ends, EngineCrashed, EngineProcess, peak_bytes
 from tokenmill.cli.local import LocalEngines
 from tokenmill.cli.supervisor import Supervisor, next_delay_s
 from tokenmill.cluster.events import Cause
 from tokenmill.core.events import Ready
+from tokenmill.core.units import KiB, MiB
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.unix import UnixFrontEnd, private_address
 from tokenmill.node.options import EngineOptions
@@ -37,8 +42,10 @@ def test_draining_an_engine_that_is_still_loading_ends_in_time(caplog: pytest.Lo
     assert "had not saved all" in caplog.text
 
 
-def test_an_engine_that_its_supervisor_kills_has_died_of_a_fault() -> None:
-    """What it sent could not be used: the kill is no outside cause, though it is a SIGKILL."""
+@pytest.mark.parametrize(("was_alive", "cause"), [(True, Cause.FAULT), (False, Cause.OUTSIDE)])
+def test_an_engine_that_its_supervisor_kills_has_died_of_a_fault(was_alive: bool, cause: Cause) -> None:
+    """What it sent could not be used: the kill is no outside cause, though it is a SIGKILL. One that another had killed
+    before has not died of that."""
     killed, causes = asyncio.Event(), []
 
     class Life:
@@ -51,8 +58,9 @@ def test_an_engine_that_its_supervisor_kills_has_died_of_a_fault() -> None:
         def has_beaten(self) -> bool:
             return True
 
-        def kill(self) -> None:
+        def kill(self) -> bool:
             killed.set()
+            return was_alive
 
         def close(self) -> None:
             raise asyncio.CancelledError
@@ -79,7 +87,42 @@ def test_an_engine_that_its_supervisor_kills_has_died_of_a_fault() -> None:
                 await supervisor.run(front, lambda ready: ready)
 
     asyncio.run(main())
-    assert causes == [Cause.FAULT]
+    assert causes == [cause]
+
+
+def test_a_process_that_has_ended_is_not_killed_any_more_and_its_size_is_known() -> None:
+    taken = 64 * MiB
+    program = f"import os, signal; x = b'x' * {taken}; os.kill(os.getpid(), signal.SIGKILL)"
+
+    async def main() -> tuple[bool, Death]:
+        process = subprocess.Popen([sys.executable, "-c", program])
+        ends = Ends.open()
+        ends.given()
+        life = EngineProcess(process, ends, "")
+        while life.kill():
+            await asyncio.sleep(0.01)
+        death = await life.ended()
+        life.close()
+        return life.kill(), death
+
+    own = peak_bytes(resource.getrusage(resource.RUSAGE_SELF))
+    was_alive, death = asyncio.run(main())
+    assert was_alive is False and death.status == -signal.SIGKILL
+    assert death.peak_bytes > taken or death.peak_bytes == 0 < own
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="this system keeps a process's peak for ever")
+def test_what_loading_took_is_forgotten_when_an_engine_serves() -> None:
+    """By the system, which tells the peak of a process that has ended."""
+    # A small process begins it: what a large one had when it forked counts as its child's.
+    begin = "import resource, subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True);"
+    begin += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    load = f"from tokenmill.node.heap import forget_peak; x = b'x' * {256 * MiB}; del x; "
+    peaks = []
+    for serve in ("pass", "forget_peak()"):
+        told = subprocess.run([sys.executable, "-c", begin, load + serve], check=True, capture_output=True).stdout
+        peaks.append(KiB * int(told))
+    assert peaks[0] > 256 * MiB > peaks[1], peaks
 
 
 def test_the_plan_counts_weights_once_where_a_keeper_has_them() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from scripted import READY, attached
+from tokenmill.cluster.events import Cause, Left
 from tokenmill.cluster.places import Room
 from tokenmill.core.errors import Unavailable
 from tokenmill.core.events import (
@@ -335,6 +336,33 @@ def test_whoever_runs_the_engine_hears_of_a_broken_link_but_not_of_a_closed_one(
 
     assert asyncio.run(main(StepOutputs((None,), EngineStats(), 0.0)))  # type: ignore[arg-type]
     assert not asyncio.run(main(StepOutputs((), EngineStats(), 0.0)))
+
+
+def test_the_end_of_a_process_tells_how_it_died_however_late_it_is_heard_of() -> None:
+    """No clock takes an end of which the maker will know the cause for one of an unknown cause; but a process that
+    lives on without its link is ended."""
+
+    async def main() -> list[Any]:
+        client, broken, told = EngineClient(), asyncio.Event(), []
+        handle = client.gateway.handle
+
+        def hear(event: Any, now: float) -> Any:
+            told.extend([event] if isinstance(event, Left) else [])
+            return handle(event, now)
+
+        client.gateway.handle = hear  # type: ignore[method-assign]
+        engine, front = local_link()
+        link = client.attach(front, on_broken=broken.set, explained_s=0.001)
+        await engine.send(READY)
+        while client.ready is None:
+            await asyncio.sleep(0)
+        engine.close()
+        await asyncio.wait_for(broken.wait(), 20)
+        told.append("the process is ended")
+        client.detach(link, "gone", cause=Cause.OUTSIDE)
+        return told
+
+    assert asyncio.run(main()) == ["the process is ended", Left(0, Cause.OUTSIDE)]
 
 
 @attached

@@ -85,6 +85,7 @@ async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> No
     from ..net.clock import MonotonicClock
     from ..net.pulse import beating
     from ..net.unix import UnixEngineEnd
+    from ..node.heap import forget_peak
     from ..node.joining import join_store, joining_later
     from ..node.pressure import Pressure
     from .kv_events_options import publishing, tell, tell_tiers, with_fact
@@ -93,6 +94,7 @@ async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> No
     pressure = Pressure()
     engine, ready = make()
     ready = await join_store(engine, ready)
+    forget_peak()  # loading may take more than is planned for serving
     clock = MonotonicClock()
     link = UnixEngineEnd(launch.address, clock)
     relay = TierRelay(engine.watch_tiers)

@@ -76,22 +76,29 @@ class ForkedEngine:
     def has_beaten(self) -> bool:
         return take_pulses(self._ends.pulse_fd)
 
-    def kill(self) -> None:
+    def kill(self) -> bool:
         self._is_killed = True
-        if self.process_fd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.process_fd, signal.SIGKILL)
+        if self.process_fd < 0:
+            return not self._is_told.is_set()
+        has_ended = self._wait(0.0)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.process_fd, signal.SIGKILL)
+        return not has_ended
 
     def close(self) -> None:
         """One that the keeper has not told of ends a second later, by its lifeline."""
         self.kill()
         if self.process_fd >= 0:
-            ends = select.poll()
-            ends.register(self.process_fd, select.POLLIN)
-            ends.poll(_END_S * 1000)
+            self._wait(_END_S)
             self._forget()
         self._ends.close()
         self._is_closed = True
+
+    def _wait(self, within_s: float) -> bool:
+        """Whether the process has ended by then."""
+        ends = select.poll()
+        ends.register(self.process_fd, select.POLLIN)
+        return bool(ends.poll(within_s * 1000))
 
     def _forget(self) -> None:
         os.close(self.process_fd)

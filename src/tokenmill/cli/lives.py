@@ -36,7 +36,7 @@ BEYOND_PLAN = 1.25
 
 class Death(NamedTuple):
     """How a process ended. error: as a sentence; status: exit code, the negative number of a signal, or None where
-    nobody can tell; peak_bytes: the most memory that it had, 0 where nobody can tell."""
+    nobody can tell; peak_bytes: the most memory that it had since it served, 0 where nobody can tell."""
 
     error: TokenmillError
     status: int | None = None
@@ -74,8 +74,8 @@ class EngineLife(Protocol):
         """Whether it has shown progress since this was last asked."""
         ...
 
-    def kill(self) -> None:
-        """Ends the process at once: it keeps nothing worth saving."""
+    def kill(self) -> bool:
+        """Ends the process at once: it keeps nothing worth saving. Whether it had not ended before."""
         ...
 
     def close(self) -> None:
@@ -137,6 +137,7 @@ class EngineProcess:
         self.flight = flight
         self._process = process
         self._ends = ends
+        self._peak_bytes = 0
 
     @classmethod
     def start(cls, launch: Launch) -> EngineProcess:
@@ -165,22 +166,29 @@ class EngineProcess:
 
     async def ended(self) -> Death:
         report = await self._ends.read_report()
-        peak = 0
-        if self._process.returncode is None:
-            with contextlib.suppress(ChildProcessError):
-                _, status, usage = os.wait4(self._process.pid, 0)
-                self._process.returncode = os.waitstatus_to_exitcode(status)
-                peak = peak_bytes(usage)
+        self._reap(0)
         status = self._process.wait()
         # What this process had when it forked counts as the child's until that becomes another program.
         own = peak_bytes(resource.getrusage(resource.RUSAGE_SELF))
-        return Death(why_ended(report, status), status, peak if peak > own else 0)
+        return Death(why_ended(report, status), status, self._peak_bytes if self._peak_bytes > own else 0)
+
+    def _reap(self, options: int) -> bool:
+        """Whether it has ended. options: WNOHANG does not wait for that."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ChildProcessError):
+                pid, status, usage = os.wait4(self._process.pid, options)
+                if pid:
+                    self._process.returncode = os.waitstatus_to_exitcode(status)
+                    self._peak_bytes = peak_bytes(usage)
+        return self._process.returncode is not None
 
     def has_beaten(self) -> bool:
         return take_pulses(self._ends.pulse_fd)
 
-    def kill(self) -> None:
+    def kill(self) -> bool:
+        has_ended = self._reap(os.WNOHANG)
         self._process.kill()
+        return not has_ended
 
     def close(self) -> None:
         self.kill()

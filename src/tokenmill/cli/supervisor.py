@@ -38,8 +38,8 @@ LONGEST_AWAITED_S = 5.0
 """While requests wait for an engine, the delay grows no further."""
 SETTLED_S = 60.0
 """After a process that lived this long the next delay is the first again, also where it made no step."""
-EXPLAINED_S = 1.0
-"""After the end of an engine's link, its process's end says within this time how it died."""
+EXPLAINED_S = 5.0
+"""A process that lives so long after its link has ended is ended. Its end, whenever it is heard of, tells its cause."""
 
 OOM_LOOKS = 10
 """The kernel counts a kill when it begins; the process ends when its memory is taken down, which may take seconds."""
@@ -209,8 +209,7 @@ class Supervisor:
     def _kill(self) -> None:
         """The process under way, for what it does or fails to do."""
         if self._process is not None:
-            self._is_own_kill = True
-            self._process.kill()
+            self._is_own_kill |= self._process.kill()
 
 
 def next_delay_s(before_s: float, lived_s: float, *, has_served: bool, is_awaited: bool) -> float:

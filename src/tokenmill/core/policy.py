@@ -264,6 +264,7 @@ class OpenCalls(Protocol):
         not."""
         ...
 
+
 class Admission(Protocol):
     """Which call enters now."""
 

@@ -26,6 +26,13 @@ def trim_heap() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def forget_peak() -> None:
+    """From now on the most memory that this process has had, as the system tells it when it has ended, is that of now
+    and of later. Where the system cannot, what it had before goes on to count."""
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
+
+
 def private_bytes() -> int:
     """Memory that is this process's own: what it has mapped from files is not. Where the system does not tell, the most
     that it ever had, files included."""

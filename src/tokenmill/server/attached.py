@@ -36,7 +36,7 @@ class AttachedEngine:
 
     take is given what comes. must_wait tells of a notice whether it must wait, with all after it. lost is called when
     the link has ended or what came cannot be used, with what to say of it; in that case on_broken is called, too: the
-    engine may live on, and hears of it from nobody else.
+    engine may live on, and hears of it from nobody else. So it is by `end_after`.
     """
 
     def __init__(
@@ -121,6 +121,15 @@ class AttachedEngine:
         task = asyncio.create_task(self._guard(work), name=f"engine-client-{name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def end_after(self, longest_s: float) -> None:
+        """Have whoever runs the engine end it if it is not let go within this time."""
+
+        async def end() -> None:
+            await asyncio.sleep(longest_s)
+            self.on_broken()
+
+        self.spawn(end(), "end")
 
     async def _read(self) -> None:
         """One message at a time, also where several have come: in the first turn between them readers write what they

@@ -157,8 +157,8 @@ class EngineClient:
         """Take up a new engine; it gets requests once its Ready has come. Needs a running loop. The link stays its
         maker's to close. `on_broken` is called when what comes over the link cannot be used: the engine has been let
         go, but may live on and hear of it from nobody else. `flight`: file of its flight recorder, where it has one
-        here. `address`: where the link comes from; "": this machine. `explained_s`: within which, after the link's
-        end, its maker knows how the engine died, and detaches it; 0: nobody knows."""
+        here. `address`: where the link comes from; "": this machine. `explained_s`: the maker detaches it once it knows
+        how the engine died; `on_broken` is called if the engine lives so long after its link. 0: nobody knows."""
         attached = AttachedEngine(
             self._num_links,
             link,
@@ -190,7 +190,7 @@ class EngineClient:
     def _lose(self, link: AttachedEngine, reason: str, explained_s: float) -> None:
         """Its link has ended."""
         if explained_s:
-            asyncio.get_running_loop().call_later(explained_s, self._let_go, link, reason)
+            link.end_after(explained_s)
         else:
             self.detach(link, reason)
 
