@@ -397,17 +397,30 @@ def test_suspects_are_tried_in_all_free_engines_at_once() -> None:
 def test_what_waits_is_ended_by_the_time_without_an_engine_however_many_starts_fail(
     given_s: float | None, start_s: float, limit_s: float
 ) -> None:
-    """Thirty seconds, or three starts like the last good one, or as the operator says."""
+    """Thirty seconds, or three starts like the last good one, or as the operator says: from the first start that fails,
+    not from the end of the last engine, after which nobody may have tried to start one."""
     scene = Scene()
     scene.gateway.start_limit.limit_s = given_s
     scene.handle(Joined(0, READY, start_s), 50.0)
     scene.open("a")
-    scene.handle(Left(0), 100.0)
-    for number in range(1, 100):
-        assert not scene.handle(Left(number), 100.0 + limit_s * number / 100).outputs
-    (output,) = scene.handle(Left(100), 100.0 + limit_s).outputs
+    scene.handle(Left(0), 60.0)
+    for number in range(100):
+        assert not scene.handle(Left(1 + number), 1000.0 + limit_s * number / 100).outputs
+    (output,) = scene.handle(Left(101), 1000.0 + limit_s).outputs
     assert (output.request_id, output.finish_reason) == ("a", "error")
     assert not scene.gateway.num_open
+
+
+def test_starts_that_fail_while_nothing_waits_do_not_count() -> None:
+    """What comes an hour later has its time as if they had not been."""
+    scene = Scene()
+    scene.join(0)
+    scene.handle(Left(0), 100.0)
+    scene.handle(Left(1), 101.0)
+    scene.handle(Left(2), 200.0)
+    scene.open("a")
+    assert not scene.handle(Left(3), 229.0).outputs
+    assert scene.handle(Left(4), 230.0).outputs
 
 
 def test_a_good_engine_begins_the_time_without_one_anew() -> None:

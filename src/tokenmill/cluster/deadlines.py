@@ -58,8 +58,8 @@ class Deadlines:
 class StartLimit:
     """For how long engines may fail to start until what waits for one is ended.
 
-    limit_s  counted from the last good engine's end; None: START_LIMIT_S, or the time of NUM_STARTS starts like the
-             last good one if that is longer
+    limit_s  counted from the first start that failed since there was a good engine, while something waits; None:
+             START_LIMIT_S, or the time of NUM_STARTS starts like the last good one if that is longer
     """
 
     def __init__(self) -> None:
@@ -71,13 +71,9 @@ class StartLimit:
         """An engine serves; its start took so long."""
         self._start_s, self._since_s = start_s, None
 
-    def leave(self, now: float) -> None:
-        """The last one that served is gone."""
-        self._since_s = now
-
-    def is_over(self, now: float) -> bool:
+    def is_over(self, now: float, num_waiting: int) -> bool:
         """To be asked when a start has failed and no engine serves."""
-        if self._since_s is None:  # none ever did
+        if self._since_s is None or not num_waiting:
             self._since_s = now
         limit_s = self.limit_s
         return now - self._since_s >= (max(START_LIMIT_S, NUM_STARTS * self._start_s) if limit_s is None else limit_s)

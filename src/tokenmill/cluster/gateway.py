@@ -188,12 +188,10 @@ class Gateway:
     def _leave(self, event: Left, now: float, effects: Effects) -> None:
         link = self._links.pop(event.link, None)
         if link is None:
-            if not self._links and self.start_limit.is_over(now):
+            if not self._links and self.start_limit.is_over(now, len(self._entries)):
                 for entry in list(self._entries.values()):
                     self._fail(entry, _NEVER_BACK, now, effects)
             return
-        if not self._links:
-            self.start_limit.leave(now)
         convicted = self._placing.leave(link, event.cause, now, effects)
         for entry in link.entries.values():
             entry.link = None
