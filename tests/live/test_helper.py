@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import os
 import signal
 import time
@@ -18,6 +19,7 @@ from serving import alive, wait_until
 
 from scripted import make_text_model
 from tokenmill.core.errors import InvalidRequest, Unavailable
+from tokenmill.helper import parent
 from tokenmill.helper.parent import HelperProcess, materials
 from tokenmill.server.jobs import (
     CompileGrammar,
@@ -297,6 +299,31 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
 
     run(work())
     wait_until(lambda: not any(map(alive, pids)), "no process is left", 10)
+
+
+def test_a_job_that_is_killed_for_want_of_memory_is_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take that memory again; the next job is done."""
+    kills = itertools.count()
+    monkeypatch.setattr(parent, "oom_kills", lambda: next(kills))
+
+    async def work() -> None:
+        async with helper(tmp_path) as subject:
+            await render(subject)
+            assert subject._forks is not None
+            zygote = subject._forks._process.pid
+            (renderer,) = children(zygote)
+            job = asyncio.create_task(subject.run(Encode(Rendered(("hello " * 1_000_000,)), True), "a"))
+            await asyncio.to_thread(wait_until, lambda: len(children(zygote)) == 2, "the job's process", 20)
+            (child,) = {*children(zygote)} - {renderer}
+            os.kill(child, signal.SIGKILL)
+            with pytest.raises(Unavailable, match="more memory than the machine has left"):
+                await job
+            assert next(subject._forks._numbers) == 2, "one renderer and one process for the job"
+            assert "hello" in await render(subject)
+
+    run(work())
 
 
 def test_a_renderer_killed_from_outside_is_replaced(tmp_path: Path) -> None:

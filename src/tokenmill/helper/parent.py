@@ -28,6 +28,7 @@ from ..core.errors import BadCheckpoint, EngineFailed, InvalidRequest, Tokenmill
 from ..core.units import MiB
 from ..net.framing import Pipe
 from ..node.heap import trim_heap
+from ..node.machine import oom_kills
 from ..server.jobs import (
     GRAMMAR_S,
     JOB_BYTES,
@@ -329,11 +330,13 @@ class _Child:
         self._forks = forks
         self._number = number
         self._ended = ended
+        self._oom_kills = oom_kills()
         self._pipe = Pipe()
         self._pipe.connect(end)
 
     async def ask(self, data: bytes, body: bytes = b"") -> bytes:
         """Raises _Killed when it died of the job, and EOFError when the whole helper is gone."""
+        was_gone = self._ended.done()  # not by this job
         try:
             await self._pipe.send(len(data).to_bytes(LENGTH, "little") + data, body)
             return await self._pipe.receive()
@@ -341,7 +344,8 @@ class _Child:
             status = await asyncio.shield(self._ended)
             if status is None:
                 raise
-            raise _Killed(status) from None
+            is_killed = status == -signal.SIGKILL and not was_gone
+            raise _Killed(status, is_killed and oom_kills() > self._oom_kills) from None
 
     def close(self) -> None:
         self._pipe.end()
@@ -350,16 +354,20 @@ class _Child:
 
 
 class _Killed(Exception):
-    """A child ended before it gave a result."""
+    """A child ended before it gave a result. has_oom_kill: the kernel has killed a process for want of memory since the
+    child began: to do the job again would take that memory again."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, has_oom_kill: bool) -> None:
         self._status = status
+        self._has_oom_kill = has_oom_kill
 
     @property
     def is_from_outside(self) -> bool:
-        return self._status in (-signal.SIGKILL, -signal.SIGTERM)
+        return self._status in (-signal.SIGKILL, -signal.SIGTERM) and not self._has_oom_kill
 
     def reason(self, job: Job) -> TokenmillError:
+        if self._has_oom_kill:
+            return Unavailable(f"{job.does} needs more memory than the machine has left; retry later.")
         if self.is_from_outside:
             return Unavailable("The helper's process was killed from outside; retry.")
         if self._status == 1:  # it has printed a traceback
