@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -11,11 +12,16 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from serving import Server, wait_until
 
-pytest.importorskip("ray", reason="there is no Ray here")
+from tokenmill.cli.launchers.child import RUNNING
+from tokenmill.cli.launchers.ray_options import RayOptions
+from tokenmill.cli.launchers.ray_workers import UNREACHABLE, RayWorkers, WorkerCommand
+
+ray = pytest.importorskip("ray", reason="there is no Ray here")
 
 SMALL = ("--kv-cache-memory-bytes", "128MiB", "--max-model-len", "1024")
 NUM_STREAMS, NUM_TOKENS = 6, 150
@@ -70,6 +76,26 @@ def complete(server: Server, number: int) -> str:
 def all_texts(server: Server) -> list[str]:
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
         return list(pool.map(lambda number: complete(server, number), range(NUM_STREAMS)))
+
+
+def test_a_head_that_does_not_answer_ends_nothing_while_an_actor_does() -> None:
+    """The server goes on as long as somebody of Ray answers; what the head says of this machine decides."""
+    answers: list[object] = []
+
+    def nodes() -> object:
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    subject = RayWorkers(RayOptions(), WorkerCommand("model", [], {}), ["mixed"] * 2, 1.0)
+    node = SimpleNamespace(get_node_id=lambda: "here")
+    subject._ray = SimpleNamespace(nodes=nodes, exceptions=ray.exceptions, get_runtime_context=lambda: node)
+    answers += [ray.exceptions.RaySystemError("gone")] * 3 + [[{"NodeID": "here", "Alive": alive}] for alive in (1, 0)]
+    found = []
+    for states in ({}, {0: UNREACHABLE, 1: RUNNING}, {0: UNREACHABLE, 1: UNREACHABLE}, {0: UNREACHABLE}, {0: RUNNING}):
+        subject._states = states
+        found.append(asyncio.run(subject._is_node_alive()))
+    assert found == [True, True, False, True, False]
 
 
 @pytest.mark.slow

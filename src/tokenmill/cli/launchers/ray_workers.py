@@ -98,6 +98,7 @@ class RayWorkers:
         self._num_cpus = num_cpus
         self._actors: list[Any] = []
         self._states: dict[int, str] = {}
+        self._has_head = True  # as far as it answers
         self._held = contextlib.ExitStack()
         self.summary = f"{len(pools)} by Ray"
 
@@ -131,9 +132,10 @@ class RayWorkers:
 
     async def run(self, client: EngineClient, complete: Callable[[Ready], Ready], address: str) -> None:
         """Ask for the actors, and tell of what becomes of them. Raises EngineFailed where Ray's process of this machine
-        (the raylet) has ended: without it no actor is reached or started again, and Ray cannot be begun anew here."""
+        (the raylet) has ended: without it no actor is reached or started again, and Ray cannot be begun anew here. So
+        it does where neither Ray's head nor any actor answers."""
         await asyncio.to_thread(self._start, address)
-        while await asyncio.to_thread(self._is_node_alive):
+        while await self._is_node_alive():
             await self._look()
             await asyncio.sleep(LOOK_S)
         raise EngineFailed("Ray's process of this machine (raylet) has ended: start the server again.")
@@ -148,10 +150,18 @@ class RayWorkers:
         """Of all actors, where they answer. Waits for them."""
         return list(self._ray.get([actor.status.remote() for actor in self._actors]))
 
-    def _is_node_alive(self) -> bool:
-        """By what Ray's head says of this machine."""
-        here = self._ray.get_runtime_context().get_node_id()
-        return any(node["NodeID"] == here and node["Alive"] for node in self._ray.nodes())
+    async def _is_node_alive(self) -> bool:
+        """By what Ray's head says of this machine; where it says nothing, by whether an actor still answers."""
+        try:
+            here = self._ray.get_runtime_context().get_node_id()
+            nodes = await asyncio.to_thread(self._ray.nodes)
+        except (self._ray.exceptions.RayError, OSError, RuntimeError) as error:
+            if self._has_head:
+                log.warning("Ray's head does not answer: %s", error)
+            self._has_head = False
+            return not self._states or any(state != UNREACHABLE for state in self._states.values())
+        self._has_head = True
+        return any(node["NodeID"] == here and node["Alive"] for node in nodes)
 
     def _start(self, address: str) -> None:
         ray, options, resources = self._ray, self._options, dict(self._options.ray_resources or {})
