@@ -28,15 +28,16 @@ from typing import Any, cast
 class Script:
     """ttft_s, itl_s: means. jitter: each delay is drawn evenly within +- that share of it. tokens_per_event: how many
     tokens come in one event. fail_every: each such request gets status fail_status instead, and a Retry-After that is
-    not 0. drop_every: each such connection is cut in the middle of its answer. max_running: requests served at once;
-    more wait for their turn, which makes an overload. usage, cached_tokens: what is said at the end. takes_tokens:
-    prompts may be token ids."""
+    not 0. refused_key: requests with this key get the same. drop_every: each such connection is cut in the middle of
+    its answer. max_running: requests served at once; more wait for their turn, which makes an overload. usage,
+    cached_tokens: what is said at the end. takes_tokens: prompts may be token ids."""
 
     ttft_s: float = 0.02
     itl_s: float = 0.005
     jitter: float = 0.0
     tokens_per_event: int = 1
     fail_every: int = 0
+    refused_key: str = ""
     fail_status: int = 500
     retry_after_s: float = 0.0
     drop_every: int = 0
@@ -60,6 +61,7 @@ class Sent:
     arrived_s: float
     request_id: str
     body: dict[str, Any]
+    key: str = ""
     events_s: list[float] = field(default_factory=list)
 
 
@@ -150,9 +152,11 @@ class _Shared:
 
     def accept(self, connection: _Connection, path: str, body: dict[str, Any], headers: dict[str, str]) -> None:
         script = self.script
-        sent = Sent(len(self.records), time.perf_counter(), headers.get("x-request-id", ""), body)
+        key = headers.get("authorization", "").removeprefix("Bearer ")
+        sent = Sent(len(self.records), time.perf_counter(), headers.get("x-request-id", ""), body, key)
         self.records.append(sent)
-        if script.fail_every and sent.number % script.fail_every == script.fail_every - 1:
+        is_refused = bool(script.refused_key) and sent.key == script.refused_key
+        if is_refused or (script.fail_every and sent.number % script.fail_every == script.fail_every - 1):
             connection.refuse(script.fail_status, "as the script says", script.retry_after_s)
             return
         if isinstance(body.get("prompt"), list) and not script.takes_tokens:
@@ -270,7 +274,7 @@ def main() -> None:
         if kind == "bool":
             parser.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=default)
         else:
-            parser.add_argument(flag, dest=name, type=float if kind == "float" else int, default=default)
+            parser.add_argument(flag, dest=name, type={"float": float, "str": str}.get(kind, int), default=default)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--records", type=Path)
     args = vars(parser.parse_args())

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from synthetic_server import Script, serve
+from synthetic_server import Script, Sent, serve
 from tokenmill.bench.load.overload import Objectives, Overload, Served, at_rate, cut_prompts, level_of, prediction_error
 from tokenmill.bench.load.overload_command import print_result
 from tokenmill.bench.load.plan import Call, Drawn, Message, Plan
@@ -93,6 +93,41 @@ def test_the_command_finds_a_rate_and_counts_what_became_of_more(tmp_path: Path,
     assert [cells[name] for name in ("met", "missed", "failed")] == [
         [str(level[f"num_{name}"]) for level in (one, four)] for name in ("met", "missed", "failed")
     ]
+
+
+def test_a_refused_tenant_fills_each_run_up_to_as_many_calls_as_the_most_has(tmp_path: Path, monkeypatch: Any) -> None:
+    """With fixed targets, which need no prompt timed alone. A key that is served ends the command. After the overload
+    those who were refused are counted as they come back."""
+    monkeypatch.setattr("tokenmill.bench.load.overload.PRESSED_S", 0.2)
+    monkeypatch.setattr("tokenmill.bench.load.overload.CALM_S", 1.0)
+    result = tmp_path / "out.json"
+
+    async def run(refused_key: str, fail_every: int = 0) -> tuple[int, list[Sent]]:
+        script = Script(0.002, 0.001, refused_key="no", fail_status=429, fail_every=fail_every, retry_after_s=1)
+        server, port, records = await serve(script)
+        command = [
+            "bench", "overload", f"http://127.0.0.1:{port}", "--dataset-name", "random", "--input-len", "9",
+            "--output-len", "1", "--goodput", "ttft:9000", "tpot:9000", "--rate", "50", "--factors", "1,2,4",
+            "--run-s", "0.2", "--min-requests", "1", "--num-warmups", "0", "--refused-key", refused_key, "--json",
+            str(result), *(["--returns"] if fail_every else []),
+        ]  # fmt: skip
+        code = await asyncio.to_thread(main, command)
+        server.close()
+        return code, records
+
+    code, records = asyncio.run(run("no"))
+    sent = [each for each in records if "slo" in each.body]
+    assert code == 0 and {json.dumps(each.body["slo"]) for each in sent} == {'{"ttft_ms": 9000, "tpot_ms": 9000}'}
+    (served,) = json.loads(result.read_text())["servers"]
+    assert [level["num_met"] for level in served["levels"]] == [10, 20, 40]
+    assert [each.key for each in sent].count("no") == 30 + 20
+    assert "no" not in json.loads(result.read_text())["argv"] and served["returning"] is None
+    assert asyncio.run(run("yes"))[0] == 2
+    code, records = asyncio.run(run("no", fail_every=3))
+    (served,) = json.loads(result.read_text())["servers"]
+    told = served["returning"]
+    num_refused = sum(each.number % 3 == 2 and each.key != "no" for each in records)
+    assert code == 0 and 0 < told["num_entered"] <= told["num_returned"] <= told["num_refused"] < num_refused
 
 
 def test_the_table_of_a_server_fits_80_columns_with_every_name_whole() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_SECRET = ("--api-key", "--greedy-key", "--header")
+_SECRET = ("--api-key", "--greedy-key", "--refused-key", "--header")
 
 
 def without_secrets(argv: Sequence[str]) -> list[str]:

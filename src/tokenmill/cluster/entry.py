@@ -16,6 +16,8 @@ from ..core.policy import Forecast
 from ..core.request import Request
 from .lengths import Guess
 
+_NOTHING = Forecast()
+
 
 @dataclass(slots=True, eq=False)
 class Entry:
@@ -66,7 +68,7 @@ class Entry:
     num_hit: int = 0
     last_token_s: float = -1.0
     opened_s: float = 0.0
-    told: Forecast = Forecast()
+    told: Forecast = _NOTHING
     first_token_s: float = -1.0
     num_cached: int = 0
     timing: Timing | None = None

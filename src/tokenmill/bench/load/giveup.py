@@ -58,10 +58,11 @@ time, less up to a quarter of it by chance."""
 @dataclass(frozen=True, slots=True)
 class Manners:
     """num_retries: how often a client asks again what was refused. patience_s: after so long without a token, counted
-    from when its request was due, it leaves; None: it stays."""
+    from when its request was due, it leaves; None: it stays. obeys_s: the longest Retry-After that it waits."""
 
     num_retries: int = 0
     patience_s: float | None = None
+    obeys_s: float = MAX_RETRY_AFTER_S
 
     def __post_init__(self) -> None:
         if self.num_retries < 0:
@@ -74,7 +75,7 @@ class Manners:
         if exchange.error not in REFUSALS or exchange.num_refused >= self.num_retries:
             return None
         told_s = exchange.retry_after_s
-        if told_s is not None and 0 < told_s <= MAX_RETRY_AFTER_S:
+        if told_s is not None and 0 < told_s <= self.obeys_s:
             return told_s
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**exchange.num_refused)
         return pause_s * (1 - 0.25 * generator(seed, f"retry/{exchange.index}/{exchange.num_refused}").random())

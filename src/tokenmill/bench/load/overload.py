@@ -4,6 +4,8 @@ The objectives are those of each request: a base and a multiple of what its prom
 server, and a bound on the time of further tokens. They are sent with each request (field `slo`), which servers without
 such a field ignore. For each server the highest rate that holds them is searched (`goodput`), and then a trace is
 played at multiples of it, its own times scaled. Goodput is what met its objectives, by the time in which it was due.
+A client and refusals take time of the cores that serve: where a second tenant that is always refused fills up each run
+to as many calls a second as the highest multiple has, the rates are compared at equal cost.
 
 Pure but for `measure_server`: what is measured comes in, figures come out.
 """
@@ -11,15 +13,17 @@ Pure but for `measure_server`: what is measured comes in, figures come out.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from ...core.errors import Unavailable
+from ...core.errors import MAX_RETRY_S, ConfigError, Unavailable
 from ..result import SCHEMA, Distribution, Probe, RequestRow, Run
 from . import goodput, measure
 from .body import BodyWriter
+from .giveup import Manners
 from .histogram import describe
 from .http import Client
 from .plan import Call, Drawn, Message, Plan
@@ -32,6 +36,8 @@ from .target import Target, send_one
 LENGTHS = (32, 128, 512, 1024, 2048)
 """Prompts that are timed without load; others lie on lines between them."""
 _TIMES = 3
+PRESSED_S, CALM_S, CALM = 30.0, MAX_RETRY_S, 0.5
+"""An overload is so long, and so long it is calm after it, at that part of the rate: until the last are back."""
 HUNG = ("timeout", "interrupted")
 REFUSED = "http_429"
 _ERRORS = "tokenmill:ttft_prediction_error_ratio"
@@ -41,7 +47,7 @@ _SHADOW = "tokenmill:shadow_refusals_total"
 @dataclass(frozen=True, slots=True)
 class Objectives:
     """A first token within base_s and `factor` times what its prompt takes alone, further ones tpot_s each. `alone`:
-    (tokens of a prompt, seconds to its first token), ascending."""
+    (tokens of a prompt, seconds to its first token), ascending; none where the factor is 0."""
 
     base_s: float
     factor: float
@@ -62,7 +68,7 @@ class Objectives:
         return below[1] + share * (above[1] - below[1])
 
     def ttft_s(self, num_tokens: int) -> float:
-        return self.base_s + self.factor * self.alone_s(num_tokens)
+        return self.base_s + (self.factor * self.alone_s(num_tokens) if self.alone else 0.0)
 
     def field(self, call: Call) -> dict[str, int]:
         """The field `slo` of its body."""
@@ -106,6 +112,16 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
+class Returning:
+    """Of those refused in a short overload who obey Retry-After: num_returned came back once it was over, and
+    num_entered of these were not refused again."""
+
+    num_refused: int
+    num_returned: int
+    num_entered: int
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
     """One server. request_rate: the highest that holds the objectives; 0: none did."""
 
@@ -118,6 +134,7 @@ class Served:
     levels: list[Level]
     probes: list[tuple[float, float, bool]]
     warnings: list[str]
+    returning: Returning | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +151,8 @@ class Overload:
 @dataclass(frozen=True, slots=True)
 class Course:
     """How a server is measured. least: requests of a probe or run. rate: the highest that holds the objectives, where
-    that is known; 0: it is searched."""
+    that is known; 0: it is searched. refused: the server for a tenant that is always refused; None: there is none.
+    returns: whether it is also measured how those who are refused get in later."""
 
     limits: goodput.Search
     least: int
@@ -142,6 +160,8 @@ class Course:
     run_s: float
     factors: tuple[float, ...]
     rate: float = 0.0
+    refused: Target | None = None
+    returns: bool = False
 
 
 def cut_prompts(plan: Plan, most: int) -> Plan:
@@ -182,6 +202,30 @@ def at_rate(load: Load, rate: float, num: int, seed: int, max_prompt: int) -> Lo
     return replace(load, make_plan=timed, schedule=Schedule(use_trace_times=True), num_prompts=num, seed=seed)
 
 
+def overloaded_at_first(load: Load, factor: float, rate: float, seed: int, max_prompt: int) -> Load:
+    """The load at that factor of the rate for a while, then at half of the rate. Who is refused comes back once."""
+    num_pressing = max(1, round(factor * rate * PRESSED_S))
+    num = num_pressing + max(1, round(CALM * rate * CALM_S))
+
+    def timed(number: int, seed: int, given: float | None) -> Plan:
+        plan = cut_prompts(load.make_plan(number, seed, rate), max_prompt)
+        num_calm = max(0, len(plan.roots) - num_pressing)
+        pressing = Schedule(request_rate=factor * rate).arrival_times(len(plan.roots) - num_calm, seed)
+        calm = Schedule(request_rate=CALM * rate).arrival_times(num_calm, seed)
+        times = [*pressing, *[PRESSED_S + at_s for at_s in calm]]
+        return replace(plan.with_root_times(times), has_times=True)
+
+    schedule, manners = Schedule(use_trace_times=True), Manners(1, obeys_s=MAX_RETRY_S)
+    return replace(load, make_plan=timed, schedule=schedule, manners=manners, num_prompts=num, seed=seed)
+
+
+def returning_of(rows: Sequence[RequestRow], pressed_s: float) -> Returning:
+    """pressed_s: when the overload was over. Who comes back is heard of again with its first token or its refusal."""
+    refused = [row for row in rows if row.num_refused or row.error == REFUSED]
+    back = [row for row in refused if row.num_refused and (row.first_s or row.end_s or 0.0) > pressed_s]
+    return Returning(len(refused), len(back), sum(row.ok for row in back))
+
+
 async def time_alone(target: Target, load: Load) -> tuple[tuple[int, float], ...]:
     """What prompts take with nothing else there: the shortest of a few times each, never falling with length. Raises
     Unavailable where one fails."""
@@ -216,11 +260,25 @@ async def measure_server(
     seed = load.seed
     probes: list[Probe] = []
 
+    async def run_at(factor: float, rate: float, num: int) -> Run:
+        """num requests at that factor of the rate, beside so many that are refused that all are as many as at most."""
+        here = _run(target, at_rate(load, factor * rate, num, seed, max_prompt), objectives, observe)
+        left = max(course.factors) / factor - 1
+        if course.refused is None or left <= 0:
+            return await here
+        beside = at_rate(load, left * factor * rate, max(1, round(left * num)), seed + 104_729, max_prompt)
+        run, refused = await asyncio.gather(
+            here, _run(course.refused, replace(beside, num_warmups=0), objectives, None)
+        )
+        if refused.num_ok:
+            raise ConfigError(f"The tenant of --refused-key was served {refused.num_ok} calls.", param="refused_key")
+        return run
+
     async def attempt(rate: float) -> Probe:
         nonlocal seed
         seed += 1
         num = max(course.least, round(rate * course.probe_s))
-        run = await _run(target, at_rate(load, rate, num, seed, max_prompt), objectives, observe)
+        run = await run_at(1.0, rate, num)
         probes.append(goodput.judge(rate, run, course.limits.target_attainment))
         return probes[-1]
 
@@ -235,14 +293,18 @@ async def measure_server(
         seed += 1
         num = max(course.least, round(factor * rate * course.run_s))
         before = await asyncio.to_thread(samples, target)
-        run = await _run(target, at_rate(load, factor * rate, num, seed, max_prompt), objectives, observe)
+        run = await run_at(factor, rate, num)
         after = await asyncio.to_thread(samples, target)
         levels.append(level_of(factor, factor * rate, run, before, after))
     peak = max((level.goodput_per_s for level in levels if level.factor <= 1), default=0.0)
     peak = max([peak, *(probe.request_rate * probe.attainment for probe in probes if probe.passed)])
     levels = [replace(level, peak_share=level.goodput_per_s / peak if peak else None) for level in levels]
     seen = [(probe.request_rate, probe.attainment, probe.passed) for probe in probes]
-    return Served(target.name, target.facts(), rate, low, high, peak, levels, seen, warnings)
+    returning = None
+    if rate and course.returns:
+        pressed = overloaded_at_first(load, max(course.factors), rate, seed + 1, max_prompt)
+        returning = returning_of((await _run(target, pressed, objectives, observe)).requests, PRESSED_S)
+    return Served(target.name, target.facts(), rate, low, high, peak, levels, seen, warnings, returning)
 
 
 async def _run(target: Target, load: Load, objectives: Objectives, observe: Observe | None) -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
@@ -11,9 +12,11 @@ from rich.table import Table
 from ...core.errors import ConfigError
 from ..output import console_beside, write_json
 from . import goodput, options, overload, show
+from .address import parse_url
 from .command import check_outputs
 from .material import Vocabulary
-from .run import run_async
+from .run import Load, run_async
+from .target import Target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ttft-base", type=float, default=500.0, metavar="MS", help="of the TTFT objective (500)")
     group.add_argument("--ttft-factor", type=float, default=2.0, metavar="X", help="times the time alone (default: 2)")
     group.add_argument("--tpot", type=float, default=50.0, metavar="MS", help="objective (default: 50)")
+    group.add_argument(
+        "--refused-key", metavar="KEY", help="of a tenant that is always refused: it fills each run up to equal cost"
+    )
+    group.add_argument(
+        "--returns", action="store_true", help="then 30 s of the most and 300 s of 0.5x; who is refused comes back"
+    )
     group = parser.add_argument_group("search of the rate")
     group.add_argument("--attainment", type=float, default=0.9, metavar="X", help="share to meet them (default: 0.9)")
     group.add_argument("--start-rate", type=float, default=1.0, metavar="R", help="first rate tried (default: 1)")
@@ -64,15 +73,17 @@ def run(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabulary | 
         target_attainment=args.attainment,
         max_probes=args.max_probes,
     )
-    course = overload.Course(search, args.min_requests, args.probe_s, args.run_s, factors, args.rate)
+    course = overload.Course(
+        search, args.min_requests, args.probe_s, args.run_s, factors, args.rate, returns=args.returns
+    )
     console = console_beside(args.json)
     servers = []
     with show.Status(Console(stderr=True), load.num_prompts) as status:
-        alone = run_async(overload.time_alone(targets[0], load))
-        objectives = overload.Objectives(args.ttft_base / 1e3, args.ttft_factor, args.tpot / 1e3, alone)
+        objectives = _objectives(args, targets[0], load)
         for target in targets:
             status.label = f"{target.name}: "
-            served = overload.measure_server(target, load, objectives, course, args.max_prompt_len, status.observe)
+            own = replace(course, refused=_with_key(args, target))
+            served = overload.measure_server(target, load, objectives, own, args.max_prompt_len, status.observe)
             servers.append(run_async(served))
     facts = {"name": args.dataset_name, "path": str(args.dataset_path), "max_prompt_len": args.max_prompt_len}
     result = overload.Overload(objectives, facts, servers, load.argv)
@@ -80,6 +91,25 @@ def run(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabulary | 
     write_json(args.json, result.to_json())
     levels = [level for served in servers for level in served.levels]
     return 0 if all(served.request_rate for served in servers) and not any(each.num_hung for each in levels) else 1
+
+
+def _with_key(args: argparse.Namespace, target: Target) -> Target | None:
+    """The same server for the tenant of --refused-key."""
+    if args.refused_key is None:
+        return None
+    address = target.address
+    url = address.root_url + address.base
+    return replace(target, name="refused", address=parse_url(url, args.refused_key, args.header, address.tls))
+
+
+def _objectives(args: argparse.Namespace, target: Target, load: Load) -> overload.Objectives:
+    """Those of --goodput, equal for all requests; without, by what prompts take alone."""
+    if load.objectives:
+        if set(load.objectives) != {"ttft_s", "tpot_s"}:
+            raise ConfigError("bench overload takes both, such as --goodput ttft:1000 tpot:100.", param="goodput")
+        return overload.Objectives(load.objectives["ttft_s"], 0.0, load.objectives["tpot_s"], ())
+    alone = run_async(overload.time_alone(target, load))
+    return overload.Objectives(args.ttft_base / 1e3, args.ttft_factor, args.tpot / 1e3, alone)
 
 
 def _factors(text: str) -> tuple[float, ...]:
@@ -94,7 +124,8 @@ def _factors(text: str) -> tuple[float, ...]:
 
 def print_result(console: Console, result: overload.Overload) -> None:
     alone = ", ".join(f"{num}: {1e3 * seconds:.0f}" for num, seconds in result.objectives.alone)
-    console.print(f"alone, ms by tokens of the prompt: {alone}")
+    if alone:
+        console.print(f"alone, ms by tokens of the prompt: {alone}")
     for served in result.servers:
         if served.levels:
             console.print(_table(served))
@@ -105,6 +136,10 @@ def print_result(console: Console, result: overload.Overload) -> None:
             if any(level.shadow.values()):
                 told = ", ".join(f"{value:.0f} {name}" for name, value in sorted(level.shadow.items()))
                 console.print(f"{served.name} {level.factor:g}x: of those that would have been refused {told}")
+        if served.returning is not None:
+            found = served.returning
+            line = f"{found.num_returned} of {found.num_refused} refused came back after the overload, as told"
+            console.print(f"{served.name}: {line}; {found.num_entered} of these got in", soft_wrap=True)
         for warning in served.warnings:
             console.print(f"{served.name}: {warning}")
 
