@@ -147,6 +147,28 @@ def test_what_an_agent_sends_by_default(client: OpenAI, model: Model) -> None:
     assert patched.output_text == "done" and '{"input": "*** Begin Patch"}' in model.prompts[-1]
 
 
+def test_a_history_with_searches_and_images_goes_on(client: OpenAI, model: Model) -> None:
+    """Agents send back all that was said, also by another model; the model is shown the rest, the caller is told, and
+    what is stored goes on too."""
+    asked: Any = {"role": "user", "content": "4 and 5?"}
+    search: Any = {"type": "web_search_call", "id": "ws_1", "status": "completed",
+                   "action": {"type": "search", "query": "x"}}  # fmt: skip
+    call: Any = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}
+    image = {"type": "input_image", "image_url": "data:image/png;base64,QUJD", "detail": "auto"}
+    result: Any = {
+        "type": "function_call_output",
+        "call_id": "c1",
+        "output": [image, {"type": "input_text", "text": "9"}],
+    }
+    raw = client.responses.with_raw_response.create(model="toy", input=[asked, search, call, result], tools=[TOOL])
+    assert raw.headers["x-tokenmill-ignored"] == "item web_search_call, content input_image"
+    response = raw.parse()
+    assert response.output_text == "9" and "QUJD" not in model.prompts[-1]
+    kept = client.responses.input_items.list(response.id, order="asc").data
+    assert [item.type for item in kept] == ["message", "function_call", "function_call_output"]
+    assert create(client, input=[asked], previous_response_id=response.id).status == "completed"
+
+
 def test_a_call_without_its_result_is_refused(client: OpenAI) -> None:
     response = create(client)
     with pytest.raises(BadRequestError) as caught:

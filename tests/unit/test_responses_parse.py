@@ -126,6 +126,37 @@ def test_tools_are_those_of_chat(choice: Any, expected: tuple[str, str, list[str
     assert parse(input="x", tools=[TOOL], tool_choice="none").tool_use is None
 
 
+def test_what_of_a_history_the_model_cannot_be_shown_is_left_out_and_told() -> None:
+    """Calls of tools that ran elsewhere, and images that a tool has given back; a conversation with them goes on."""
+    user = {"role": "user", "content": "a"}
+    search = {
+        "type": "web_search_call",
+        "id": "ws_1",
+        "status": "completed",
+        "action": {"type": "search", "query": "x"},
+    }
+    made = {"type": "image_generation_call", "id": "ig_1", "status": "completed", "result": "QUJD"}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    image = {"type": "input_image", "image_url": "data:image/png;base64,QUJD"}
+    text = {"type": "input_text", "text": "seen"}
+    given = parse(input=[user, search, call, output_of("c", [image, text, image]), made, user])
+    plain = parse(input=[user, call, output_of("c", [text]), user])
+    assert given.conversation == plain.conversation
+    assert given.extras["input"] == plain.extras["input"]
+    assert given.ignored == (
+        "item web_search_call", "content input_image", "content input_image", "item image_generation_call",
+    )  # fmt: skip
+    assert parse(input=[user, call, output_of("c", [image])]).conversation.messages[-1]["content"] == ""
+    for wrong in ([search], [user, search | {"type": "web_serch_call"}], [user, {"role": "user", "content": [image]}]):
+        with pytest.raises(InvalidRequest) as caught:
+            parse(input=wrong)
+        assert (caught.value.param or "").startswith("input")
+
+
+def output_of(call_id: str, output: Any) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call_id, "output": output}
+
+
 def test_functions_of_a_namespace_are_offered_and_what_is_no_function_is_told() -> None:
     """As agents send them; a choice may name one with its namespace, or by its own name where that is clear."""
     tools = [SEARCH, TOOL, NAMESPACE, {"type": "custom", "name": "patch", "format": {"type": "grammar"}},
@@ -189,7 +220,7 @@ def test_nothing_of_the_input_is_kept_where_nothing_is_to_be_stored() -> None:
 
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("input", {}), ("input", {"input": []}), ("input", {"input": 3}), ("input[0]", {"input": [3]}),
-    ("input[0]", {"input": [{"type": "computer_call"}]}), ("input[0]", {"input": [{"text": "x"}]}),
+    ("input[0]", {"input": [{"type": "shell_call"}]}), ("input[0]", {"input": [{"text": "x"}]}),
     ("input[0].role", {"input": [{"role": "tool", "content": "x"}]}),
     ("input[0].content", {"input": [{"role": "user"}]}),
     ("input[0].content[1]", {"input": [{"role": "user", "content": [{"type": "input_text", "text": ""},

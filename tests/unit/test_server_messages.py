@@ -175,6 +175,17 @@ def test_tools_are_told_under_the_names_of_chat() -> None:
     assert chosen(type="tool", name="add")["tool_choice"] == {"type": "function", "function": {"name": "add"}}
 
 
+def test_images_that_tools_have_given_back_are_left_out_and_told() -> None:
+    """A conversation with them goes on; those that a user shows are refused."""
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}}
+    text = {"type": "text", "text": "2"}
+    for content, said_then in (([image, text, image], "2"), ([image], "")):
+        call = parse(messages=[USER, said(CALL), *user(RESULT | {"content": content})])
+        plain = parse(messages=[USER, said(CALL), *user(RESULT | {"content": said_then})])
+        assert call.conversation == plain.conversation
+        assert call.ignored == ("content image",) * content.count(image)
+
+
 def user(*blocks: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(blocks)}]
 
@@ -215,7 +226,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": [USER, said(CALL), *user({"type": "text", "text": "x"}, RESULT)]}, "messages[2].content[1]"),
     ({"messages": [USER, said(CALL), *user(RESULT | {"is_error": "yes"})]}, "messages[2].content[0].is_error"),
     (
-        {"messages": [USER, said(CALL), *user(RESULT | {"content": [{"type": "image"}]})]},
+        {"messages": [USER, said(CALL), *user(RESULT | {"content": [{"type": "search_result"}]})]},
         "messages[2].content[0].content[0]",
     ),
     ({"system": 1}, "system"),

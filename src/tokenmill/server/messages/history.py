@@ -6,7 +6,7 @@ one turn. Whatever is out of order (a result without its call, a call without it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -38,6 +38,9 @@ _KNOWN = {
 }
 _SKIPPED = ("server_tool_use", "mcp_tool_use")
 """Of the assistant: calls of tools that ran on the servers of others, and their results."""
+_IMAGES = ("image", "document")
+"""Of results of tools, which agents cannot leave out. Those that a user shows are refused: the answer would be about
+something else."""
 _OF_ROLE = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
 
 
@@ -74,10 +77,21 @@ def read_messages(fields: Fields) -> tuple[list[Message], bool, list[str]]:
         if role not in _ROLES:
             raise _wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
         content = message.get("content")
-        if role == "assistant" and isinstance(content, list):
-            ignored += [f"content {block['type']}" for block in content if _is_skipped(block)]
+        if isinstance(content, list):
+            ignored += [f"content {block['type']}" for block in _left_out(role, content)]
         history.add(where, role, _blocks(where, role, content))
     return *history.end(), ignored
+
+
+def _left_out(role: str, content: list[Any]) -> list[Any]:
+    if role == "assistant":
+        return [block for block in content if _is_skipped(block)]
+    results = (block.get("content") for block in content if _is_of(block, ("tool_result",)))
+    return [each for result in results if isinstance(result, list) for each in result if _is_of(each, _IMAGES)]
+
+
+def _is_of(block: Any, kinds: Sequence[str]) -> bool:
+    return isinstance(block, dict) and block.get("type") in kinds
 
 
 def _is_skipped(block: Any) -> bool:
@@ -170,6 +184,8 @@ class _History:
         if failed not in (None, True, False):
             raise _wrong(f"{where}.is_error", f"must be true or false, got {kind_name(failed)}")
         content = block.get("content")
+        if isinstance(content, list):
+            content = [each for each in content if not _is_of(each, _IMAGES)]
         blocks = [] if content in (None, []) else _blocks(where, "system", content)
         text = "\n".join(_texts(blocks))
         del self._open[call]

@@ -26,18 +26,30 @@ MAX_ITEMS = 10_000
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 _STATES = ("in_progress", "completed", "incomplete")
+_SKIPPED = (
+    "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call",
+    "mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response",
+    "tool_search_call", "tool_search_output", "computer_call", "computer_call_output",
+)  # fmt: skip
+"""What tools on the servers of others did, or what only images tell of: agents send back all that was said."""
+_SKIPPED_PARTS = ("input_image", "input_file")
+"""Of outputs. What a user shows the model is refused instead: the answer would be about something else."""
 
 
-def read_items(value: Any, known: Mapping[str, Item]) -> list[Item]:
-    """`input` as items in one form: content is always an array of parts. `known`: what an item_reference may name, by
-    id. Raises InvalidRequest naming the place."""
+def read_items(value: Any, known: Mapping[str, Item]) -> tuple[list[Item], list[str]]:
+    """(`input` as items in one form: content is always an array of parts; what of it was left out, since the model
+    cannot be shown it). `known`: what an item_reference may name, by id. Raises InvalidRequest naming the place."""
     if isinstance(value, str):
-        return [_message("user", [{"type": "input_text", "text": value}])]
+        return [_message("user", [{"type": "input_text", "text": value}])], []
     if not isinstance(value, list) or not value:
         got = "an empty array" if value == [] else kind_name(value)
         raise _wrong("input", f"must be a string or an array of at least one item, got {got}")
     _check_number("input", value)
-    return [_item(f"input[{index}]", item, known) for index, item in enumerate(value)]
+    ignored = [name for item in value for name in _left_out(item)]
+    items = [_item(f"input[{i}]", item, known) for i, item in enumerate(value) if not _is_of(item, _SKIPPED)]
+    if not items:
+        raise _wrong("input", "must hold an item that the model can be shown")
+    return items, ignored
 
 
 def to_messages(items: Sequence[Item], instructions: str | None, num_before: int = 0) -> list[dict[str, Any]]:
@@ -84,6 +96,19 @@ def to_messages(items: Sequence[Item], instructions: str | None, num_before: int
             messages.append(message)
     _refuse_unanswered(unanswered)
     return [message for message in messages if message["role"] != "assistant" or _says_anything(message)]
+
+
+def _is_of(given: Any, kinds: Sequence[str]) -> bool:
+    return isinstance(given, dict) and given.get("type") in kinds
+
+
+def _left_out(item: Any) -> list[str]:
+    if _is_of(item, _SKIPPED):
+        return [f"item {item['type']}"]
+    parts = item.get("output") if _is_of(item, _OUTPUTS) else None
+    return (
+        [f"content {part['type']}" for part in parts if _is_of(part, _SKIPPED_PARTS)] if isinstance(parts, list) else []
+    )
 
 
 def _item(where: str, item: Any, known: Mapping[str, Item]) -> Item:
@@ -194,7 +219,11 @@ def _read_output(where: str, item: Item) -> Item:
         raise _wrong(f"{where}.call_id", f"must be a string, got {kind_name(call_id)}")
     if isinstance(output, list):
         _check_number(f"{where}.output", output)
-        output = [_part(f"{where}.output[{index}]", part, "input_text") for index, part in enumerate(output)]
+        output = [
+            _part(f"{where}.output[{index}]", part, "input_text")
+            for index, part in enumerate(output)
+            if not _is_of(part, _SKIPPED_PARTS)
+        ]
     elif not isinstance(output, str):
         raise _wrong(f"{where}.output", f"must be a string or an array of parts, got {kind_name(output)}")
     return {"type": kind, "call_id": call_id, "output": output, "status": "completed"}

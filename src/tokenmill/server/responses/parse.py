@@ -118,7 +118,7 @@ def parse_continued(outer: dict[str, Any], rules: Rules) -> tuple[Call, list[str
 def _parse(body: dict[str, Any], rules: Rules, before: list[Item], known: Mapping[str, Item]) -> tuple[Call, list[str]]:
     fields = Fields(body)
     check(fields, OTHER)
-    items = read_items(fields.any("input"), known)
+    items, left_out = read_items(fields.any("input"), known)
     instructions = fields.text("instructions")
     settings, chat, tools = _settings(fields)
     store = fields.flag("store") is not False
@@ -144,7 +144,7 @@ def _parse(body: dict[str, Any], rules: Rules, before: list[Item], known: Mappin
         limit_field="max_output_tokens",
         named="input",
         constraint=constraint,
-        ignored=tuple(tools.ignored),
+        ignored=(*tools.ignored, *left_out),
         extras=call.extras | extras,
     ), unknown
 
