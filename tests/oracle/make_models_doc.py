@@ -131,9 +131,10 @@ weights in a second layout beside these, `consolidated.safetensors`, are neither
 | stored | in memory | tested against |
 |---|---|---|
 | f32, f16, bf16 | as stored | transformers |
-| GPTQ, 4 and 8 bits, any group size, v1 and v2 zeros | q4_0, q4_1, q8_0, q8_m | packed by the published layout |
+| GPTQ, 2 to 8 bits, any group size, v1 and v2 zeros | q4_0, q4_1, q8_0, q8_m | packed by the published layout |
 | GPTQ with act-order | the same, columns in the order of groups | packed by the published layout |
 | AWQ, 4 bits (gemm) | q4_1 | packed by the published layout |
+| auto-round, packed as GPTQ's (2 to 8 bits, each matrix its own) or AWQ's | the same | the package |
 | compressed-tensors pack-quantized, 2 to 8 bits | q4_0, q4_1, q8_0, q8_m | the package |
 | compressed-tensors int-quantized (W8A8) | q8_0 | packed by the published layout |
 | compressed-tensors float-quantized (FP8, FP8_BLOCK), mxfp8-quantized | f16 | the package |
@@ -146,12 +147,12 @@ weights in a second layout beside these, `consolidated.safetensors`, are neither
 | ModelOpt FP8 (one scale, by row, in blocks), MXFP8 | f16 | the package |
 | ModelOpt NVFP4 | q8_h | the package |
 
-Other formats of compressed-tensors, its `transform_config`, and other algorithms of ModelOpt are refused by name. The
-sixteen values of nf4 and fp4 are no multiples of one step, so they are multiplied out; `--quantization q8` makes them
-smaller again. Group sizes that are a multiple of 16 but not of 32 take q8_h or q8_hm, others f16. `--quantization`
-turns matrices stored in 16 or 32 bits, or multiplied out, into q8_0, q4_0, q4_1, f16 or bf16 at load; with 4 bits,
-embeddings and head become q8_0. If it changes nothing, a note says so. Files split into parts (`-00001-of-0000N.gguf`)
-load by the name of any part.
+Other formats of compressed-tensors, its `transform_config`, other algorithms of ModelOpt, and other packings and data
+types of auto-round are refused by name. The sixteen values of nf4 and fp4 are no multiples of one step, so they are
+multiplied out; `--quantization q8` makes them smaller again. Group sizes that are a multiple of 16 but not of 32 take
+q8_h or q8_hm, others f16. `--quantization` turns matrices stored in 16 or 32 bits, or multiplied out, into q8_0, q4_0,
+q4_1, f16 or bf16 at load; with 4 bits, embeddings and head become q8_0. If it changes nothing, a note says so. Files
+split into parts (`-00001-of-0000N.gguf`) load by the name of any part.
 """
 
 

@@ -3,7 +3,7 @@ quantised_goldens.safetensors.
 
 Runs under an interpreter that has torch and the tools named, outside the project's own environment:
 
-    python tests/oracle/make_quantised_goldens.py bitsandbytes modelopt
+    python tests/oracle/make_quantised_goldens.py bitsandbytes modelopt auto-round
 
 Cases of tools that are not named stay as they are.
 """
@@ -81,7 +81,46 @@ def modelopt() -> Iterator[Case]:
         yield name, settings, parts | {"m": expected}
 
 
-TOOLS: dict[str, Callable[[], Iterator[Case]]] = {"bitsandbytes": bitsandbytes, "modelopt": modelopt}
+def auto_round() -> Iterator[Case]:
+    """What its layers store, and what they make of the rows of a unit matrix."""
+    from auto_round.export.export_to_autoround.export import dynamic_import_quant_linear_for_packing as layer_of
+
+    num_outputs, num_inputs, group = 32, 96, 32
+    for packing, bits, symmetric in (
+        ("auto_round:auto_gptq", 4, True),
+        ("auto_round:auto_gptq", 4, False),
+        ("auto_round:auto_gptq", 3, False),
+        ("auto_round", 2, False),
+        ("auto_round", 3, False),
+        ("auto_round:gptqmodel", 5, False),
+        ("auto_round:exllamav2", 8, False),
+        ("auto_round:auto_awq", 4, False),
+    ):
+        linear = torch.nn.Linear(num_inputs, num_outputs, bias=False)
+        scales = (
+            (linear.weight.detach().reshape(num_outputs, -1, group).abs().amax(-1) / 2 ** (bits - 1)).half().float()
+        )
+        zeros = torch.full_like(scales, 1 << (bits - 1))
+        if not symmetric:
+            zeros = torch.randint_like(scales, 1, 1 << bits)
+        kind = layer_of(packing, bits, group, symmetric)
+        if "awq" in packing:
+            layer = kind.from_linear(linear, bits, group, scales=scales.t(), zeros=zeros.t())
+        else:
+            layer = kind(bits, group, num_inputs, num_outputs, bias=False)
+            layer.device = "cpu"
+            layer.pack(linear, scales, zeros, None)
+        parts = {key: part for key, part in layer.state_dict().items() if part is not None}
+        expected = layer.eval()(torch.eye(num_inputs)).t().float()
+        settings = {"packing_format": packing, "bits": bits, "group_size": group, "sym": symmetric, "data_type": "int"}
+        yield f"{packing} {bits}-bit{'' if symmetric else ' with zeros'}", settings, parts | {"m": expected}
+
+
+TOOLS: dict[str, Callable[[], Iterator[Case]]] = {
+    "bitsandbytes": bitsandbytes,
+    "modelopt": modelopt,
+    "auto-round": auto_round,
+}
 
 
 def main(tools: list[str]) -> None:

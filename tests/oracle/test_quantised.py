@@ -81,6 +81,32 @@ def test_other_algorithms_of_modelopt_are_refused_by_name(settings: dict[str, An
         join_quantised({}, {"quantization_config": {"quant_method": "modelopt", **settings}})
 
 
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (
+            {"packing_format": "auto_round:llm_compressor"},
+            "packing_format 'auto_round:llm_compressor' is not supported",
+        ),
+        ({"data_type": "mx_fp"}, "data_type 'mx_fp' of AutoRound is not supported"),
+        ({"act_bits": 8}, "act_bits 8 of AutoRound"),
+        ({"rotation_config": {"hadamard_type": "hadamard"}}, "rotation_config: matrices that were rotated"),
+    ],
+)
+def test_what_changes_the_meaning_of_auto_rounds_matrices_is_refused(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadCheckpoint, match=named):
+        join_quantised({}, {"quantization_config": {"quant_method": "auto-round", **settings}})
+
+
+def test_older_settings_of_auto_round() -> None:
+    """They name its maker, and the packing by another key; bits of a matrix are seen from its tensors."""
+    name = "auto-round auto_round:auto_gptq 3-bit with zeros"
+    parts = parts_of(name)
+    del parts["m.expected"]
+    older = {"quant_method": "intel/auto-round", "backend": "auto_round:auto_gptq", "bits": 4}
+    assert np.array_equal(raw_matrix(joined(parts, older)).data, raw_matrix(joined(parts, SETTINGS[name])).data)
+
+
 def test_a_folder_whose_config_does_not_tell_of_modelopt(tmp_path: Path) -> None:
     """hf_quant_config.json does. Scales of activations and of the KV cache are left alone."""
     case = Case("modelopt", "Llama", {"tie_word_embeddings": False})
@@ -124,6 +150,7 @@ STATE = {"quant_type": "nf4", "blocksize": 32, "shape": [24, 360]}
         ("bitsandbytes nf4", {"state": STATE | {"nested_blocksize": 0}}, r"360\], 32, 0, 0.0\)"),
         ("bitsandbytes nf4", {"state": [1]}, "does not hold a JSON object"),
         ("bitsandbytes nf4 with nested scales", {"weight.nested_quant_map": None}, "'weight.nested_quant_map' of its"),
+        ("auto-round auto_round 2-bit with zeros", {"qzeros": None}, "'qzeros' of its auto-round form is missing"),
         ("modelopt FP8", {"weight_scale": None}, "'weight_scale' of its modelopt form is missing"),
         ("modelopt NVFP4", {"weight_scale_2": None}, "m.weight_scale is f8_e4m3"),
         ("modelopt FP8 in blocks", {"weight_scale": BLOCK_SCALES}, r"instead of \(1, 1, 2, 1\)"),

@@ -213,7 +213,8 @@ def test_other_modules_stay() -> None:
         ({"qweight": np.zeros((16, N), np.float32)}, {}, "instead of i32"),
         ({"g_idx": np.zeros(5, np.int32)}, {}, "m.g_idx is i32"),
         ({"g_idx": np.full(K, 9, np.int32)}, {}, "an index outside the 4 groups"),
-        ({}, {"bits": 3}, "3 bits are not supported"),
+        ({}, {"bits": 9}, "9 bits are not supported"),
+        ({}, {"bits": 3}, "does not hold whole codes of 3 bits"),
         ({}, {"quant_method": "hqq"}, "'hqq' is not supported"),
     ],
 )

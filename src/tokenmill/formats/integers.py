@@ -81,8 +81,10 @@ def expanded(tensor: QuantisedTensor) -> NDArray[np.generic]:
 
 def _gptq(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
     parts, bits = tensor.parts, tensor.bits
-    codes_KN = _unpack(_words(parts["qweight"]), bits, 0)
-    zeros_GN = _unpack(_words(parts["qzeros"]), bits, 1)[:, : tensor.shape[0]].astype(np.int16) + tensor.zero_offset
+    codes_KN = _unpack_dense(_words(parts["qweight"]), bits, 0)
+    zeros_GN = (
+        _unpack_dense(_words(parts["qzeros"]), bits, 1)[:, : tensor.shape[0]].astype(np.int16) + tensor.zero_offset
+    )
     return _integer_matrix(bits, codes_KN.T, zeros_GN.T, _floats_of(parts["scales"]).T, parts.get("g_idx"))
 
 

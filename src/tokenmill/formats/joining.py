@@ -11,12 +11,22 @@ from . import compressed
 from .compressed import read_form, read_modelopt, refuse_unknown, refuse_unknown_algorithm
 from .config_keys import model_type_of
 from .paired import MODEL_TYPE, split_experts
-from .quantised import BITSANDBYTES, QuantisedTensor, read_awq, read_bitsandbytes, read_fp8, read_gptq
+from .quantised import (
+    BITSANDBYTES,
+    QuantisedTensor,
+    read_auto_round,
+    read_awq,
+    read_bitsandbytes,
+    read_fp8,
+    read_gptq,
+    refuse_unknown_packing,
+)
 from .tensor import Tensor
 
 _SUFFIXES = {
     "gptq": ("qweight", "qzeros", "scales", "g_idx"),
     "awq": ("qweight", "qzeros", "scales"),
+    "auto-round": ("qweight", "qzeros", "scales", "g_idx"),
     "compressed-tensors": compressed.SUFFIXES,
     "fp8": ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale"),
     "bitsandbytes": BITSANDBYTES,
@@ -25,11 +35,18 @@ _SUFFIXES = {
 _READERS = {
     "gptq": read_gptq,
     "awq": read_awq,
+    "auto-round": read_auto_round,
     "compressed-tensors": read_form,
     "fp8": read_fp8,
     "bitsandbytes": read_bitsandbytes,
     "modelopt": read_modelopt,
 }
+_REFUSE = {
+    "compressed-tensors": refuse_unknown,
+    "modelopt": refuse_unknown_algorithm,
+    "auto-round": refuse_unknown_packing,
+}
+"""What raises BadCheckpoint for settings of a method that are not read."""
 _CODES = ("qweight", "weight_packed", "weight", "compressed")
 """Of which a matrix has one."""
 
@@ -47,10 +64,7 @@ def join_quantised(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> 
         return dict(tensors)
     if method not in _SUFFIXES:
         raise BadCheckpoint(f"quantisation method {method!r} is not supported (supported: {', '.join(_SUFFIXES)}).")
-    if method == "compressed-tensors":
-        refuse_unknown(settings)
-    if method == "modelopt":
-        refuse_unknown_algorithm(settings)
+    _REFUSE.get(method, lambda settings: None)(settings)
     suffixes = _SUFFIXES[method]
     split = re.compile(rf"(.+)\.({'|'.join(map(re.escape, ('weight', *suffixes)))})")
     found = {name: match.groups() for name in tensors if (match := split.fullmatch(name))}
@@ -70,10 +84,11 @@ def join_quantised(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> 
 
 
 def _method(settings: Mapping[str, Any]) -> str:
-    """As `quant_method` says; older files of bitsandbytes say only how they are to be loaded."""
+    """As `quant_method` says; older files of bitsandbytes say only how they are to be loaded, older ones of AutoRound
+    name its maker too."""
     if settings.get("load_in_4bit") or settings.get("load_in_8bit"):
         return "bitsandbytes"
-    return str(settings.get("quant_method", "compressed-tensors")).lower()
+    return str(settings.get("quant_method", "compressed-tensors")).lower().removeprefix("intel/")
 
 
 def _join(name: str, method: str, parts: dict[str, Tensor], settings: Mapping[str, Any]) -> QuantisedTensor:

@@ -2,15 +2,17 @@
 
     gptq                 qweight i32 [K/p, N], codes packed along K | qzeros i32 [G, N/p] | scales [G, N] | g_idx [K]
     awq                  qweight i32 [K, N/8], codes packed along N in the order 0 2 4 6 1 3 5 7 | qzeros, scales
+    auto-round           as gptq, with bits of each matrix, or as awq: packing_format says which
     fp8                  weight f8 [N, K] | weight_scale_inv, one for each square of `weight_block_size`
     bitsandbytes         weight i8 [N, K] | SCB f32 [N], 127 times the scale of each row
                          weight u8 [N * K / 2, 1], the upper half first | weight.quant_map, the 16 values of codes |
                          weight.absmax, a scale for each run of values | weight.quant_state.*, settings in JSON |
                          where scales are quantised too, weight.nested_absmax and weight.nested_quant_map of them
 
-with p codes in 32 bits, lowest first. The first three mean weight = scale * (code - zero). The layouts are those of
-AutoGPTQ, AutoAWQ and bitsandbytes; those of compressed-tensors are in compressed.py. Activations are never read from
-these files: what was to run with 8-bit activations runs with ours, which have a scale for each 32 values of a row.
+with p codes in 32 bits, lowest first, one behind the other. The first four mean weight = scale * (code - zero). The
+layouts are those of AutoGPTQ, AutoAWQ, AutoRound and bitsandbytes; those of compressed-tensors are in compressed.py.
+Activations are never read from these files: what was to run with 8-bit activations runs with ours, which have a scale
+for each 32 values of a row.
 
     N outputs  K inputs  G groups of inputs
 """
@@ -22,8 +24,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.errors import BadCheckpoint
 from .tensor import Tensor
 
+_BITS = (2, 3, 4, 5, 6, 7, 8)
+_GPTQ_PACKINGS = {
+    "auto": "gptq", "auto_round:gptq": "gptq", "auto_round:auto_gptq": "gptq",
+    "auto_round": "gptq_v2", "auto_round:exllamav2": "gptq_v2", "auto_round:gptqmodel": "gptq_v2",
+}  # fmt: skip
+_AWQ_PACKINGS = ("auto_round:awq", "auto_round:auto_awq")
 _STATES = tuple(f"weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
 BITSANDBYTES = (
     "SCB", "weight_format", "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map",
@@ -75,12 +84,13 @@ class QuantisedTensor:
 def read_gptq(name: str, parts: dict[str, Tensor], settings: Mapping[str, Any]) -> QuantisedTensor:
     bits = _bits(settings.get("bits"))
     packed, zeros, scales = parts["qweight"], parts["qzeros"], parts["scales"]
-    per_word = 32 // bits
-    num_inputs, num_outputs = packed.shape[0] * per_word, packed.shape[1]
+    num_inputs, num_outputs = packed.shape[0] * 32 // bits, packed.shape[1]
     num_groups = scales.shape[0]
     expect(packed, (packed.shape[0], num_outputs), "i32")
+    if packed.shape[0] * 32 % bits:
+        raise ValueError(f"{packed.name} {packed.shape} does not hold whole codes of {bits} bits.")
     expect(scales, (num_groups, num_outputs))
-    expect(zeros, (num_groups, -(-num_outputs // per_word)), "i32")
+    expect(zeros, (num_groups, -(-num_outputs * bits // 32)), "i32")
     if "g_idx" in parts:
         expect(parts["g_idx"], (num_inputs,), "i32")
     offset = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1  # zeros were stored less one
@@ -99,6 +109,36 @@ def read_awq(name: str, parts: dict[str, Tensor], settings: Mapping[str, Any]) -
     expect(scales, (scales.shape[0], num_outputs))
     expect(zeros, (scales.shape[0], packed.shape[1]), "i32")
     return QuantisedTensor(name, "awq 4-bit", (num_outputs, num_inputs), packed.data, "awq", parts, bits)
+
+
+def refuse_unknown_packing(settings: Mapping[str, Any]) -> None:
+    """Raises BadCheckpoint naming a packing of AutoRound, or another setting that changes what matrices mean, that is
+    not read."""
+    packing = _packing(settings)
+    known = (*_GPTQ_PACKINGS, *_AWQ_PACKINGS)
+    if packing not in known:
+        raise BadCheckpoint(f"packing_format {packing!r} is not supported (supported: {', '.join(known)}).")
+    data_type, act_bits = settings.get("data_type"), settings.get("act_bits")
+    if data_type not in (None, "int"):
+        raise BadCheckpoint(f"data_type {data_type!r} of AutoRound is not supported (supported: int).")
+    if isinstance(act_bits, int) and act_bits < 16:
+        raise BadCheckpoint(f"act_bits {act_bits} of AutoRound is not supported: matrices would have further scales.")
+    for key in ("rotation_config", "spinquant_config"):
+        if settings.get(key):
+            raise BadCheckpoint(f"{key}: matrices that were rotated are not supported.")
+
+
+def read_auto_round(name: str, parts: dict[str, Tensor], settings: Mapping[str, Any]) -> QuantisedTensor:
+    if _packing(settings) in _AWQ_PACKINGS:
+        return read_awq(name, parts, {"bits": 4})
+    num_outputs = parts["scales"].shape[1]
+    bits = parts["qzeros"].shape[1] * 32 // max(num_outputs, 1)  # a matrix may have its own
+    return read_gptq(name, parts, {"bits": bits, "checkpoint_format": _GPTQ_PACKINGS[_packing(settings)]})
+
+
+def _packing(settings: Mapping[str, Any]) -> str:
+    """As said by the key of today or that of older files."""
+    return str(settings.get("packing_format") or settings.get("backend") or "auto").lower()
 
 
 def read_fp8(name: str, parts: dict[str, Tensor], settings: Mapping[str, Any]) -> QuantisedTensor:
@@ -156,8 +196,8 @@ def _read_state(tensor: Tensor) -> tuple[str, tuple[int, int], Runs]:
 
 
 def _bits(value: Any) -> int:
-    if value not in (4, 8):
-        raise ValueError(f"{value!r} bits are not supported (supported: 4, 8).")
+    if value not in _BITS:
+        raise ValueError(f"{value!r} bits are not supported (supported: {', '.join(map(str, _BITS))}).")
     return int(value)
 
 
