@@ -234,8 +234,8 @@ MOST_GROWN_BYTES = 160 << 20
 """Of an engine: the grammars that are kept, and eight that are at work."""
 
 MOST_BOMB_S = 0.25
-"""Processor time of an engine for one, its tokens included: several times what it takes, and half of what one takes that
-nothing bounds."""
+"""Processor time of an engine for one, its tokens included: several times what it takes, and half of what one takes
+that nothing bounds."""
 
 
 def processor_s(pid: int) -> float:

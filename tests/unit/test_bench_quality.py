@@ -300,7 +300,7 @@ class Stub(BaseHTTPRequestHandler):
     def _answer(self, body: dict) -> None:
         self.seen.append((self.path, body, self.headers.get("Authorization")))
         status, headers, answer = self.script[self.path](body)
-        data = json.dumps(answer).encode()
+        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(data))}.items():
             self.send_header(name, value)
@@ -378,6 +378,26 @@ def test_any_other_failure_ends_the_run(stub, status, answer, message) -> None:
     subject = ApiSubject(url)
     with pytest.raises((InvalidRequest, quality_api.EngineFailed), match=message):
         subject.tokenize("x", add_special=True)
+    subject.close()
+
+
+def test_events_of_a_stream_are_timed(stub) -> None:
+    """All but the last; one that is refused, ends with an error or breaks off gives none."""
+    url, handler = stub
+    subject = ApiSubject(url)
+
+    def stream(status: int, answer: object) -> list[float]:
+        handler.script["/v1/completions"] = lambda body: (status, {}, answer)
+        return subject.stream("/v1/completions", {"stream": True})
+
+    times_s = stream(200, b'data: {"choices": []}\n\n: still here\n\ndata: {"choices": []}\n\ndata: [DONE]\n\n')
+    assert len(times_s) == 2 and times_s == sorted(times_s)
+    with pytest.raises(InvalidRequest, match="too long"):
+        stream(400, {"error": {"message": "too long"}})
+    with pytest.raises(quality_api.EngineFailed, match="the engine failed"):
+        stream(200, b'data: {"choices": []}\n\ndata: {"error": {"message": "the engine failed"}}\n\n')
+    with pytest.raises(quality_api.EngineFailed, match="without"):
+        stream(200, b'data: {"choices": []}\n\n')
     subject.close()
 
 

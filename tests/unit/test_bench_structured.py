@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_tokenizer import byte_tokenizer
 
+from tokenmill.bench.structured import gaps
 from tokenmill.bench.structured.answers import Answer, judge, misfit
 from tokenmill.bench.structured.cases import Case, read_cases
 from tokenmill.bench.structured.command import add_arguments, measure
 from tokenmill.bench.structured.replay import Replay, take
 from tokenmill.bench.structured.spelling import OutOfBudget, Speller
-from tokenmill.core.errors import ConfigError
+from tokenmill.core.errors import ConfigError, InvalidRequest
 from tokenmill.text.grammar.build import to_grammar
 from tokenmill.text.grammar.constraint import Constraint
 from tokenmill.text.load import TextModel
@@ -99,6 +101,50 @@ def test_cases_are_read_from_lines_and_spread(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(ConfigError, match="has no schemas"):
         read_cases(tmp_path / "empty.jsonl")
+
+
+class Others:
+    """A server whose streams last until grammars that explode of both kinds have ended."""
+
+    model = "m"
+
+    def __init__(self, num_bombs: int) -> None:
+        self.num_bombs, self.bombs, self.streams = num_bombs, [], []
+        self.is_enough = threading.Event()
+
+    def stream(self, path: str, body: dict[str, Any]) -> list[float]:
+        self.streams.append(body)
+        assert len(self.streams) <= gaps.NUM_OTHERS or self.is_enough.wait(60)
+        return [1.0, 1.5, 1.75]
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.bombs.append(body["guided_regex"])
+        if len(self.bombs) >= 2 * self.num_bombs:
+            self.is_enough.set()
+        if len(self.bombs) % 2:
+            raise InvalidRequest("too large")
+        return {}
+
+
+def test_gaps_of_others_are_measured_without_and_with_grammars_that_explode() -> None:
+    """Half of the others are held to a schema; each pattern is new, and some explode at once, some later."""
+    others = Others(3)
+    without, beside = gaps.measure_gaps(others, 3, 20, 0)  # type: ignore[arg-type]
+    assert (without["num_bombs"], without["bombs_ended_as"]) == (0, {})
+    assert beside["num_bombs"] == 3 and sum(beside["bombs_ended_as"].values()) == len(others.bombs) >= 6
+    assert set(beside["bombs_ended_as"]) == {"refused", "answered"} and len(set(others.bombs)) == len(others.bombs)
+    assert {pattern[0] for pattern in others.bombs} == {"[", "("}
+    for row in (without, beside):
+        assert row["num_gaps"] == 2 * gaps.NUM_OTHERS and (row["p50_s"], row["p99_s"], row["max_s"]) == (0.25, 0.5, 0.5)
+    assert len(others.streams) == 2 * gaps.NUM_OTHERS and all(body["ignore_eos"] for body in others.streams)
+    assert sum("guided_json" in body for body in others.streams) == gaps.NUM_OTHERS
+
+
+def test_gaps_need_a_server() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(ConfigError, match="--url"):
+        measure(parser.parse_args(["--data", "none", "--bombs", "8"]), lambda: pytest.fail("nothing is loaded"))
 
 
 @pytest.mark.skipif(DATA is None, reason="the schemas of JSONSchemaBench are not here")

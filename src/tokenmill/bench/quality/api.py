@@ -117,6 +117,28 @@ class ApiSubject:
             self.facts["system_fingerprint"] = fingerprint
         return answer
 
+    def stream(self, path: str, body: dict[str, Any]) -> list[float]:
+        """When each event of a streamed answer came, the last one left out. Raises InvalidRequest and EngineFailed."""
+        connection = self._connect(*self._address, timeout=TIMEOUT_S)
+        try:
+            connection.request("POST", self._root + path, json.dumps(body).encode(), self._headers)
+            times_s: list[float] = []
+            with connection.getresponse() as response:
+                if response.status != 200:
+                    _content(path, response.status, response.read())
+                for line in response:
+                    if line.startswith(b"data: [DONE]"):
+                        return times_s
+                    if line.startswith(b'data: {"error"'):
+                        raise EngineFailed(f"{path}: {line[6:].decode('utf-8', 'replace').strip()}")
+                    if line.startswith(b"data: "):
+                        times_s.append(time.monotonic())
+        except (OSError, http.client.HTTPException) as error:
+            raise EngineFailed(f"{path} broke off: {error or type(error).__name__}.") from None
+        finally:
+            connection.close()
+        raise EngineFailed(f"{path} ended without [DONE].")
+
     def _call(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
         for attempt in range(1, NUM_TRIES + 1):
             status, headers, data = self._exchange(method, path, body)

@@ -1,7 +1,8 @@
 """`tokenmill bench structured`: how much of JSON Schema is taken, and whether what is taken is enforced.
 
-Three parts: which schemas are taken, and by which keyword others are refused; their own data replayed through the masks
-of the model's tokens; and, with --url, answers of a server, judged. docs/structured-output.md explains the figures.
+Which schemas are taken, and by which keyword others are refused; their own data replayed through the masks of the
+model's tokens; with --url, answers of a server, judged; and with --bombs, what others feel of grammars that explode.
+docs/structured-output.md explains the figures.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from rich.table import Table
 
 from ... import __version__
+from ...core.errors import ConfigError
 from ...text.load import TextModel
 from .. import machine
 from ..output import console_beside, write_json
@@ -22,12 +24,14 @@ from ..quality.api import ApiSubject
 from ..recorded import without_secrets
 from .answers import Settings, ask_all, judge, known_formats, speed
 from .cases import Case, read_cases
+from .gaps import measure_gaps
 from .replay import Replay, take
 
 SCHEMA = 1
 QUICK_REPLAYED = 150
 QUICK_ASKED = 32
 TEMPERATURES = (0.0, 1.0)
+_SETTINGS = ("limit", "quick", "max_tokens", "concurrency", "bombs", "seed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-tokens", type=_count, default=400, metavar="N", help="of an answer (default: 400)")
     group.add_argument(
         "--num-asked", type=_count, metavar="N", help="schemas to ask about (default: all that are taken)"
+    )
+    group.add_argument(
+        "--bombs", type=_count, metavar="N", help="with --url: gaps of others' tokens while N grammars at once explode"
     )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of draws (default: 0)")
     group = parser.add_argument_group("result")
@@ -62,6 +69,8 @@ def run(args: argparse.Namespace, load: Callable[[], TextModel]) -> int:
 
 def measure(args: argparse.Namespace, load: Callable[[], TextModel]) -> dict[str, Any]:
     """`load`: gives the model's tokenizer and end tokens."""
+    if args.bombs and not args.url:
+        raise ConfigError("--bombs needs the --url of a server.", param="bombs")
     if args.url:
         known_formats()
     cases = read_cases(args.data, args.limit)
@@ -74,16 +83,16 @@ def measure(args: argparse.Namespace, load: Callable[[], TextModel]) -> dict[str
     return {
         "schema": SCHEMA,
         "kind": "structured",
-        "settings": {name: getattr(args, name) for name in ("limit", "quick", "max_tokens", "concurrency", "seed")},
+        "settings": {name: getattr(args, name) for name in _SETTINGS},
         "environment": {"tokenmill": __version__, "commit": machine.commit(), **machine.hardware()},
         "argv": without_secrets(sys.argv[1:]),
         "taken": taken,
         "replay": replay,
-        "answers": _answers(args, asked) if args.url else [],
+        **(_ask(args, asked) if args.url else {"answers": [], "gaps": []}),
     }
 
 
-def _answers(args: argparse.Namespace, cases: list[Case]) -> list[dict[str, Any]]:
+def _ask(args: argparse.Namespace, cases: list[Case]) -> dict[str, Any]:
     settings = Settings(args.max_tokens, args.seed)
     subject = ApiSubject(
         args.url, model=args.served_model_name, api_key=args.api_key, concurrency=args.concurrency, extra=None
@@ -95,9 +104,10 @@ def _answers(args: argparse.Namespace, cases: list[Case]) -> list[dict[str, Any]
             free = speed(*ask_all(subject, cases, settings, temperature, constrained=False))
             rows.append({"temperature": temperature, "formats": known_formats(), **answers, "unconstrained": free})
             print(f"answers at temperature {temperature:g}: {len(cases)}", file=sys.stderr)
+        gaps = measure_gaps(subject, args.bombs, args.max_tokens, args.seed) if args.bombs else []
     finally:
         subject.close()
-    return rows
+    return {"answers": rows, "gaps": gaps}
 
 
 def _spread(pairs: list[tuple[Case, str]], number: int) -> list[tuple[Case, str]]:
@@ -129,7 +139,17 @@ def _tables(result: dict[str, Any]) -> list[Table]:
             f"{row['tokens_per_s']:.1f}",
             f"{row['unconstrained']['tokens_per_s']:.1f}",
         )
-    return [first, second, third]
+    if not result["gaps"]:
+        return [first, second, third]
+    fourth = Table("grammars that explode at once", "they end as", "others' token gaps", "p50", "p99", "most")
+    for row in result["gaps"]:
+        fourth.add_row(
+            str(row["num_bombs"]),
+            ", ".join(f"{end} {number}" for end, number in row["bombs_ended_as"].items()),
+            str(row["num_gaps"]),
+            *(f"{1e3 * row[name]:.1f} ms" for name in ("p50_s", "p99_s", "max_s")),
+        )
+    return [first, second, third, fourth]
 
 
 def _count(text: str) -> int:
