@@ -46,6 +46,7 @@ BASE: dict[str, dict[str, Any]] = {
     "youtu": LATENT,
     "cwm": {"hidden_size": 96, "head_dim": 16},
     "glm4_moe_lite": LATENT | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "qwen3_vl_moe_text": {"num_experts": 8, "num_experts_per_tok": 3, "head_dim": 16},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 32},
     "solar_open": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
 }
@@ -53,6 +54,8 @@ WITHOUT_A_CLASS = ("kimi_k2", "step3_text")
 """Types that transformers has no class for; their tests are in test_latent_keys.py."""
 WITH_EXPERTS = (*MOE_KEYS, "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 TYPES = tuple(kind for kind in ARCHITECTURES if kind not in WITHOUT_A_CLASS)
+INSIDE = tuple(kind for kind in TYPES if kind.endswith("_text") and kind != "gemma3_text")
+"""Types of language models that transformers has no head for."""
 OWN_ROPE = ("llama", "phi3", "gemma3_text", "olmo3", "glm4", "qwen2_vl_text")
 """Types that read RoPE settings each in their way; the others do as Llama does."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -213,7 +216,7 @@ def ours(config: dict[str, Any]) -> dict[str, Any]:
     """Raises BadCheckpoint."""
     model = config_from_checkpoint(Checkpoint("hf", Path("config.json"), copy.deepcopy(config), {}))
     shapes = {name.removeprefix("model."): shape for name, shape in expected_shapes("hf", model).items()}
-    if config["model_type"].endswith("vl_text"):
+    if config["model_type"] in INSIDE:
         shapes.pop("lm_head.weight", None)
     return {
         "shapes": shapes,
@@ -263,7 +266,7 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
         given.pop("logits_scaling", None)  # a property there, which no file can set
     made = transformers.AutoConfig.for_model(kind, **given)
     made._attn_implementation = "eager"
-    inside = kind.endswith("vl_text")
+    inside = kind in INSIDE
     name = type(made).__name__.removesuffix("Config") + "Model" if inside else ARCHITECTURES[kind]
     with torch.device("meta"):
         model = getattr(transformers, name)(made)
@@ -276,6 +279,7 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
         for key, value in state.items()
     }
     shapes = _taken_apart(shapes) if kind == "gpt_oss" else shapes
+    shapes = _split(shapes) if kind == "qwen3_vl_moe_text" else shapes
     if not inside and made.tie_word_embeddings:
         shapes.pop("lm_head.weight")
     layer, norm = body.layers[0], body.norm
@@ -330,6 +334,20 @@ def _taken_apart(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...
         if not found:
             apart[name] = shape
     return apart
+
+
+def _split(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """With gates, ups and downs [outputs, inputs] of each expert, where all have one tensor."""
+    split = {}
+    for name, shape in shapes.items():
+        module, found, matrix = name.partition(".experts.")
+        roles = ("gate_proj", "up_proj") if matrix == "gate_up_proj" else (matrix,)
+        for expert in range(shape[0]) if found else ():
+            for role in roles:
+                split[f"{module}.experts.{expert}.{role}.weight"] = (shape[1] // len(roles), shape[2])
+        if not found:
+            split[name] = shape
+    return split
 
 
 def _their_experts(kind: str, block: Any) -> Any:

@@ -51,11 +51,12 @@ right gives words that look right.
 
 Experts are read matrix by matrix (`experts.7.gate_proj`, `w1`, and early GGUF files' `ffn_gate.7`), as one tensor for
 all of them (`ffn_gate_exps`), and with gate and up in one (`ffn_gate_up_exps`, Granite's `input_linear`, the
-`experts.gate_up_proj` that transformers 5 writes with `save_original_format=False`), in every format below. All experts
-of a layer are one stack of one kind: where their matrices, or gates and ups, were stored in different kinds, or GPTQ
-put their columns in different orders (act-order), they become f16. Routers stay as they are stored, whatever
-`--quantization` says. Adapters may change attention, embeddings and head, and the FFN of layers without experts; one
-that names experts, shared experts or a router is refused.
+`experts.gate_up_proj` that transformers 5 writes with `save_original_format=False`), in every format below; one tensor
+with inputs first, as Qwen3-VL-MoE was published, in 16 and 32 bits. All experts of a layer are one stack of one kind:
+where their matrices, or gates and ups, were stored in different kinds, or GPTQ put their columns in different orders
+(act-order), they become f16. Routers stay as they are stored, whatever `--quantization` says. Adapters may change
+attention, embeddings and head, and the FFN of layers without experts; one that names experts, shared experts or a
+router is refused.
 """
 
 WITH_IMAGES = """
@@ -230,6 +231,8 @@ def _families() -> str:
     for case in (*CASES, *MOE_CASES, *LATENT_CASES):
         cases[f"{case.family}ForCausalLM"].append(case.title)
     cases["Step3TextForCausalLM"].append("Step-3, by its published equations")
+    for name in set(WRAPPERS) & set(HF_FAMILIES):
+        cases[name].append(f"{WRAPPERS[name]}, text")
     by_class = {f"{family}ForCausalLM": name for family, name in (ARCHITECTURES | GGUF_NAMES).items()}
     tested_gguf = set(by_class.values())
     lines = ["", "| family | config.json | GGUF | cases tested |", "|---|---|---|---|"]

@@ -3,6 +3,7 @@ transformers' whole model asked with text alone."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,11 @@ CASES = {
     "Qwen2VL": ("Qwen2VLText", sections(2, 3, 3), {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}),
     "Qwen2_5_VL": ("Qwen2_5_VLText", sections(2, 3, 3), QWEN_EYES),
     "Qwen3VL": ("Qwen3VLText", {"head_dim": 16, **sections(4, 2, 2)}, QWEN_EYES | {"deepstack_visual_indexes": [0]}),
+    "Qwen3VLMoe": (
+        "Qwen3VLMoeText",
+        {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, **sections(4, 2, 2)},
+        QWEN_EYES | {"deepstack_visual_indexes": [0]},
+    ),
     "SmolVLM": ("Llama", {}, EYES),
 }
 """Wrapper, and what is inside where there are several -> (its text config's class, its options, its vision_config)."""
@@ -77,7 +83,7 @@ def save(name: str, folder: Path) -> Any:
     model = kind(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(3 if parameter.ndim == 2 else 1).add_(0.02 * torch.randn_like(parameter))
+            parameter.mul_(3 if parameter.ndim >= 2 else 1).add_(0.02 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
@@ -128,6 +134,33 @@ def test_sparse_configs_mean_what_transformers_makes_of_them(tmp_path: Path) -> 
         assert (ours.norm_eps, ours.head_dim) == (theirs.rms_norm_eps, theirs.head_dim)
         window = getattr(theirs, "sliding_window", None)
         assert max(layer.window for layer in ours.layers) == (window or 0)
+
+
+def test_experts_whose_inputs_come_first(tmp_path: Path) -> None:
+    """As Qwen3-VL-MoE was published: each tensor of experts turned round, against the same model as transformers saves
+    it, which reads both."""
+    from safetensors.numpy import load_file, save_file
+
+    theirs = save("Qwen3VLMoe", tmp_path / "saved")
+    stored = load_file(tmp_path / "saved" / "model.safetensors")
+    turned = {
+        name: np.ascontiguousarray(values.swapaxes(1, 2)) if ".experts." in name else values
+        for name, values in stored.items()
+    }
+    shutil.copytree(tmp_path / "saved", tmp_path / "published")
+    save_file(turned, tmp_path / "published" / "model.safetensors", {"format": "pt"})
+    again = (
+        type(theirs).from_pretrained(tmp_path / "published", dtype=torch.float32, attn_implementation="eager").eval()
+    )
+    tokens = random_tokens(2, LENGTH)
+    whole = torch.tensor(tokens[None].astype(np.int64))
+    with torch.no_grad():
+        assert torch.equal(theirs(input_ids=whole).logits, again(input_ids=whole).logits)
+    ours = [our_logits(ReferenceOps(), tmp_path / name, 64, tokens) for name in ("saved", "published")]
+    assert np.array_equal(*ours)
+    found = [survey(open_checkpoint(tmp_path / name)) for name in ("saved", "published")]
+    assert found[0].num_parameters == found[1].num_parameters
+    assert sum(group.stored_bytes for group in found[0].groups) == sum(group.stored_bytes for group in found[1].groups)
 
 
 @pytest.mark.parametrize("window", [None, 8])

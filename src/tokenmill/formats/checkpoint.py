@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import BadCheckpoint
+from .config_keys import model_type_of
 from .digest import file_digest, weight_files
 from .gguf import open_gguf
 from .joining import join_quantised
 from .language import language_part
 from .merged import as_published
+from .paired import turn_experts
 from .quantised import QuantisedTensor
 from .safetensors import open_safetensors, read_json, weights_of
 from .tensor import Tensor
@@ -81,6 +83,8 @@ def _open_folder(path: Path, stored: dict[str, Tensor] | None = None) -> Checkpo
         quantised = {"quantization_config": {"quant_method": "modelopt", **said}} if isinstance(said, dict) else {}
     config, stored, left_out = language_part(config, open_safetensors(path) if stored is None else stored)
     tensors = join_quantised(as_published(stored, config), quantised | config)
+    if model_type_of(config) == "qwen3_vl_moe_text":
+        tensors = turn_experts(tensors)
     defaults = read_json(generation) if generation.is_file() else {}
     return Checkpoint("hf", path, config, tensors, defaults, left_out)
 

@@ -63,8 +63,9 @@ def read_quantised(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float3
 def expanded(tensor: QuantisedTensor) -> NDArray[np.generic]:
     """The stored elements [N, K] of 8-bit codes, or of a sparse or turned matrix: unsigned integers of their size."""
     if tensor.layout == "turned":
-        stored = np.frombuffer(tensor.data, f"<u{BLOCK_LAYOUT[tensor.kind][1]}")
-        return np.ascontiguousarray(stored.reshape(tensor.shape[::-1]).T)
+        whole = tensor.parts["weight"]
+        stored_KN = np.frombuffer(whole.data, f"<u{BLOCK_LAYOUT[whole.kind][1]}").reshape(whole.shape)
+        return np.ascontiguousarray(stored_KN[:, tensor.first : tensor.first + tensor.shape[0]].T)
     if "compressed" not in tensor.parts:
         return np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape)
     values, mask = tensor.parts["compressed"], tensor.parts["bitmask"]

@@ -19,7 +19,7 @@ from .tensor import Tensor
 
 _INSIDE = {
     **{kind: kind for kind in ("gemma3_text", "granite", "llama", "mistral", "ministral3", "qwen2", "qwen3")},
-    **{kind: kind for kind in ("qwen3_vl_text", "gpt_oss", "qwen3_moe")},
+    **{kind: kind for kind in ("qwen3_vl_text", "qwen3_vl_moe_text", "gpt_oss", "qwen3_moe")},
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_vl_text": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
@@ -37,6 +37,7 @@ WRAPPERS = {
     "Qwen2VLForConditionalGeneration": "Qwen2-VL",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2.5-VL",
     "Qwen3VLForConditionalGeneration": "Qwen3-VL",
+    "Qwen3VLMoeForConditionalGeneration": "Qwen3-VL-MoE",
     "SmolVLMForConditionalGeneration": "SmolVLM",
 }
 """Architecture -> what people call it."""

@@ -4,7 +4,8 @@ models were published with: nothing is read or moved.
     P.experts.gate_up_proj [E, 2F, D]   becomes   P.experts.{e}.gate_proj.weight and .up_proj.weight [F, D]
     P.experts.down_proj    [E, D, F]              P.experts.{e}.down_proj.weight [D, F]
 
-Mixtral's matrices are called w1, w3 and w2, in a block_sparse_moe; Granite was published with tensors of all experts.
+Mixtral's matrices are called w1, w3 and w2, in a block_sparse_moe; Granite was published with tensors of all experts,
+and Qwen3-VL-MoE with such as have their inputs first, which stay as they are here (paired.py).
 
     E experts  D model width  F FFN width
 """
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..core.errors import BadCheckpoint
-from .config_keys import CONFIG_KEYS, model_type_of
+from .config_keys import CONFIG_KEYS, model_type_of, value_of
 from .tensor import Tensor
 
 _EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
@@ -48,11 +49,17 @@ def as_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> di
         for old, new in _RENAMED.get(kind, {}).items():
             published = published.replace(old, new)
         merged = _EXPERTS.fullmatch(published)
-        if merged is None:
+        if merged is None or (kind == "qwen3_vl_moe_text" and _has_inputs_first(tensor, merged[2], config)):
             found[published] = tensor
         else:
             found |= _parts(tensor, merged[1], merged[2], _MIXTRAL if kind == "mixtral" else {})
     return found
+
+
+def _has_inputs_first(tensor: Tensor, matrix: str, config: Mapping[str, Any]) -> bool:
+    """Where both orders have one shape, transformers takes it that outputs come first."""
+    width = value_of(config, "hidden_size" if matrix == "gate_up_proj" else "moe_intermediate_size")
+    return len(tensor.shape) == 3 and tensor.shape[2] != width
 
 
 def _parts(tensor: Tensor, module: str, matrix: str, names: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:

@@ -52,6 +52,19 @@ MOE_KEYS: Mapping[str, Keys] = {
         decoder_sparse_step=1,
         mlp_only_layers=None,
     ),
+    "qwen3_vl_moe_text": keys(
+        **DECODER | sizes(151_936, 2048, 5632, 24, 16, 16, 128_000) | ends(None, None)
+        | {"head_dim": None, "rope_theta": 5e5, "tie_word_embeddings": True},
+        attention_bias=False,
+        num_experts=60,
+        num_local_experts=DERIVED,
+        num_experts_per_tok=4,
+        moe_intermediate_size=1408,
+        norm_topk_prob=OrNull(True),
+        layer_types=DERIVED,
+        decoder_sparse_step=1,
+        mlp_only_layers=None,
+    ),
     "olmoe": keys(
         **DECODER | sizes(50_304, 2048, 2048, 16, 16, None, 4096) | ends(None, 50_279) | {"rms_norm_eps": 1e-5},
         attention_bias=False,
@@ -143,6 +156,7 @@ MOE_ARCHITECTURES: dict[str, str] = {
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3VLMoeForConditionalGeneration",
     "olmoe": "OlmoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM",

@@ -1,4 +1,5 @@
-"""The experts of a GPT-OSS folder, which has all of a layer's in one tensor, taken apart: one matrix for each expert.
+"""Experts that a folder has all of a layer's in one tensor, inputs first, taken apart: those of GPT-OSS into one matrix
+for each expert,
 
     P.gate_up_proj         dense [E, K, N]: inputs come first; rows of gate and up take turns
     P.gate_up_proj_blocks  u8 [E, N, K/32, 16], two 4-bit floats a byte, and P.gate_up_proj_scales u8 [E, N, K/32]:
@@ -6,8 +7,9 @@
     P.gate_up_proj_bias    [E, N]
     P.down_proj...         the same
 
-become P.{e}.gate_up_proj.weight [N, K] and .bias [N]. Nothing is read: what has its inputs first is turned round when
-it is loaded.
+become P.{e}.gate_up_proj.weight [N, K] and .bias [N]; those of Qwen3-VL-MoE, dense with all gates before all ups, into
+P.{e}.gate_proj.weight, .up_proj.weight and .down_proj.weight. Nothing is read: what has its inputs first is turned
+round when it is loaded.
 
     E experts  N outputs  K inputs
 """
@@ -67,12 +69,34 @@ def _parts(tensor: Tensor) -> list[Tensor]:
     ]
 
 
-def _turned(name: str, part: Tensor) -> QuantisedTensor:
-    if len(part.shape) != 2 or part.kind not in _DENSE_KINDS:
+def turn_experts(tensors: Mapping[str, Tensor | QuantisedTensor]) -> dict[str, Tensor | QuantisedTensor]:
+    """`tensors` of a folder with the dense ones of Qwen3-VL-MoE's experts, which as_published left, taken apart."""
+    apart: dict[str, Tensor | QuantisedTensor] = {}
+    for name, tensor in tensors.items():
+        found = _NAME.fullmatch(name)
+        if found is None or isinstance(tensor, QuantisedTensor):
+            apart[name] = tensor
+            continue
+        roles = ("gate_proj", "up_proj") if found[2] == "gate_up_proj" else ("down_proj",)
+        for expert, part in enumerate(_parts(tensor)):
+            for place, role in enumerate(roles):
+                target = f"{found[1]}.{expert}.{role}.weight"
+                apart[target] = _turned(target, part, place, len(roles))
+    return apart
+
+
+def _turned(name: str, part: Tensor, place: int = 0, count: int = 1) -> QuantisedTensor:
+    """The `place`-th of `count` matrices that stand side by side in one, with a share of its bytes, so that they count
+    once."""
+    if len(part.shape) != 2 or part.kind not in _DENSE_KINDS or part.shape[1] % count:
         raise BadCheckpoint(f"{part.name}: {part.kind} {part.shape} is no matrix of an expert.")
-    num_inputs, num_outputs = part.shape
-    bits = 8 * BLOCK_LAYOUT[part.kind][1]
-    return QuantisedTensor(name, part.kind, (num_outputs, num_inputs), part.data, "turned", {"weight": part}, bits)
+    num_inputs, num_outputs = part.shape[0], part.shape[1] // count
+    width = BLOCK_LAYOUT[part.kind][1]
+    size = num_inputs * num_outputs * width
+    shape, data = (num_outputs, num_inputs), part.data[place * size : (place + 1) * size]
+    return QuantisedTensor(
+        name, part.kind, shape, data, "turned", {"weight": part}, 8 * width, first=place * num_outputs
+    )
 
 
 def _floats4(name: str, whole: Tensor, blocks: Tensor, scales: Tensor | None, expert: int) -> QuantisedTensor:

@@ -55,13 +55,14 @@ class QuantisedTensor:
     """Looks like a Tensor (name, kind, shape, data of its codes). What it means is read by integers.py.
 
     layout       "gptq", "awq", "packed", "int8", "float", "nvfp4", "mxfp4", "mapped" or "sparse"; "turned": dense,
-                 [K, N]
+                 columns of a matrix that has its inputs first
     parts        its tensors, by the last part of their names
     bits         of a code
     zero_offset  what is to be added to stored zeros
     block        (outputs, inputs) that share a scale, where these are squares
     whole_codes  no packed code lies in two words
     runs         of layout "mapped": how many values, one behind the other, share a scale
+    first        where the columns of a turned matrix begin
     """
 
     name: str
@@ -75,6 +76,7 @@ class QuantisedTensor:
     block: tuple[int, int] | None = None
     whole_codes: bool = True
     runs: Runs | None = None
+    first: int = 0
 
     @property
     def num_values(self) -> int:

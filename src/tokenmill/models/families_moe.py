@@ -59,6 +59,12 @@ MOE_HF_FAMILIES: Mapping[str, Family] = {
         bias_keys=_ATTENTION_BIAS,
         window_every=0,
     ),
+    "Qwen3VLMoeForConditionalGeneration": Family(
+        "Qwen3-VL-MoE",
+        qk_norm="head",
+        moe=MoeFamily(normalise=True),
+        bias_keys=_ATTENTION_BIAS,
+    ),
     "OlmoeForCausalLM": Family("OLMoE", qk_norm="width", moe=MoeFamily(), bias_keys=_ATTENTION_BIAS, refused=_CLIPPED),
     "GraniteMoeForCausalLM": Family("Granite 3 MoE", moe=_GRANITE, bias_keys=_ATTENTION_BIAS, names=_GRANITE_NAMES),
     "GraniteMoeSharedForCausalLM": Family(

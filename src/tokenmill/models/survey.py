@@ -229,5 +229,6 @@ def _bytes_in_memory(kind: str, num_values: int) -> int:
 
 
 def _stored_bytes(tensor: Tensor | QuantisedTensor) -> int:
-    parts = tensor.parts.values() if isinstance(tensor, QuantisedTensor) else [tensor]
-    return sum(part.data.nbytes for part in parts)
+    if not isinstance(tensor, QuantisedTensor) or tensor.layout == "turned":
+        return tensor.data.nbytes
+    return sum(part.data.nbytes for part in tensor.parts.values())
