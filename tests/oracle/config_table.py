@@ -36,7 +36,7 @@ BASE: dict[str, dict[str, Any]] = {
     **{kind: {"num_local_experts": 4} for kind in ("granitemoe", "granitemoeshared")},
     **{kind: {"num_experts": 8, "num_experts_per_tok": 3} for kind in ("qwen2_moe", "qwen3_moe", "olmoe")},
     "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 3},
-    "glm4_moe": {"n_routed_experts": 8, "num_experts_per_tok": 2},
+    **{kind: {"n_routed_experts": 8, "num_experts_per_tok": 2} for kind in ("glm4_moe", "glm4v_moe_text")},
     "ernie4_5_moe": {"moe_num_experts": 8},
     "deepseek_v2": LATENT | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "deepseek_v3": LATENT
@@ -279,7 +279,7 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
         for key, value in state.items()
     }
     shapes = _taken_apart(shapes) if kind == "gpt_oss" else shapes
-    shapes = _split(shapes) if kind == "qwen3_vl_moe_text" else shapes
+    shapes = _split(shapes) if kind in ("qwen3_vl_moe_text", "glm4v_moe_text") else shapes
     if not inside and made.tie_word_embeddings:
         shapes.pop("lm_head.weight")
     layer, norm = body.layers[0], body.norm
@@ -382,7 +382,14 @@ def _their_ropes(made: Any, body: Any, kinds: list[str]) -> list[Any]:
         frequencies = getattr(rotary, f"{prefix}inv_freq").numpy().astype(np.float64)
         scale = getattr(rotary, f"{prefix}attention_scaling")
         whole = 2 * len(frequencies) == getattr(attention, "qk_rope_head_dim", getattr(attention, "head_dim", 0))
-        if not whole and made.model_type not in ("phi3", "stablelm", "glm4", "glm4_moe", "solar_open"):
+        if not whole and made.model_type not in (
+            "phi3",
+            "stablelm",
+            "glm4",
+            "glm4_moe",
+            "glm4v_moe_text",
+            "solar_open",
+        ):
             raise ValueError("heads that turn in part")
         ropes.append((frequencies, scale) if turns else None)
     return ropes

@@ -232,7 +232,7 @@ def _families() -> str:
         cases[f"{case.family}ForCausalLM"].append(case.title)
     cases["Step3TextForCausalLM"].append("Step-3, by its published equations")
     for name in set(WRAPPERS) & set(HF_FAMILIES):
-        cases[name].append(f"{WRAPPERS[name]}, text")
+        cases[name].append(f"{WRAPPERS[name]}, text (logits)")
     by_class = {f"{family}ForCausalLM": name for family, name in (ARCHITECTURES | GGUF_NAMES).items()}
     tested_gguf = set(by_class.values())
     lines = ["", "| family | config.json | GGUF | cases tested |", "|---|---|---|---|"]

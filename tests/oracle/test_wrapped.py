@@ -44,6 +44,20 @@ def sections(*sizes: int) -> dict[str, Any]:
 
 CASES = {
     "Gemma3": ("Gemma3Text", {"head_dim": 16, "sliding_window": 8}, EYES),
+    "Glm4vMoe": (
+        "Glm4vMoeText",
+        {
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "rope_parameters": {**MROPE, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]},
+        },
+        {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64},
+    ),
     "Idefics3": ("Llama", {}, EYES),
     "InternVL": ("Qwen2", {}, TILES),
     "InternVL over GPT-OSS": ("GptOss", EXPERTS | {"sliding_window": 8, "max_position_embeddings": 8192}, TILES),
@@ -84,6 +98,9 @@ def save(name: str, folder: Path) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3 if parameter.ndim >= 2 else 1).add_(0.02 * torch.randn_like(parameter))
+        for part, buffer in model.named_buffers():
+            if part.endswith("correction_bias"):
+                buffer.add_(0.2 * torch.randn_like(buffer))
     model.save_pretrained(folder)
     return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 

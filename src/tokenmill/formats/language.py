@@ -19,7 +19,7 @@ from .tensor import Tensor
 
 _INSIDE = {
     **{kind: kind for kind in ("gemma3_text", "granite", "llama", "mistral", "ministral3", "qwen2", "qwen3")},
-    **{kind: kind for kind in ("qwen3_vl_text", "qwen3_vl_moe_text", "gpt_oss", "qwen3_moe")},
+    **{kind: kind for kind in ("qwen3_vl_text", "qwen3_vl_moe_text", "glm4v_moe_text", "gpt_oss", "qwen3_moe")},
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_vl_text": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
@@ -29,6 +29,7 @@ _INSIDE = {
 
 WRAPPERS = {
     "Gemma3ForConditionalGeneration": "Gemma 3 with images",
+    "Glm4vMoeForConditionalGeneration": "GLM-4.5V",
     "Idefics3ForConditionalGeneration": "Idefics 3",
     "InternVLForConditionalGeneration": "InternVL",
     "LlavaForConditionalGeneration": "LLaVA",

@@ -80,6 +80,11 @@ MOE_HF_FAMILIES: Mapping[str, Family] = {
         moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
         bias_keys={"attention_bias": _QKV},
     ),
+    "Glm4vMoeForConditionalGeneration": Family(
+        "GLM-4.5V",
+        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        bias_keys={"attention_bias": _QKV},
+    ),
     "Dots1ForCausalLM": Family(
         "dots.llm1",
         qk_norm="head",
