@@ -33,6 +33,21 @@ def test_a_server_with_room_for_all_is_fair() -> None:
     assert ended.returncode == 0 and ": fair" in ended.stdout, ended.stdout + ended.stderr
 
 
+def test_calls_beside_long_prompts_of_another_tenant(tmp_path: Path) -> None:
+    """Both tenants alone, then both at once, with as many calls of the watched one each time."""
+    out = tmp_path / "out.json"
+    with synthetic("--ttft", "0.02", "--itl", "0.001") as url:
+        more = ("--other-concurrency", "8", "--other-input-len", "50", "--json", str(out))
+        ended = bench("fairness", "--url", url, *LOAD, *more)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(out.read_text())
+    alone, beside = found["phases"]
+    assert (alone["num_ok"], beside["num_ok"]) == (40, 40) and not beside["num_failed"]
+    assert found["throughput_loss"] == pytest.approx(1 - beside["prompts_per_s"] / alone["prompts_per_s"])
+    assert 0 < alone["ttft_p50_s"] <= alone["ttft_p90_s"]
+    assert "throughput" in ended.stdout
+
+
 def test_one_key_is_not_two_tenants() -> None:
     """Nor is a rate left out: the share is what the verdict is about."""
     ended = bench("fairness", "--url", "http://127.0.0.1:9", "--api-key", "k", "--greedy-key", "k")

@@ -3,6 +3,9 @@
 Two loads run at once, of two API keys. In the even phase the other tenant sends its share, in the greedy phase many
 times that; the watched tenant sends the same in both. The verdict is on the ratio of its p99 TTFTs, over all requests
 of the repeats.
+
+With --other-concurrency the other tenant keeps so many long prompts open instead. Both are measured alone and beside
+each other: what the watched tenant's calls wait for, and what they cost the other.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
@@ -20,12 +24,13 @@ from ...core.errors import ConfigError
 from .. import machine
 from ..output import console_beside, write_json
 from ..result import Run
-from . import measure, options, show
+from . import datasets, measure, options, show
 from .address import parse_url
 from .giveup import GiveUp
 from .histogram import quantile
 from .material import Vocabulary
 from .run import Load, run_async, run_load
+from .schedule import Schedule
 from .target import Target
 
 SCHEMA = 1
@@ -65,6 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--load", type=float, default=0.8, metavar="X", help="of its share, that the watched one sends (default: 0.8)"
     )
+    group.add_argument(
+        "--other-concurrency", type=int, metavar="N", help="instead: the other keeps N long prompts open"
+    )
+    group.add_argument("--other-input-len", type=int, default=800, metavar="N", help="tokens of these (default: 800)")
     group.add_argument("--repeats", type=int, default=3, metavar="N", help="of both phases (default: 3)")
     group.add_argument(
         "--most-ratio", type=float, default=1.5, metavar="X", help="exit code 1 if p99 TTFT rises more (default: 1.5)"
@@ -93,6 +102,9 @@ def run(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabulary | 
     address = parse_url(args.url, args.greedy_key, args.header, watched.address.tls)
     other = replace(watched, name="other", address=address)
     with show.Status(Console(stderr=True), load.num_prompts) as status:
+        if args.other_concurrency is not None:
+            seen = run_async(_beside_prompts(args, load, watched, other, status))
+            return conclude_prompts(args, seen, list(load.argv))
         phases = run_async(_phases(args, load, watched, other, status))
     return conclude(args, phases, list(load.argv))
 
@@ -112,6 +124,66 @@ async def _phases(
                 )
             )
     return [_phase(name, each) for name, each in runs.items()]
+
+
+async def _beside_prompts(
+    args: argparse.Namespace, load: Load, watched: Target, other: Target, status: show.Status
+) -> list[tuple[Run, Run, bool]]:
+    """(the watched tenant's run, the other's, whether both were at once)"""
+    lengths = datasets.Lengths(args.other_input_len, args.random_output_len)
+    prompts = replace(
+        load,
+        make_plan=lambda num, seed, rate: datasets.random_prompts(num, seed, lengths),
+        schedule=Schedule(concurrency=args.other_concurrency, stop_after_s=args.duration),
+        num_prompts=args.other_concurrency,
+    )
+    found = []
+    for repeat in range(args.repeats):
+        seed = load.seed + 10 * repeat
+        status.label = f"{repeat + 1}: "
+        alone = await run_load(watched, _part(load, args, 1.0, seed), observe=status.observe)
+        found.append((alone, await run_load(other, replace(prompts, seed=seed + 1)), False))
+        both = await asyncio.gather(
+            run_load(watched, _part(load, args, 1.0, seed + 2), observe=status.observe),
+            run_load(other, replace(prompts, seed=seed + 3)),
+        )
+        found.append((*both, True))
+    return found
+
+
+def conclude_prompts(args: argparse.Namespace, seen: Sequence[tuple[Run, Run, bool]], argv: list[str]) -> int:
+    """Print and write what was found. Exit code 1 where a call of the watched tenant failed."""
+    phases = []
+    for is_beside in (False, True):
+        runs = [(run, other) for run, other, is_both in seen if is_both == is_beside]
+        ttfts_s = sorted(
+            each for run, _ in runs for row in run.requests if row.ok and (each := measure.ttft_s(row)) is not None
+        )
+        if not ttfts_s:
+            raise ConfigError("No request of the watched tenant was answered; look at the server's log.", param="url")
+        phases.append(
+            {
+                "is_beside": is_beside, "num_ok": len(ttfts_s), "num_failed": sum(run.num_failed for run, _ in runs),
+                "ttft_p50_s": quantile(ttfts_s, 0.5), "ttft_p90_s": quantile(ttfts_s, 0.9),
+                "prompts_per_s": fmean(other.requests_per_s for _, other in runs),
+            }
+        )  # fmt: skip
+    alone, beside = (phase["prompts_per_s"] for phase in phases)
+    loss = 1 - beside / alone if alone else None
+    table = Table("", "watched: ok", "failed", "TTFT p50", "p90", "other: prompts/s")
+    for phase in phases:
+        table.add_row(
+            "beside" if phase["is_beside"] else "alone", str(phase["num_ok"]), str(phase["num_failed"]),
+            f"{1e3 * phase['ttft_p50_s']:.0f} ms", f"{1e3 * phase['ttft_p90_s']:.0f} ms",
+            f"{phase['prompts_per_s']:.3g}",
+        )  # fmt: skip
+    console = console_beside(args.json)
+    console.print(table)
+    if loss is not None:
+        console.print(f"The other tenant's prompts lose {100 * loss:.1f} % of their throughput.", highlight=False)
+    facts = {"schema": SCHEMA, "kind": "fairness", "throughput_loss": loss, "phases": phases}
+    write_json(args.json, {**facts, "argv": argv, "hardware": machine.hardware()}, indent=2)
+    return 1 if any(phase["num_failed"] for phase in phases) else 0
 
 
 def _part(load: Load, args: argparse.Namespace, times: float, seed: int) -> Load:
