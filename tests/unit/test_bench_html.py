@@ -86,7 +86,7 @@ def make_all() -> dict[str, result.Result]:
     interval = result.Interval(9.5, 9.0, 10.0, 0.95, [9.0, 9.5, 10.0])
     probes = [
         result.Probe(
-            rate, share, share - 0.1, min(1.0, share + 0.1), [share], 9, share > 0.5, 0.1, share > 0.8, runs[i]
+            rate, share, share - 0.1, min(1.0, share + 0.1), [share], 9, share > 0.5, 0.1, share > 0.8, 0.9, runs[i]
         )
         for i, (rate, share) in enumerate([(1.0, 1.0), (2.0, 0.9), (4.0, 0.3)])
     ]
@@ -105,7 +105,7 @@ def make_all() -> dict[str, result.Result]:
         "run": make_run(),
         "repeats": result.Repeats(make_run(requests=[], timeline=[]), intervals, runs),
         "sweep": result.Sweep("request_rate", [1.0, 2.0, 4.0], runs),
-        "goodput": result.Goodput({"ttft_s": 0.5}, 0.9, *figures, ["bench"], [], probes),
+        "goodput": result.Goodput({"ttft_s": 0.5}, {}, 0.9, *figures, ["bench"], [], probes),
         "compare": result.Comparison(
             [{"name": "base", "url": "http://h"}, {"name": HOSTILE, "url": "http://i"}],
             "ttft_s.p50",

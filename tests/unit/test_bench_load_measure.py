@@ -402,6 +402,53 @@ def test_the_primary_metric_follows_who_sets_the_pace() -> None:
             choose_primary(open_loop, {}, wrong)
 
 
+def test_goals_are_of_percentiles() -> None:
+    """Beside objectives of each request; what names none is refused."""
+    objectives, goals = goodput.parse_goals(["ttft:500", "ttft_p99:1000", "tpot_p99.9:50"])
+    assert objectives == {"ttft_s": 0.5}
+    assert [(goal.name, goal.quantity, goal.limit_s) for goal in goals] == [
+        ("ttft_p99", "ttft_s", 1.0),
+        ("tpot_p99.9", "tpot_s", 0.05),
+    ]
+    assert [goal.share for goal in goals] == pytest.approx([0.99, 0.999])
+    assert goodput.limits_of({"tpot_s": 1.0}, goals) == {"ttft_s": 1.0, "tpot_s": 1.0}
+    for wrong in (
+        "speed_p99:5",
+        "ttft_p100:5",
+        "ttft_p0:5",
+        "ttft_p:5",
+        "ttft_px:5",
+        "ttft_p99:0",
+        "ttft_p99",
+        "p99:5",
+    ):
+        with pytest.raises(ConfigError, match="--goodput takes"):
+            goodput.parse_goals([wrong])
+    with pytest.raises(ConfigError, match="each once"):
+        goodput.parse_goals(["ttft_p99:5", "ttft_p99:6"])
+
+
+def test_a_probe_tells_what_it_misses_by_most() -> None:
+    """Of 200 requests, 4 are late: enough for p90 and too many for p99, whatever the objectives say; a request that
+    failed is late; of goals that are all kept the nearest is told."""
+    rows = [
+        exchange(i, 0.1 * i, 0.1 * i, [0.1 * i + (2.0 if i % 50 == 49 else 0.2), 0.1 * i + 2.5]) for i in range(200)
+    ]
+
+    def judged(*goals: str, objectives: dict[str, float] | None = None, given: Any = rows) -> Probe:
+        return goodput.judge(10.0, run_of(given, objectives or {}), 0.9, goodput.parse_goals(goals)[1])
+
+    found = judged("ttft_p90:1000", "ttft_p99:1000", objectives={"ttft_s": 1.0})
+    assert (found.passed, found.goal, found.target) == (False, "ttft_p99", 0.99)
+    assert found.attainment == pytest.approx(0.98, abs=0.01)
+    assert judged("ttft_p90:1000").passed and judged("ttft_p99:2500").passed
+    assert (judged("ttft_p50:1000", "ttft_p90:1000").goal, judged("ttft_p50:100").passed) == ("ttft_p90", False)
+    plain = judged(objectives={"ttft_s": 1.0})
+    assert (plain.passed, plain.goal, plain.target) == (True, "", 0.9)
+    failed = [exchange(i, 0.1 * i, 0.1 * i, [], error="x") if i % 8 == 7 else rows[0] for i in range(200)]
+    assert not judged("ttft_p90:1000", given=failed).passed
+
+
 def probe(rate: float, capacity: float) -> Probe:
     """A server that answers at once below its capacity and falls ever further behind above it."""
     slope = max(0.0, 1.0 - capacity / rate)

@@ -78,6 +78,27 @@ def test_a_sweep_over_rates_and_a_search_are_benchs() -> None:
     assert 20 < found.request_rate < 900 and found.probes
 
 
+def test_a_search_keeps_goals_of_percentiles(tmp_path: Path) -> None:
+    """90 of 100 within a limit is what an objective at an attainment of 0.9 asks; of two goals the stricter decides; a
+    higher percentile is kept at a lower rate."""
+    search = ("--find-goodput", "--probe-s", "2", "--max-probes", "8", "--start-rate", "20")
+
+    def found(*goodput: str) -> Any:
+        return run(*SMALL[2:], *search, "--goodput", *goodput)
+
+    plain, p90, p99 = found("e2el:150"), found("e2el_p90:150"), found("e2el_p99:150", "e2el_p10:5000")
+    assert plain.request_rate == p90.request_rate > p99.request_rate == found("e2el_p99:150").request_rate > 20
+    assert p99.goals == {"e2el_p99": 0.15, "e2el_p10": 5.0} and {probe.goal for probe in p99.probes} == {"e2el_p99"}
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_result(console, p99, (), ())
+    assert "e2el_p99" in console.export_text()
+    (tmp_path / "found.json").write_text(json.dumps(p99.to_json()))
+    write_report(read_results([tmp_path / "found.json"]), tmp_path / "found.html")
+    assert "E2EL P99 &lt;= 150 ms" in (tmp_path / "found.html").read_text()
+    swept = run(*SMALL[2:], *search, "--goodput", "e2el_p99:150", "--sweep", "engine.max_num_seqs=8,64")
+    assert swept.searches[0].request_rate < swept.searches[1].request_rate == p99.request_rate
+
+
 def test_a_value_that_cannot_be_is_left_out_of_a_sweep_and_told() -> None:
     swept = run(*SMALL, "--sweep", "engine.max_num_seqs=1,0,4")
     assert (swept.labels, swept.points) == (["engine.max_num_seqs 1", "engine.max_num_seqs 4"], [1.0, 4.0])
@@ -114,6 +135,8 @@ def test_the_goodput_of_each_setting_is_searched(tmp_path: Path) -> None:
         (("--sweep", "a=1", "--repeats", "2"), "exclude"),
         (("--find-goodput",), "objectives"),
         (("--find-goodput", "--goodput", "e2el:500", "--sweep-rates", "1,2"), "no sweep of rates"),
+        (("--find-goodput", "--goodput", "e2el_p101:500"), "up to p99.9"),
+        (("--goodput", "e2el_p99:500"), "goal of a search"),
         (("--sweep", "engine.max_num_seqs=0,-1"), "max_num_seqs"),
         (("--repeats", "0"), "--repeats"),
         (("--dataset-name", "trace"), "--dataset-path"),

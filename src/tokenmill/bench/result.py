@@ -267,9 +267,10 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One rate tried by the goodput search. attainment: after the first requests, with its confidence interval (Wilson,
-    for as many independent requests as the blocks show); block_shares: of each block in time, num_judged requests in
-    all. stable: the queue did not grow: `drift` is how many seconds latency grew in a second."""
+    """One rate tried by the goodput search. attainment: share of requests, after the first, within what it misses by
+    most or keeps by least, `goal` ("": the objectives), with its interval (Wilson, for as many independent requests as
+    the blocks show); target: the share wanted; block_shares: of each block in time, num_judged requests in all. stable:
+    the queue did not grow: `drift` is how many seconds latency grew in a second."""
 
     request_rate: float
     attainment: float
@@ -280,16 +281,19 @@ class Probe:
     stable: bool
     drift: float | None
     passed: bool
+    target: float
     run: Run
+    goal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """The highest request rate that meets the SLO, from all probes together, between `request_rate_low` and
+    """The highest request rate that meets the SLO and the goals (limits of percentiles), between `request_rate_low` and
     `request_rate_high`. request_rate_interval: the same with its confidence, and what each search found by itself; None
     where nothing failed (the rate is then a lower bound and request_rate_high None) or nothing passed (rate 0)."""
 
     slo: dict[str, float]
+    goals: dict[str, float]
     target_attainment: float
     request_rate: float
     request_rate_low: float
@@ -349,8 +353,7 @@ class Figure:
 class Ratio:
     """candidate over baseline: the geometric mean of the repeats' ratios, with its interval, and the medians of both
     sides. p_value: of the ratio being 1; p_adjusted: corrected for the number of ratios of the primary metric, or of
-    the others. verdict: "better", "worse", or "undecided" where p_adjusted is not small enough or there are too few
-    repeats."""
+    the others. verdict: "better", "worse", or "undecided": p_adjusted is not small enough, or too few repeats."""
 
     phase: str
     metric: str
@@ -387,12 +390,9 @@ class Comparison:
         return {
             "schema": SCHEMA,
             "kind": "compare",
-            "endpoints": self.endpoints,
-            "primary_metric": self.primary_metric,
+            **{name: getattr(self, name) for name in Comparison.__slots__},
             "figures": [asdict(figure) for figure in self.figures],
             "ratios": [asdict(ratio) for ratio in self.ratios],
-            "argv": self.argv,
-            "warnings": self.warnings,
             "runs": [run.to_json() for run in self.runs],
         }
 

@@ -107,6 +107,9 @@ def goodput_section(result: Json) -> str:
     probes = sorted(result["probes"], key=lambda probe: probe["request_rate"])
     rates, runs = [probe["request_rate"] for probe in probes], [probe["run"] for probe in probes]
     slo = ", ".join(f"{metric_name(name)} <= {show_time(limit)}" for name, limit in result["slo"].items())
+    goals = result.get("goals", {})
+    wanted = [f"{slo}, for {result['target_attainment']:.0%} of requests"] if slo or not goals else []
+    wanted += [f"{name.replace('_', ' ').upper()} <= {show_time(limit)}" for name, limit in goals.items()]
     found = [
         ("Highest request rate", short(result["request_rate"]), "requests/s"),
         ("Goodput there", short(result["goodput_requests_per_s"]), "requests/s"),
@@ -124,7 +127,8 @@ def goodput_section(result: Json) -> str:
     bounds = f"at least {low} requests/s: no rate failed" if high is None else f"{low} to {short(high)} requests/s"
     rows = [
         Estimate(
-            f"{short(probe['request_rate'])} requests/s, {_judgement(probe)}",
+            f"{short(probe['request_rate'])} requests/s, {_judgement(probe)}"
+            + (f", {100 * probe['target']:g}% wanted by {probe['goal']}" if probe.get("goal") else ""),
             probe["attainment"],
             probe["attainment_low"],
             probe["attainment_high"],
@@ -136,7 +140,7 @@ def goodput_section(result: Json) -> str:
         "SLO attainment at each rate tried",
         Axis("share of requests that met every objective", low=0.0, high=1.0),
         rows,
-        reference=result["target_attainment"],
+        reference=None if goals else result["target_attainment"],
         note="Wilson intervals of as many independent requests as there are in effect; the dashed line is the target."
         " A rate must also be stable: its queue does not grow.",
     )
@@ -147,7 +151,7 @@ def goodput_section(result: Json) -> str:
             page.warnings(result["warnings"]),
             page.facts(
                 {
-                    "objectives": f"{slo}, for {result['target_attainment']:.0%} of requests",
+                    "objectives": "; ".join(wanted),
                     "interval": bounds,
                 }
             ),

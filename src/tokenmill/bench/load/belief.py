@@ -34,12 +34,14 @@ HOPELESS = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A probe: shares of requests that met the objectives, block by block, of num requests in all."""
+    """A probe: shares of requests that met the objectives, block by block, of num requests in all. target: the share to
+    be attained, above 0 and below 1."""
 
     rate: float
     num: int
     shares: Sequence[float]
     has_grown: bool
+    target: float
 
     @property
     def attainment(self) -> float:
@@ -62,6 +64,10 @@ class Belief:
         return self.quantile(tail), self.quantile(1 - tail)
 
 
+def log_odds(share: float) -> float:
+    return math.log(share / (1 - share))
+
+
 def design_effect(probes: Sequence[Evidence]) -> float:
     """Variance of the probes' shares as their blocks show it, over that of independent requests; at least 1."""
     seen = independent = 0.0
@@ -73,11 +79,11 @@ def design_effect(probes: Sequence[Evidence]) -> float:
     return max(1.0, seen / independent) if independent else 1.0
 
 
-def believe(probes: Sequence[Evidence], target: float) -> Belief:
-    """What all the probes, at least one, say together. target: the share to be attained, above 0 and below 1."""
-    assert probes and 0 < target < 1, (len(probes), target)
-    passed = [probe.rate for probe in probes if probe.attainment >= target]
-    failed = [probe.rate for probe in probes if probe.attainment < target]
+def believe(probes: Sequence[Evidence]) -> Belief:
+    """What all the probes, at least one, say together."""
+    assert probes and all(0 < probe.target < 1 for probe in probes), probes
+    passed = [probe.rate for probe in probes if probe.attainment >= probe.target]
+    failed = [probe.rate for probe in probes if probe.attainment < probe.target]
     ends = [max(passed, default=failed[0] if failed else 1.0), min(failed, default=passed[0] if passed else 1.0)]
     places = np.linspace(math.log(min(ends) / 2), math.log(max(ends) * 2), NUM_PLACES)
     effect = design_effect(probes)
@@ -86,7 +92,7 @@ def believe(probes: Sequence[Evidence], target: float) -> Belief:
         share, num = probe.attainment, max(1.0, probe.num / effect)
         if share < HOPELESS:
             num = min(num, float(len(probe.shares)))
-        odds = math.log(target / (1 - target)) - STEEPNESS[:, None] * (math.log(probe.rate) - places[None, :])
+        odds = log_odds(probe.target) - STEEPNESS[:, None] * (math.log(probe.rate) - places[None, :])
         likelihood = -num * (share * np.logaddexp(0.0, -odds) + (1 - share) * np.logaddexp(0.0, odds))
         best = num * sum(part * math.log(part) for part in (share, 1 - share) if part > 0)
         weights += np.log((1 - OUTLIER) * np.exp(likelihood - best) + OUTLIER)

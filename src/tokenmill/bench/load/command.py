@@ -77,10 +77,11 @@ def _sweep(args: argparse.Namespace, target: Target, load: Load, status: show.St
 
 def search_goodput(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabulary | None) -> int:
     """Find the highest rate that meets the objectives. Exit code 0, or 1 if none does."""
-    load = options.make_load(args, argv, vocabulary)
+    load = options.make_load(args, argv, vocabulary, is_search=True)
+    bounds = goodput.limits_of(load.objectives, load.goals)
     if args.max_wait is None:
-        load = replace(load, give_up=replace(load.give_up, max_wait_s=hopeless_wait_s(load.objectives)))
-    if not load.objectives:
+        load = replace(load, give_up=replace(load.give_up, max_wait_s=hopeless_wait_s(bounds)))
+    if not bounds:
         raise ConfigError("bench goodput needs objectives, such as --goodput ttft:500 tpot:50.", param="goodput")
     limits = make_search(args)
     check_outputs(args)
@@ -96,13 +97,14 @@ def search_goodput(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vo
             status.label = f"{rate:.3f} requests/s: "
             status.expect(num)
             seeded = replace(load.with_rate(rate), seed=seed, num_prompts=num)
-            return goodput.judge(rate, await run_load(target, seeded, observe=status.observe), args.attainment)
+            run = await run_load(target, seeded, observe=status.observe)
+            return goodput.judge(rate, run, args.attainment, load.goals)
 
         for _ in range(args.repeats):
             searches.append(run_async(goodput.search(attempt, limits)))
     num_cores = args.num_cores or (os.cpu_count() if target.address.host in LOCAL_HOSTS else None)
     price = goodput.Price(num_cores, args.num_gpus, args.cost_per_hour)
-    result = goodput.conclude(searches, load.objectives, limits, price, load.argv)
+    result = goodput.conclude(searches, load.objectives, limits, price, load.argv, load.goals)
     finish(args, result)
     return 0 if result.request_rate > 0 else 1
 

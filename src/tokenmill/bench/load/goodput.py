@@ -1,10 +1,12 @@
 """The highest request rate that meets an SLO, with an interval: bracket it, then look again at both ends of the doubt.
 
-A rate passes if the wanted share of requests met every objective and the queue did not grow meanwhile (`trend`): a
-server that falls behind slowly can look fine in a short probe. The rate grows, or shrinks, until one passes and one
-does not. Then as many probes as bisecting would take, and one, go in turns to the lower and the upper quartile of what
-is believed (`belief`): where the curve is steep that is bisection, and where a verdict is a matter of luck it is a
-second and a third look at the same ends. Each probe draws its own text and arrivals.
+A rate passes if the wanted share of requests met every objective, every percentile is within its goal, and the queue
+did not grow meanwhile (`trend`): a server that falls behind slowly can look fine in a short probe. A goal is a share of
+requests too; of all shares a probe tells the one that is furthest from what is wanted of it. The rate grows, or
+shrinks, until one passes and one does not. Then as many probes as bisecting would take, and one, go in turns to the
+lower and the upper quartile of what is believed (`belief`): where the curve is steep that is bisection, and where a
+verdict is a matter of luck it is a second and a third look at the same ends. Each probe draws its own text and
+arrivals.
 """
 
 from __future__ import annotations
@@ -17,12 +19,15 @@ from statistics import fmean
 from ...core.errors import ConfigError
 from ..quality.stats import wilson
 from ..result import Goodput, Interval, Probe, Run
-from .belief import CONFIDENCE, Belief, Evidence, believe, design_effect
-from .measure import e2el_s
+from .belief import CONFIDENCE, Belief, Evidence, believe, design_effect, log_odds
+from .measure import OBJECTIVES, e2el_s, met, parse_objectives
 from .stats import merge_warnings
 from .trend import drift, steady_blocks
 
 Try = Callable[[float], Awaitable[Probe]]
+
+LARGEST_SHARE = 0.999
+"""A share of 1 has no odds: what is asked of every request is taken for 999 of 1,000."""
 
 FAR, NEAR = 4.0, 2.0
 """Steps of the rate before there is a bracket: far where a probe shows no trace of the objective's limit."""
@@ -47,6 +52,49 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
+class Goal:
+    """A percentile that a rate is to keep: so many of all requests have the quantity within the limit, where those that
+    failed have not."""
+
+    name: str
+    quantity: str
+    share: float
+    limit_s: float
+
+
+def parse_goals(pairs: Sequence[str]) -> tuple[dict[str, float], tuple[Goal, ...]]:
+    """["ttft:500", "tpot_p99:50"] -> objectives of each request, goals of a rate."""
+    objectives, goals = [], list[Goal]()
+    for pair in pairs:
+        name, _, limit = pair.partition(":")
+        quantity, of_percentile, percentile = name.partition("_p")
+        if not of_percentile:
+            objectives.append(pair)
+            continue
+        try:
+            ((field, limit_s),) = parse_objectives([f"{quantity}:{limit}"]).items()
+            if not _is_percentile(percentile) or name in [goal.name for goal in goals]:
+                raise ValueError(percentile)
+        except (ConfigError, ValueError):
+            raise ConfigError(
+                f"--goodput takes goals such as ttft_p99:MILLISECONDS, of {', '.join(OBJECTIVES)} and percentiles up"
+                f" to p99.9, each once, got {pair}.",
+                param="goodput",
+            ) from None
+        goals.append(Goal(name, field, float(percentile) / 100, limit_s))
+    return parse_objectives(objectives), tuple(goals)
+
+
+def _is_percentile(text: str) -> bool:
+    return text.replace(".", "", 1).isdecimal() and 0 < float(text) <= 100 * LARGEST_SHARE
+
+
+def limits_of(objectives: dict[str, float], goals: Sequence[Goal]) -> dict[str, float]:
+    """By quantity the most that is allowed of it anywhere: of each request, else by the highest percentile."""
+    return {goal.quantity: goal.limit_s for goal in sorted(goals, key=lambda goal: goal.limit_s)} | objectives
+
+
+@dataclass(frozen=True, slots=True)
 class Price:
     num_cores: int | None = None
     num_gpus: int | None = None
@@ -58,24 +106,34 @@ class Price:
             raise ConfigError(f"--cost-per-hour must be 0 or more, got {self.cost_per_hour}.", param="cost_per_hour")
 
 
-def judge(rate: float, run: Run, target_attainment: float) -> Probe:
-    """Whether `rate` passed, from its run."""
+def judge(rate: float, run: Run, target_attainment: float, goals: Sequence[Goal] = ()) -> Probe:
+    """Whether `rate` passed, from its run: what it misses by most, or keeps by least."""
     rows = sorted(run.requests, key=lambda row: row.due_s)
     points = [(row.due_s, latency) for row in rows if row.ok and (latency := e2el_s(row)) is not None]
-    met = [row.met_slo for row in rows]
-    probe = probe_of(rate, met, points, target_attainment, replace(run, requests=[]))
+    blank = replace(run, requests=[])
+    probes = []
+    if run.slo.objectives or not goals:
+        probes.append(probe_of(rate, [row.met_slo for row in rows], points, target_attainment, blank))
+    for goal in goals:
+        within = [row.ok and met(row, goal.quantity, goal.limit_s) for row in rows]
+        probes.append(replace(probe_of(rate, within, points, goal.share, blank), goal=goal.name))
+    probe = min(probes, key=_margin)
     return replace(probe, stable=False, passed=False) if run.given_up else probe
 
 
-def probe_of(
-    rate: float, met: Sequence[bool], points: Sequence[tuple[float, float]], target_attainment: float, run: Run
-) -> Probe:
-    """met: whether each request met the objectives, in the order they were due; points: (due, latency) of those that
-    were answered. The first requests, during which the queue fills, are left out of the shares."""
+def _margin(probe: Probe) -> tuple[bool, float]:
+    """How far a share is from what is wanted of it, in odds, which no share of so many requests makes infinite."""
+    share = (probe.attainment * probe.num_judged + 0.5) / (probe.num_judged + 1)
+    return probe.passed, log_odds(share) - log_odds(min(probe.target, LARGEST_SHARE))
+
+
+def probe_of(rate: float, met: Sequence[bool], points: Sequence[tuple[float, float]], target: float, run: Run) -> Probe:
+    """met: whether each request met what `target` of them are to, in the order they were due; points: (due, latency) of
+    those that were answered. The first requests, during which the queue fills, are left out of the shares."""
     cut = steady_blocks(met) if met else [[False]]
     trend = drift(points)
     shares = [fmean(block) for block in cut]
-    evidence = Evidence(rate, sum(map(len, cut)), shares, trend.has_grown)
+    evidence = Evidence(rate, sum(map(len, cut)), shares, trend.has_grown, target)
     attainment = fmean(shares)
     low, high = _bounds(evidence, attainment)
     return Probe(
@@ -87,13 +145,15 @@ def probe_of(
         num_judged=evidence.num,
         stable=not trend.has_grown,
         drift=trend.slope,
-        passed=evidence.attainment >= target_attainment,
+        passed=evidence.attainment >= target,
+        target=target,
         run=run,
     )
 
 
 def evidence_of(probe: Probe) -> Evidence:
-    return Evidence(probe.request_rate, probe.num_judged, probe.block_shares, not probe.stable)
+    target = min(probe.target, LARGEST_SHARE)
+    return Evidence(probe.request_rate, probe.num_judged, probe.block_shares, not probe.stable, target)
 
 
 def _bounds(evidence: Evidence, attainment: float) -> tuple[float, float]:
@@ -111,7 +171,7 @@ async def search(attempt: Try, limits: Search) -> list[Probe]:
     while len(probes) < limits.max_probes:
         probes.append(await attempt(rate))
         if is_bracketed(probes):
-            belief = belief_of(probes, limits)
+            belief = belief_of(probes)
             low, high = belief.interval
             if not left or high / low <= 1 + limits.tolerance:
                 break
@@ -132,13 +192,17 @@ def is_bracketed(probes: Sequence[Probe]) -> bool:
     return len({probe.passed for probe in probes}) == 2
 
 
-def belief_of(probes: Sequence[Probe], limits: Search) -> Belief:
-    # A share of 1 has no odds: what is asked of every request is taken for 999 of 1,000.
-    return believe([evidence_of(probe) for probe in probes], min(limits.target_attainment, 0.999))
+def belief_of(probes: Sequence[Probe]) -> Belief:
+    return believe([evidence_of(probe) for probe in probes])
 
 
 def conclude(
-    searches: list[list[Probe]], objectives: dict[str, float], limits: Search, price: Price, argv: list[str]
+    searches: list[list[Probe]],
+    objectives: dict[str, float],
+    limits: Search,
+    price: Price,
+    argv: list[str],
+    goals: Sequence[Goal] = (),
 ) -> Goodput:
     """The answer of all probes of all searches together; where they have no bracket, a bound."""
     probes = [probe for probes in searches for probe in probes]
@@ -146,10 +210,10 @@ def conclude(
     warnings = []
     rate, low, high, interval = 0.0, 0.0, None, None
     if is_bracketed(probes):
-        belief = belief_of(probes, limits)
+        belief = belief_of(probes)
         rate = belief.quantile(0.5)
         low, high = belief.interval
-        values = [belief_of(one, limits).quantile(0.5) for one in searches if is_bracketed(one)]
+        values = [belief_of(one).quantile(0.5) for one in searches if is_bracketed(one)]
         interval = Interval(rate, low, high, CONFIDENCE, values)
         if high / low > 1 + 2 * limits.tolerance:
             warnings.append(
@@ -171,6 +235,7 @@ def conclude(
     per_hour = 3600.0 / price.cost_per_hour if price.cost_per_hour else None
     return Goodput(
         slo=objectives,
+        goals={goal.name: goal.limit_s for goal in goals},
         target_attainment=limits.target_attainment,
         request_rate=rate,
         request_rate_low=low,

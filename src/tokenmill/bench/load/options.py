@@ -16,10 +16,11 @@ from . import argument_types, datasets, day, traces
 from .address import Address, make_tls, parse_url
 from .body import APIS, POOLING_APIS, BodyFormat
 from .giveup import GiveUp, Manners
+from .goodput import parse_goals
 from .histogram import QUANTILES
 from .load_file import LoadFile, settle
 from .material import Material, Vocabulary, token_material, word_material
-from .measure import Window, parse_objectives
+from .measure import Window
 from .plan import Plan
 from .run import Load, run_async
 from .schedule import Ramp, Schedule
@@ -134,7 +135,7 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="NAME:MS",
-        help="objectives, all to be met, such as ttft:500 tpot:50 (also itl, e2el)",
+        help="objectives, all to be met, such as ttft:500 tpot:50 (also itl, e2el); of a search also ttft_p99:1000",
     )
     group.add_argument(
         "--percentile-metrics",
@@ -279,9 +280,18 @@ def make_batch(args: argparse.Namespace) -> datasets.Batch:
     return datasets.Batch(args.random_batch_size, QUERY_LEN if args.endpoint == "rerank" else 0)
 
 
-def make_load(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabulary | None) -> Load:
-    """The load of the flags. `vocabulary`: of --tokenizer."""
+def make_load(
+    args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabulary | None, *, is_search: bool = False
+) -> Load:
+    """The load of the flags. `vocabulary`: of --tokenizer. is_search: for the goodput, which may have goals."""
     settle(args)
+    objectives, goals = parse_goals(args.goodput)
+    if goals and not is_search:
+        raise ConfigError(
+            f"{goals[0].name} is a goal of a search: bench goodput, or simulate --find-goodput. --percentile-metrics"
+            " and --metric-percentiles print percentiles of a run.",
+            param="goodput",
+        )
     if args.dataset_name in ("jsonl", "sharegpt", "trace", "servegen") and args.dataset_path is None:
         raise ConfigError(f"--dataset-name {args.dataset_name} needs --dataset-path.", param="dataset_path")
     if args.day is not None and args.dataset_name != "trace":
@@ -312,7 +322,8 @@ def make_load(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabul
         schedule=schedule,
         num_prompts=num,
         seed=args.seed,
-        objectives=parse_objectives(args.goodput),
+        objectives=objectives,
+        goals=goals,
         num_warmups=args.num_warmups,
         argv=without_secrets(argv),
         keep_event_times=not args.no_event_times,

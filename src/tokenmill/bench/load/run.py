@@ -17,6 +17,7 @@ from ..result import Repeats, Run
 from . import measure, scrape
 from .body import BodyWriter
 from .giveup import GiveUp, Manners
+from .goodput import Goal
 from .http import Client
 from .material import Material, Vocabulary
 from .plan import Plan
@@ -49,7 +50,8 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Load:
     """Everything about a run but the endpoint. `make_plan` and `make_material` are functions of a seed, so that each
-    repeat and each probe has text of its own and no prefix cache answers for the one before. `vocabulary` counts the
+    repeat and each probe has text of its own and no prefix cache answers for the one before. goals: of a search for the
+    goodput. `vocabulary` counts the
     tokens of servers that do not. is_lean: of simulations, keep no times of tokens (`tally`)."""
 
     make_plan: MakePlan
@@ -58,6 +60,7 @@ class Load:
     num_prompts: int
     seed: int
     objectives: dict[str, float] = field(default_factory=dict)
+    goals: tuple[Goal, ...] = ()
     num_warmups: int = 1
     argv: list[str] = field(default_factory=list)
     keep_event_times: bool = True

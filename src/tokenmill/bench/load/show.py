@@ -193,11 +193,12 @@ def _print_left_out(console: Console, left_out: Mapping[str, str]) -> None:
 
 
 def _probe_table(result: Goodput) -> Table:
-    table = Table("rate", "attainment", "stable", "drift", "TTFT p99", "TPOT p99", "passed")
+    table = Table("rate", "attainment", "wanted", "stable", "drift", "TTFT p99", "TPOT p99", "passed")
     for probe in result.probes:
         table.add_row(
             f"{probe.request_rate:.3f}",
             f"{probe.attainment:.1%}",
+            probe.goal or f"{probe.target:.0%}",
             "yes" if probe.stable else "no",
             "-" if probe.drift is None else f"{probe.drift:+.1%}",
             _ms(probe.run.ttft_s.p99),

@@ -133,7 +133,7 @@ def run(
     check_outputs(args)
     if args.trace is not None and (by_rate or by_concurrency or args.sweep or args.repeats > 1 or args.find_goodput):
         raise ConfigError("--trace is of one run: it takes no sweep, --repeats or --find-goodput.", param="trace")
-    load = _lean(args, options.make_load(args, argv, vocabulary))
+    load = _lean(args, options.make_load(args, argv, vocabulary, is_search=args.find_goodput))
     with Bar(Console(stderr=True), load.num_prompts) as bar:
         if args.find_goodput:
             return _searches(args, load, make, bar) if args.sweep else _search(args, load, make({}), bar)
@@ -318,10 +318,11 @@ def _searches(args: argparse.Namespace, load: Load, make: Make[Served], bar: Bar
 
 def _search(args: argparse.Namespace, load: Load, setting: Setting[Served], bar: Bar) -> tuple[Goodput, list[Served]]:
     """The highest rate that meets the objectives, by bench's own search; a probe is a service of its own."""
-    if not load.objectives:
+    bounds = goodput.limits_of(load.objectives, load.goals)
+    if not bounds:
         raise ConfigError("--find-goodput needs objectives, such as --goodput ttft:500 tpot:50.", param="goodput")
     if args.max_wait is None:
-        load = replace(load, give_up=replace(load.give_up, max_wait_s=hopeless_wait_s(load.objectives)))
+        load = replace(load, give_up=replace(load.give_up, max_wait_s=hopeless_wait_s(bounds)))
     limits = make_search(args)
     services, seed = list[Served](), load.seed
     about = _named(setting.about, args)
@@ -334,11 +335,11 @@ def _search(args: argparse.Namespace, load: Load, setting: Setting[Served], bar:
         seeded = replace(load.with_rate(rate), seed=seed, num_prompts=num)
         found = simulate(setting.begin, seeded, about, observe=bar.observe)
         services.append(found.service)
-        return goodput.judge(rate, found.run, args.attainment)
+        return goodput.judge(rate, found.run, args.attainment, load.goals)
 
     searches = [_finish_at_once(goodput.search(attempt, limits)) for _ in range(args.repeats)]
     price = goodput.Price(args.num_cores, args.num_gpus, args.cost_per_hour)
-    return goodput.conclude(searches, load.objectives, limits, price, load.argv), services
+    return goodput.conclude(searches, load.objectives, limits, price, load.argv, load.goals), services
 
 
 def _finish_at_once(work: Coroutine[Any, Any, T]) -> T:
