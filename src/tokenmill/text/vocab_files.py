@@ -2,6 +2,7 @@
 
     tekken.json             Mistral's: a pattern, special tokens, and byte strings by rank
     tokenizer.model         SentencePiece's; or as the next
+    sentencepiece.bpe.model the same with ids that are fairseq's, of XLM-RoBERTa and CamemBERT
     tiktoken.model          byte strings and their ranks, a line for each
     vocab.json, merges.txt  byte-level BPE
     vocab.txt               WordPiece
@@ -36,9 +37,15 @@ _SPELLED = {byte: char for char, byte in ALPHABET.items()}
 _RANKED = {"TikTokenTokenizer": "kimi-k2", "PreTrainedTokenizer": "llama3", "TokenizersBackend": "llama3"}
 """Class -> how it cuts text into words (pretokenizers.py)."""
 _BYTE_LEVEL = {"GPT2Tokenizer": "gpt-2", "RobertaTokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
+_FAIRSEQ = {
+    "XLMRobertaTokenizer": (3, ("<s>", "<pad>", "</s>", "<unk>")),
+    "CamembertTokenizer": (1, ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED")),
+}
+"""Class -> how many pieces of SentencePiece's are left out, and what comes in their place."""
 _WORD_PIECE = ("BertTokenizer", "DistilBertTokenizer")
 _OF_MODEL_TYPES = {
     "bert": "BertTokenizer", "distilbert": "BertTokenizer", "nomic_bert": "BertTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer",
     "roberta": "RobertaTokenizer", "qwen": "Qwen2Tokenizer", "starcoder2": "GPT2Tokenizer",
 }  # fmt: skip
 """The beginning of a model_type -> its class where no file names one."""
@@ -46,15 +53,16 @@ _OF_MODEL_TYPES = {
 _BERT = {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
 _MARKED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
 _TAIL = "<|endoftext|>"
+_ROBERTA = {
+    "bos_token": "<s>", "eos_token": "</s>", "cls_token": "<s>", "sep_token": "</s>", "unk_token": "<unk>",
+    "pad_token": "<pad>", "mask_token": "<mask>",
+}  # fmt: skip
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "LlamaTokenizer": {**_MARKED, "legacy": False},
     "GemmaTokenizer": {**_MARKED, "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"},
     "GPT2Tokenizer": {"bos_token": _TAIL, "eos_token": _TAIL, "unk_token": _TAIL},
     "Qwen2Tokenizer": {"eos_token": _TAIL, "unk_token": _TAIL, "pad_token": _TAIL},
-    "RobertaTokenizer": {
-        "bos_token": "<s>", "eos_token": "</s>", "cls_token": "<s>", "sep_token": "</s>", "unk_token": "<unk>",
-        "pad_token": "<pad>", "mask_token": "<mask>",
-    },
+    **dict.fromkeys(("RobertaTokenizer", *_FAIRSEQ), _ROBERTA),
     **dict.fromkeys(_WORD_PIECE, _BERT),
 }  # fmt: skip
 """What a class means where tokenizer_config.json does not say."""
@@ -143,6 +151,30 @@ def _from_model(path: Path, settings: Settings) -> tokenizers.Tokenizer:
     return backend
 
 
+def _from_fairseq(path: Path, settings: Settings) -> tokenizers.Tokenizer:
+    _check_class(path, settings, _FAIRSEQ)
+    num_dropped, first = _FAIRSEQ[settings["tokenizer_class"]]
+    model = read_sentencepiece(bytes(map_file(path)), path)
+    tokens = model["tokenizer.ggml.tokens"]
+    if model["tokenizer.ggml.model"] != "t5" or tokens[:3] != ["<unk>", "<s>", "</s>"]:
+        raise BadCheckpoint(f"{path} is no model of unigrams that begins with <unk>, <s> and </s>.")
+    pieces = [(text, -100.0 if text == "<unk>NOTUSED" else 0.0) for text in first]
+    pieces += zip(tokens[num_dropped:], model["tokenizer.ggml.scores"][num_dropped:], strict=True)
+    pieces.append((str(token_content(settings["mask_token"])), 0.0))
+    backend = tokenizers.Tokenizer(models.Unigram(pieces, first.index("<unk>"), False))
+    if table := model["tokenizer.ggml.precompiled_charsmap"]:
+        backend.normalizer = normalizers.Precompiled(table)
+    mark = pre_tokenizers.Metaspace(SPACE_MARK, prepend_scheme="always")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), mark])
+    backend.decoder = decoders.Metaspace(SPACE_MARK, prepend_scheme="always")
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[(text, backend.token_to_id(text)) for text in ("<s>", "</s>")],
+    )
+    return backend
+
+
 def _from_tiktoken(path: Path, settings: Settings) -> tokenizers.Tokenizer:
     scheme = _scheme_of(path, settings, _RANKED)
     ranks = {}
@@ -205,6 +237,7 @@ def _from_word_list(path: Path, settings: Settings) -> tokenizers.Tokenizer:
 _MAKERS: dict[str, Maker] = {
     "tekken.json": _from_tekken,
     "tokenizer.model": _from_model,
+    "sentencepiece.bpe.model": _from_fairseq,
     "tiktoken.model": _from_tiktoken,
     "vocab.json": _from_merges,
     "vocab.txt": _from_word_list,
