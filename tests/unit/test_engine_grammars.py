@@ -128,6 +128,16 @@ def test_the_tenant_pays_for_what_its_grammar_took(has_failed):
     assert after[0] > before[0] and after[1] == before[1]
 
 
+def test_who_asked_first_pays_for_the_making_of_a_grammar():
+    core = EngineCore(CONFIG)
+    several = [replace(request(name), terms=Terms(tenant=name)) for name in ("first", "second")]
+    core.handle(Submit(tuple(several)), 0.0)
+    core.handle(JobEnded(JOB, "1.5"), 0.0)
+    first, second = (core.state.service.steps_served(core.state.by_id[each.id]) for each in several)
+    assert first > second == 0
+    core.check()
+
+
 @pytest.mark.parametrize("is_planned_ahead", [True, False])
 def test_a_row_without_its_mask_draws_in_another_step(is_planned_ahead):
     """Nothing is said of it; it is introduced anew with what it has, and a row that was in flight changes nothing."""

@@ -139,8 +139,8 @@ def test_grammars_are_prepared_once_and_kept_in_bounds(monkeypatch):
     build = grammars._build
     monkeypatch.setattr(Grammars, "_build", lambda self, grammar: built.append(grammar) or build(grammar))
     a, b, c = (regex(letter) for letter in "abc")
-    for grammar in (a, b, a, c, a, b):
-        grammars.prepare(grammar)
+    took_s = [grammars.prepare(grammar) for grammar in (a, b, a, c, a, b)]
+    assert [bool(spent_s) for spent_s in took_s] == [True, True, False, True, False, True]
     assert built == [a, b, c, b] and len(loads) == 1
     one = introduce(grammars, intro(c))
     assert allowed(one.mask, 0) == text.encode("c") and built[-1] == c

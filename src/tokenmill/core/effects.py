@@ -109,7 +109,8 @@ class GiveBack:
 
 @dataclass(frozen=True, slots=True)
 class PrepareGrammar:
-    """Have a grammar ready for the sequences that follow it, which are introduced after the job's end."""
+    """Have a grammar ready for the sequences that follow it, which are introduced after the job's end. The result is
+    the processor time that it took, in seconds; "" where it was ready."""
 
     grammar: str
 

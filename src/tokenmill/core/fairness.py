@@ -20,7 +20,7 @@ PROMPT_SERVICE = 1
 OUTPUT_SERVICE = 2
 
 MASK_SERVICE = 2000
-"""Of a second of processor time that slow masks of a grammar took: what a small model computes in it."""
+"""Of a second of processor time that a grammar and its slow masks took: what a small model computes in it."""
 
 TOLERANCE_STEPS = 2
 """Accounts within so many full steps of the least served one count as equal, and the order of service decides."""

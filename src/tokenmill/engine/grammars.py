@@ -46,16 +46,20 @@ class GrammarLedger:
         self._grammar_of[request.id] = grammar
 
     def end(self, event: JobEnded, now: float) -> None:
-        """The end of a job that was heard of before finds nobody."""
+        """The end of a job that was heard of before finds nobody. Who asked first is charged."""
         assert isinstance(event.job, PrepareGrammar), event
+        entered: list[str] = []
         for request in self._waiting.pop(event.job.grammar, {}).values():
             del self._grammar_of[request.id]
             error = _error_of(event) or self._refusal(request)
             if error is None:
                 self._state.counters.num_constrained += 1
                 self._state.enter(request, now)
+                entered.append(request.id)
             else:
                 self._state.outbox.outputs.append(refused(request, error, now))
+        if entered and event.result:
+            self._state.service.note_masks(self._state.by_id[entered[0]], float(event.result))
 
     def abort(self, request_id: str, now: float) -> None:
         """The job goes on: others may come to wait for it."""

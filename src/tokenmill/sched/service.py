@@ -134,7 +134,7 @@ class Service:
                 self.prompts.note(account[1], end - max(start, charged))
 
     def note_masks(self, seq: Sequence, spent_s: float) -> None:
-        """Its grammar took so much processor time beyond what is usual."""
+        """Its grammar took so much processor time: to be made, or for masks beyond what is usual."""
         request = seq.request
         service = int(MASK_SERVICE * spent_s)
         self._charge(class_of(request), request.terms.tenant, request.adapter, service)

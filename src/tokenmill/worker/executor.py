@@ -148,8 +148,8 @@ class ModelExecutor:
         """Beside the steps; the first one loads what all need."""
         if self._grammars is None:
             raise InvalidRequest("This model gives no tokens, and follows no grammar.", param="grammar")
-        await asyncio.get_running_loop().run_in_executor(None, self._grammars.prepare, grammar)
-        return ""
+        spent_s = await asyncio.get_running_loop().run_in_executor(None, self._grammars.prepare, grammar)
+        return f"{spent_s:.6f}" if spent_s else ""
 
     def _open_moves(self) -> PeerMoves:
         if self._moves is None:
