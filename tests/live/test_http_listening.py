@@ -323,7 +323,7 @@ def test_ctrl_c_says_what_it_waits_for_and_a_unix_socket_goes(tmp_path: Path) ->
 
 
 def test_memory_that_a_flood_without_a_key_took_is_given_back() -> None:
-    with Server("--api-key", "k", "--threads", "1") as server, contextlib.ExitStack() as stack:
+    with Server("--api-key", "a-secret-key", "--threads", "1") as server, contextlib.ExitStack() as stack:
         before = resident_bytes(server.process.pid)
         for _ in range(300):
             raw = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))

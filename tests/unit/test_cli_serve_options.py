@@ -41,11 +41,11 @@ def config(*argv: str) -> ServerConfig:
 
 def test_keys_add_up_from_flags_file_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
-    file.write_text("# of the team\nthree\n\n  four  \none\n")
-    monkeypatch.setenv("VLLM_API_KEY", "five")
+    file.write_text("# of the team\nthe-third\n\n  the-fourth  \nthe-first\n")
+    monkeypatch.setenv("VLLM_API_KEY", "the-fifth")
     monkeypatch.setenv("LLAMA_API_KEY", "")
-    given = ("--api-key", "one", "--api-key=two", "--api-key-file", str(file))
-    assert config(*given).api_keys == ("one", "two", "three", "four", "five")
+    given = ("--api-key", "the-first", "--api-key=the-second", "--api-key-file", str(file))
+    assert config(*given).api_keys == ("the-first", "the-second", "the-third", "the-fourth", "the-fifth")
     assert "VLLM_API_KEY" not in os.environ, "processes that the server starts would inherit it"
     assert config().api_keys == ()
 
@@ -57,6 +57,25 @@ def test_a_file_without_a_usable_key_does_not_leave_the_server_open(tmp_path: Pa
         config("--api-key-file", str(tmp_path / "keys"))
     with pytest.raises(ConfigError, match="cannot be read"):
         config("--api-key-file", str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize("place", ["flag", "file", "environment"])
+def test_a_key_that_can_be_guessed_is_refused_under_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Wherever it comes from; the message does not show it."""
+
+    def given(key: str) -> ServerConfig:
+        (tmp_path / "keys").write_text(f"a-key-that-is-long\n{key}\n")
+        if place == "environment":
+            monkeypatch.setenv("TOKENMILL_API_KEY", key)
+            return config()
+        return config("--api-key-file", str(tmp_path / "keys")) if place == "file" else config("--api-key", key)
+
+    with pytest.raises(ConfigError, match=r"fewer than 8 characters.*tokenmill keys create") as caught:
+        given("sesame1")
+    assert "sesame1" not in str(caught.value)
+    assert "sesame12" in given("sesame12").api_keys
 
 
 def test_names_add_up_and_do_not_swallow_the_model() -> None:

@@ -17,6 +17,7 @@ from ..cluster.replication import POLICIES as REPLICATION
 from ..cluster.rescheduling import POLICIES
 from ..cluster.router import ROUTING_POLICIES, USUAL_ROUTING
 from ..core.errors import ConfigError
+from ..core.masking import MIN_KEY_CHARS
 from ..core.options import check, option, seconds
 from ..node.options import TIERS
 from ..node.policy_file import take_own_policies
@@ -316,6 +317,13 @@ def read_api_keys(options: HttpOptions) -> tuple[str, ...]:
     keys += [key for name in KEY_VARIABLES if (key := os.environ.pop(name, ""))]
     if not all(key.isascii() and key.isprintable() and key == key.strip() for key in keys):
         raise ConfigError("An API key must be of printable ASCII characters, none of them a space at an end.")
+    if any(len(key) < MIN_KEY_CHARS for key in keys):
+        raise ConfigError(
+            f"An API key of --api-key, --api-key-file or {', '.join(KEY_VARIABLES)} has fewer than {MIN_KEY_CHARS} "
+            "characters: it can be guessed, and to hide it in logs would hide a word. `tokenmill keys create NAME` "
+            "makes one.",
+            param="api_key",
+        )
     return tuple(dict.fromkeys(keys))
 
 

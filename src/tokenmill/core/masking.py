@@ -16,8 +16,9 @@ HIDDEN = "***"
 _FORMS = (r"tm-[A-Za-z0-9_-]{20,}", r"(?i:(?<=bearer ))[^\s\"']+", r"(?<=[?&]key=)[^\s&\"]+")
 """API keys of tokenmill, bearer tokens, keys in addresses."""
 _WORD = re.compile(r"[^\s\"']+")
-_SHORT = 8
-"""A key with fewer characters is hidden where it stands as a word, or texts without it would become unreadable."""
+MIN_KEY_CHARS = 8
+"""A server starts with no shorter key. What is masked beside keys and has fewer is hidden where it stands as a word, or
+texts without it would become unreadable."""
 
 
 class Mask:
@@ -48,4 +49,4 @@ class Mask:
 
 
 def _value(key: str) -> str:
-    return re.escape(key) if len(key) >= _SHORT else rf"(?<!\w){re.escape(key)}(?!\w)"
+    return re.escape(key) if len(key) >= MIN_KEY_CHARS else rf"(?<!\w){re.escape(key)}(?!\w)"
