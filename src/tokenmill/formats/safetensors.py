@@ -1,4 +1,5 @@
-"""Reads safetensors: a file, or of a folder `model.safetensors` or what `model.safetensors.index.json` lists.
+"""Reads safetensors: a file, or of a folder `model.safetensors` or what `model.safetensors.index.json` lists. A folder
+without any may have its weights in pytorch_model.bin (pickled.py).
 
     header length u64 | JSON header: name -> {dtype, shape, data_offsets} | data
 
@@ -16,6 +17,7 @@ from typing import Any, TypeGuard
 
 from ..core.errors import BadCheckpoint
 from .mapping import map_file, refuse_pointer
+from .pickled import open_pickled
 from .tensor import BLOCK_LAYOUT, Tensor
 
 KINDS = {
@@ -26,6 +28,9 @@ KINDS = {
 
 WHOLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
+PICKLED_NAMES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_INDEXES = {".safetensors": INDEX_NAME, ".bin": PICKLED_NAMES[1]}
+"""Ends of shards -> what lists them."""
 MAX_HEADER_BYTES = 100_000_000
 MAX_DIMS = 16
 
@@ -36,11 +41,12 @@ def open_safetensors(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     if not path.is_dir():
         return _open_file(path)
-    if not (path / WHOLE_NAME).is_file() and (path / INDEX_NAME).is_file():
-        return _open_shards(path)
     files = weights_of(path)
     if not files:
-        raise BadCheckpoint(f"{path} holds no .safetensors file.")
+        raise BadCheckpoint(f"{path} holds no .safetensors file and no {PICKLED_NAMES[0]}.")
+    index = _INDEXES[files[0].suffix]
+    if files[0].name not in (WHOLE_NAME, PICKLED_NAMES[0]) and (path / index).is_file():
+        return _open_shards(path, index)
     tensors: dict[str, Tensor] = {}
     for file in files:
         for name, tensor in _open_file(file).items():
@@ -50,41 +56,48 @@ def open_safetensors(path: str | Path) -> dict[str, Tensor]:
     return tensors
 
 
-def choose_weights(names: Iterable[str], shards: Callable[[], list[str]]) -> list[str]:
+def choose_weights(names: Iterable[str], shards: Callable[[str], list[str]]) -> list[str]:
     """Of the names of a folder's files, those that hold its model: model.safetensors alone, else the `shards` of its
-    index, else every .safetensors file. Repositories put the same weights beside these in a second layout."""
+    index, else every .safetensors file, else what torch pickled, whole or by its index. Repositories put the same
+    weights beside these in a second layout."""
     names = set(names)
-    if WHOLE_NAME in names:
-        return [WHOLE_NAME]
-    return shards() if INDEX_NAME in names else sorted(name for name in names if name.endswith(".safetensors"))
+    found = sorted(name for name in names if name.endswith(".safetensors"))
+    for whole, index, others in ((WHOLE_NAME, INDEX_NAME, found), (*PICKLED_NAMES, [])):
+        if whole in names:
+            return [whole]
+        if index in names:
+            return shards(index)
+        if others:
+            return others
+    return []
 
 
 def weights_of(folder: Path) -> list[Path]:
     """The files of a folder that hold its model, by name. Raises BadCheckpoint for an index that cannot be read."""
-    names = (file.name for file in folder.glob("*.safetensors*"))
-    return [folder / name for name in choose_weights(names, lambda: list_shards(folder))]
+    names = (file.name for file in folder.iterdir())
+    return [folder / name for name in choose_weights(names, lambda index: list_shards(folder, index))]
 
 
-def list_shards(folder: Path) -> list[str]:
+def list_shards(folder: Path, index: str) -> list[str]:
     """The files that the folder's index names. Raises BadCheckpoint."""
-    return sorted(set(_read_index(folder).values()))
+    return sorted(set(_read_index(folder, index).values()))
 
 
-def _read_index(folder: Path) -> dict[str, str]:
+def _read_index(folder: Path, index: str) -> dict[str, str]:
     """Tensor name -> file name."""
-    weight_map = read_json(folder / INDEX_NAME).get("weight_map")
+    weight_map = read_json(folder / index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise BadCheckpoint(f"{folder / INDEX_NAME}: weight_map must map tensor names to file names.")
+        raise BadCheckpoint(f"{folder / index}: weight_map must map tensor names to file names.")
     for file in weight_map.values():
-        if Path(file).name != file or not file.endswith(".safetensors"):
-            raise BadCheckpoint(f"{folder / INDEX_NAME} names {file!r}, which is not a shard of the same folder.")
+        if Path(file).name != file or _INDEXES.get(Path(file).suffix) != index:
+            raise BadCheckpoint(f"{folder / index} names {file!r}, which is not a shard of the same folder.")
     return weight_map
 
 
-def _open_shards(folder: Path) -> dict[str, Tensor]:
+def _open_shards(folder: Path, index: str) -> dict[str, Tensor]:
     shards: dict[str, dict[str, Tensor]] = {}
     tensors = {}
-    for name, file in _read_index(folder).items():
+    for name, file in _read_index(folder, index).items():
         if file not in shards:
             shards[file] = _open_file(folder / file)
         if name not in shards[file]:
@@ -94,6 +107,8 @@ def _open_shards(folder: Path) -> dict[str, Tensor]:
 
 
 def _open_file(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".bin":
+        return open_pickled(path)
     view = map_file(path)
     if len(view) < 8:
         raise BadCheckpoint(f"{path} is too short to be a safetensors file.")
