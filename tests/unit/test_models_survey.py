@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from tiny import tiny_checkpoint
-from tiny_moe import CONFIG, moe_checkpoint, moe_config
+from tiny_moe import CONFIG, gpt_oss_config, moe_checkpoint, moe_config
 from tokenmill.cli.layer_facts import as_json, layer_facts, router_words
 from tokenmill.core.experts import touched
 from tokenmill.formats.checkpoint import open_checkpoint
 from tokenmill.models import survey as surveying
 from tokenmill.models.config import config_from_checkpoint
+from tokenmill.models.moe import MERGED
 from tokenmill.models.roles import active_share
 from tokenmill.models.survey import survey
 from tokenmill.models.weights import load_weights
@@ -63,7 +65,7 @@ def test_a_body_without_its_prefix_is_counted_and_read_whole(tmp_path: Path) -> 
 def test_a_mixture_of_experts_is_read_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token goes through 3 of 8 experts, a step of many rows through nearly all; the rest is read whole."""
     monkeypatch.setattr(surveying, "config_from_checkpoint", lambda checkpoint: checkpoint.metadata[CONFIG])
-    config = moe_config(shared_width=32)
+    config, paired = moe_config(shared_width=32), gpt_oss_config()
     checkpoint = moe_checkpoint(config)
     found = survey(checkpoint)
     routed = 2 * 8 * 3 * 32 * 64  # layers, experts, matrices, FFN, width
@@ -73,6 +75,7 @@ def test_a_mixture_of_experts_is_read_in_part(monkeypatch: pytest.MonkeyPatch) -
     assert found.num_parameters == total
     assert found.num_active_parameters == total - routed * 5 // 8
     assert active_share(config) == pytest.approx(found.num_active_parameters / total, rel=1e-3)
+    assert active_share(paired) == pytest.approx(active_share(replace(paired, moe=replace(paired.moe, form=MERGED))))
     embeddings = 96 * 64
     for num_rows in (1, 16):
         share = touched(8, 3, num_rows) / 8

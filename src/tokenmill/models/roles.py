@@ -176,7 +176,7 @@ def active_share(config: ModelConfig) -> float:
     moe = config.moe
     if moe is None:
         return 1.0
-    shapes, copies = role_shapes(config), moe.routing.num_experts if moe.form == SPLIT else 1
+    shapes, copies = role_shapes(config), moe.routing.num_experts if moe.form in ONE_BY_ONE else 1
     total, routed = config.vocab_size * config.width * (1 if config.tied_embeddings else 2), 0
     for layer in range(config.num_layers):
         for role in layer_roles(config, layer):
