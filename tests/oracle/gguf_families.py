@@ -33,6 +33,7 @@ from gguf_writer import write_gguf
 ARCHITECTURES = {
     "Llama": "llama",
     "Mistral": "llama",
+    "Ministral3": "mistral3",
     "Qwen2": "qwen2",
     "Qwen3": "qwen3",
     "SmolLM3": "smollm3",
@@ -196,6 +197,8 @@ def _metadata(config: ModelConfig, architecture: str) -> dict[str, Any]:
         keys |= {"rope.scaling.type": rope.scaling, "rope.scaling.factor": float(rope.factor)}
     if rope.scaling in ("yarn", "longrope"):
         keys["rope.scaling.original_context_length"] = rope.original_context
+    if rope.query_beta:
+        keys |= {"rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": rope.query_beta}
     if rope.scaling == "longrope":
         keys["rope.scaling.attn_factor"] = float(rope.cos_scale)
     for key, value in (("attn_logit_softcapping", config.attention_cap), ("final_logit_softcapping", config.logit_cap)):

@@ -14,6 +14,7 @@ from tokenmill.ops.reference import ReferenceOps
 
 _SKIPPED = {
     "Mistral, sliding window": "the architecture 'llama' has no windows",
+    "Ministral 3, no YaRN, sliding window": "the architecture 'mistral3' is with YaRN and has no windows",
     "Qwen2, sliding window": "the architecture 'qwen2' has no windows",
     "Llama, dynamic NTK RoPE, within its context": "GGUF has no such scaling",
     "Llama, YaRN with mscale": "GGUF has no such keys",

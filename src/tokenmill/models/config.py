@@ -204,6 +204,11 @@ def _gguf_rope(checkpoint: Checkpoint, fields: Fields, family: Family, max_conte
     if scaling == "linear":
         return RopeConfig(base, "linear", factor, divisors=tables["rope_freqs"])
     if scaling == "yarn":
+
+        def stretch(weight: float) -> float:
+            return 1 + 0.1 * weight * math.log(factor)
+
+        over = fields.number("rope.scaling.yarn_log_multiplier", 0.0)
         fast, slow = (
             fields.number(f"rope.scaling.yarn_beta_{name}", value) for name, value in (("fast", 32.0), ("slow", 1.0))
         )
@@ -215,7 +220,8 @@ def _gguf_rope(checkpoint: Checkpoint, fields: Fields, family: Family, max_conte
             fast_turns=fast,
             slow_turns=slow,
             whole_pairs=family.whole_yarn_pairs,
-            cos_scale=cos_scale * (1 if family.attention == LATENT_HEADS else 1 + 0.1 * math.log(factor)),
+            cos_scale=cos_scale * (1 if family.attention == LATENT_HEADS else stretch(1) / stretch(over)),
+            query_beta=fields.number("attention.temperature_scale", 0.0) if family.scaled_queries else 0.0,
         )
     raise BadCheckpoint(
         f"{fields.where}: RoPE scaling {scaling!r} is not supported (supported: none, linear, yarn, longrope)."

@@ -182,6 +182,7 @@ HF_FAMILIES: Mapping[str, Family] = {
 
 GGUF_FAMILIES: Mapping[str, Family] = {
     "llama": Family("Llama, SmolLM2, Mistral, Mixtral", interleaved_heads=True, moe=MoeFamily(normalise=True)),
+    "mistral3": Family("Mistral Small 3.1 and later, Ministral 3", interleaved_heads=True, scaled_queries=True),
     "qwen2": Family("Qwen2, Qwen2.5", biases=_QKV),
     "qwen3": Family("Qwen3", qk_norm="head"),
     "smollm3": Family("SmolLM3", interleaved_heads=True, no_rope_every=4),
