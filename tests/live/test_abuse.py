@@ -230,6 +230,37 @@ def test_abuse_harms_only_the_abuser(smollm2: Path) -> None:
     assert 0 < max(held) < planned_bytes(server), (max(held), server.output)
 
 
+WAITS = re.compile(r"The wait would be ([\d.]+) s, and at most 1 s are allowed; retry in (\d+) s\.")
+
+
+def test_refusals_of_a_burst_to_a_fresh_server_tell_one_story(smollm2: Path) -> None:
+    """More than may wait, twice: of what is refused for its wait, Retry-After is what the message says, and no
+    less than the wait is too long. The rest is answered."""
+    refused: list[tuple[str, str]] = []
+
+    def one(number: int) -> int:
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", server.port, timeout=300, source_address=(f"127.0.1.{number % 16 + 1}", 0)
+        )
+        body = {"prompt": f"{number} " + "word " * 300, "max_tokens": 8, "ignore_eos": True}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+        connection.close()
+        if response.status == 429:
+            refused.append((answer["error"]["message"], response.headers["retry-after"]))
+        return response.status
+
+    with Server("--max-queue-s", "1") as server:
+        for burst in range(2):
+            codes = together(*[lambda number=32 * burst + each: one(number) for each in range(32)])
+            assert set(codes) <= {200, 429} and 200 in codes, codes
+    stories = [(WAITS.fullmatch(message), told) for message, told in refused]
+    assert any(found for found, _ in stories), refused
+    for found, told in stories:
+        assert found is None or (found[2] == told and int(told) >= float(found[1]) - 1 - 0.05), refused
+
+
 MOST_GROWN_BYTES = 160 << 20
 """Of an engine: the grammars that are kept, and eight that are at work."""
 

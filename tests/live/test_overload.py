@@ -106,6 +106,20 @@ def test_a_target_that_cannot_be_met_is_refused_with_the_reason_or_watched_in_a_
             assert metric(served, "tokenmill:ttft_prediction_error_ratio_count") >= 1
 
 
+def test_a_burst_beyond_capacity_to_a_fresh_server_is_let_in() -> None:
+    """Steps of one short call say nothing of full ones, and nobody is refused for what these are assumed to take: of
+    thirty prompts for one row all enter, though by that the last would wait for longer than is allowed."""
+    with Served(engine=NARROW, step_s=0.001, max_queue_s=0.01) as served, ThreadPoolExecutor(30) as pool:
+        assert post(served, {"prompt": "a", "max_tokens": 5})[0] == 200
+        served.wait_until(lambda: served.client.num_open == 0)
+        served.call(served.script.go.clear)
+        calls = [pool.submit(post, served, {"prompt": "word " * 80, "max_tokens": 1}) for _ in range(30)]
+        served.wait_until(lambda: served.client.num_open + sum(each.done() for each in calls) == 30)
+        assert served.client.num_open == 30, [each.result()[1] for each in calls if each.done()]
+        served.call(served.script.go.set)
+        assert {each.result()[0] for each in calls} == {200}
+
+
 def test_what_waits_until_its_target_has_passed_is_refused_then_and_never_computed() -> None:
     """One row hangs; of two more, whose first tokens are wanted within 0.3 s, none is begun when it goes on."""
     with Served(engine=NARROW, step_s=0.001) as served, ThreadPoolExecutor(3) as pool:
