@@ -197,7 +197,9 @@ def test_chat_keeps_and_forgets_the_conversation(smollm2):
 
 def test_chat_talks_to_a_server(smollm2):
     with Server(*SMALL, "--api-key", "a-secret-key") as server:
-        done = run("chat", "--url", f"{server.url}/v1", "--api-key", "a-secret-key", "--temp", "0", text=QUESTION + "\n")
+        done = run(
+            "chat", "--url", f"{server.url}/v1", "--api-key", "a-secret-key", "--temp", "0", text=QUESTION + "\n"
+        )
         assert done.returncode == 0 and "Paris" in done.stdout, done.stderr
         refused = run("chat", "--url", f"{server.url}/v1", text=QUESTION + "\n")
         assert refused.returncode == 2 and "401" in refused.stderr
