@@ -42,6 +42,16 @@ def test_logits_from_gguf(case: Case, tmp_path):
     np.testing.assert_allclose(ours, expected, atol=TOLERANCE * np.abs(expected).max())
 
 
+def test_mistral_as_the_converter_has_it_beside_images(tmp_path):
+    """Mistral Small 3.1 is of Ministral 3's architecture, and has neither YaRN nor scaled queries."""
+    theirs = make_model(next(case for case in CASES if case.title == "Mistral, no window"), tmp_path)
+    path = convert(tmp_path, "Ministral3", tmp_path / "model.gguf")
+    tokens = random_tokens(2, LENGTH)
+    ours = our_logits(ReferenceOps(exact_activations=True), path, 64, tokens)
+    expected = their_logits(theirs, tokens)
+    np.testing.assert_allclose(ours, expected, atol=TOLERANCE * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("form", [MERGED, SPLIT])
 def test_experts_stored_otherwise(form: str, tmp_path):
     """Gate and up as one tensor, and the matrices one by one, as early Mixtral files have them: the same logits, bit
