@@ -403,7 +403,7 @@ def attached(test: Callable[[EngineClient, LocalEngineEnd], Coroutine[Any, Any, 
         client.close("over")
 
     def run() -> None:
-        asyncio.run(asyncio.wait_for(main(), 10))
+        asyncio.run(asyncio.wait_for(main(), 30))
 
     run.__name__, run.__doc__ = test.__name__, test.__doc__
     return run

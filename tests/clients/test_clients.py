@@ -22,7 +22,7 @@ NEWEST = [name for name in ALL if name.startswith(("openai_", "vllm_"))]
 def run(script: str, python: str, server: Server, model: str, folder: Path) -> None:
     """The script's tests pass; its files go to `folder`."""
     ran = subprocess.run(
-        [python, "-m", "pytest", "--timeout", "60", "-c", str(SCRIPTS / "pytest.ini"), str(SCRIPTS / f"{script}.py")],
+        [python, "-m", "pytest", "--timeout", "180", "-c", str(SCRIPTS / "pytest.ini"), str(SCRIPTS / f"{script}.py")],
         env={
             "PATH": "/usr/bin:/bin",
             "HOME": str(folder),
@@ -36,7 +36,7 @@ def run(script: str, python: str, server: Server, model: str, folder: Path) -> N
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert ran.returncode == 0, f"{ran.stdout}\n--- the server:\n{server.output[-3000:]}"
 

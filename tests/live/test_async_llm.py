@@ -83,7 +83,8 @@ def test_an_aborted_call_ends_and_says_so(llm):
 def test_abort_reaches_a_call_that_waits(llm):
     async def run() -> RequestOutput:
         task = asyncio.create_task(last(llm, "Count: 1", ENDLESS, request_id="waiting"))
-        await asyncio.sleep(0.3)
+        while "waiting" not in llm._open:
+            await asyncio.sleep(0.01)
         with pytest.raises(InvalidRequest, match="in use"):
             await last(llm, "x", request_id="waiting")
         await llm.abort("waiting")
@@ -127,7 +128,8 @@ def test_a_closed_model_ends_its_calls_with_the_reason(smollm2):
     async def run() -> None:
         async with AsyncLLM(str(smollm2), kv_cache_memory_bytes="100MiB") as llm:
             task = asyncio.create_task(last(llm, "Count: 1", ENDLESS))
-            await asyncio.sleep(0.3)
+            while not num_running(llm):
+                await asyncio.sleep(0.01)
         with pytest.raises(Exception, match=r"closed|stopped"):
             await task
         with pytest.raises(InvalidRequest, match="closed"):

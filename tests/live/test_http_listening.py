@@ -220,7 +220,7 @@ def logged(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
 
 
 def until(condition: Any) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

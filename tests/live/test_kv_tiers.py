@@ -86,7 +86,7 @@ def test_a_restarted_server_answers_from_disk_and_never_from_what_is_damaged(smo
         assert status == 200 and json.loads(text)["kv_transfer_params"] is not None, text
         assert tiers(server)["disk"]["blocks"] > MUCH // 16
         os.killpg(server.process.pid, signal.SIGKILL)
-        server.process.wait(10)
+        server.process.wait(30)
     with Server(*args) as server:
         again, cached = ask(server, 0)
         assert again == first and cached > MUCH

@@ -271,7 +271,7 @@ def test_who_has_the_end_has_it_kept(tmp_path: Path, client_of: Clients, streams
         client = client_of(served)
 
         def hold() -> None:
-            go.wait(10)
+            go.wait(60)
 
         def ask() -> Any:
             answer = client.responses.create(model="toy", input="hi", stream=streams)

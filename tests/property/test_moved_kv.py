@@ -184,7 +184,7 @@ def compare(
             pulled.append(answer.num_pulled)
         for side, listening in started:
             await side.front.send(Drain())
-            await asyncio.wait_for(side.running, 10)
+            await asyncio.wait_for(side.running, 30)
             assert side.shell.core.stats().num_held_blocks == 0
             listening.cancel()
         return pulled
@@ -236,7 +236,7 @@ def test_a_pull_that_is_cancelled_ends_though_its_source_waits() -> None:
             await asyncio.sleep(0.01)
         pulling.cancel()
         try:
-            await asyncio.wait_for(asyncio.to_thread(other.close), 10)
+            await asyncio.wait_for(asyncio.to_thread(other.close), 30)
         finally:
             one.close()
 

@@ -349,7 +349,7 @@ def test_a_log_that_cannot_be_written_says_so_until_it_can(
 
     monkeypatch.setattr(segments, "_write", full)
     log.note({"action": "first", "outcome": "done"})
-    assert has_failed.wait(10)
+    assert has_failed.wait(30)
     while not log.why_not:
         threading.Event().wait(0.001)
     assert log.why_not == "No space left on device"

@@ -173,7 +173,7 @@ def test_an_opened_folder_loses_what_has_expired(tmp_path: Path) -> None:
         await batches.store.add(record("file-old", expires_at=5))
 
     async def look(batches: Batches) -> None:
-        for _ in range(200):
+        for _ in range(3000):
             if not batches.store.content("file-old").exists():
                 return
             await asyncio.sleep(0.01)

@@ -60,10 +60,12 @@ async def until_told(job: IdleCommand) -> None:
             await asyncio.sleep(0.005)
 
 
-async def until_begun(folder: Path) -> list[int]:
-    """Beside the loop, which hears of the job's group meanwhile."""
+async def until_begun(job: IdleCommand, folder: Path) -> list[int]:
+    """And the loop has heard of the job's group."""
     pids = await asyncio.to_thread(pids_of, folder)
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(20):
+        while not job._group:
+            await asyncio.sleep(0.005)
     return pids
 
 
@@ -73,7 +75,7 @@ def test_the_whole_group_stops_and_goes_on(tmp_path: Path) -> None:
     async def run() -> list[int]:
         job = IdleCommand(command(tmp_path))
         job.run()
-        pids = await until_begun(tmp_path)
+        pids = await until_begun(job, tmp_path)
         job.stop()
         until(lambda: all(state(pid) == "T" for pid in pids))
         job.run()

@@ -156,7 +156,7 @@ def test_on_a_terminal_it_draws_over_itself_and_leaves_it_as_it_was(number: int)
                     data += os.read(ours, 1 << 16)
                 except OSError:  # its end of the terminal is closed
                     break
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
         os.close(ours)
     assert data.startswith(b"\x1b[?1049h") and data.endswith(b"\x1b[?1049l")
     pages = data.split(b"\x1b[H")[1:]
@@ -172,7 +172,7 @@ def test_in_a_pipe_one_page_follows_another() -> None:
         lines = [json.loads(process.stdout.readline()) for _ in range(3)]
         process.send_signal(signal.SIGINT)
         process.stdout.read()
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
         process.stdout.close()
     assert all(each["load"]["ready"] for each in lines)
     assert re.search(r"^\d", str(lines[0]["load"]["time"]))

@@ -174,7 +174,7 @@ async def get(client: StoreClient, blocks: Sequence[TierKey], size: int = SIZE) 
 
 
 async def settled(is_so: object) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not is_so():  # type: ignore[operator]
             await asyncio.sleep(0.005)
 

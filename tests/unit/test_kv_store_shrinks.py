@@ -72,7 +72,7 @@ def test_memory_goes_back_to_the_system_and_comes_again(tmp_path: Path) -> None:
             return num
 
         async def settled(most: int) -> None:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while slab.taken_bytes > most:
                     await asyncio.sleep(0.01)
 

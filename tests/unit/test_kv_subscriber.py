@@ -60,7 +60,7 @@ class Heard(Tree):
         super().hear(known)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not condition():
                 await asyncio.sleep(0.005)
 
@@ -74,7 +74,7 @@ async def reading(publisher: KVPublisher, *, replays: bool = True) -> AsyncItera
     reader = KVSubscriber(publisher.endpoint, publisher.replay_endpoint if replays else "")
     reader.open(heard.hear)
     num_heard = 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while num_heard < 2:  # the first may come by a replay, the next does by the subscription
             publisher.publish(())
             await asyncio.sleep(0.02)

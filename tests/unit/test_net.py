@@ -233,7 +233,7 @@ def test_a_child_ends_when_the_parents_end_of_the_lifeline_closes() -> None:
         time.sleep(0.05)
         assert child.poll() is None
         os.close(write_fd)
-        assert child.wait(10) == 1
+        assert child.wait(30) == 1
     finally:
         child.kill()
         child.wait()

@@ -79,11 +79,11 @@ def test_it_is_written_while_the_engine_runs(tmp_path: Path) -> None:
     """A killed engine leaves all but the last moment."""
     with journal_file(str(tmp_path / "j"), "header", str) as add:
         add("a")
-        for _ in range(200):
+        for _ in range(3000):
             if (tmp_path / "j").read_text() == "header\na\n":
                 return
             time.sleep(0.01)
-    raise AssertionError("not written in 2 s")
+    raise AssertionError("not written in 30 s")
 
 
 def test_it_ends_where_it_would_grow_too_long(
@@ -100,7 +100,7 @@ def test_it_ends_where_writing_is_too_slow(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "MAX_BEHIND", 5)
-    monkeypatch.setattr(journal, "_REST_S", 0.05)
+    monkeypatch.setattr(journal, "_REST_S", 0.5)
     assert write(tmp_path / "j", *"abcdefgh") == ["header"]
     (line,) = said(caplog, logging.ERROR)
     assert "slower than the engine" in line
@@ -122,9 +122,11 @@ def test_a_full_disk_ends_it_with_one_line(
     real = os.write
     monkeypatch.setattr(journal.os, "write", write_some)
     with journal_file(str(tmp_path / "j"), "header", str) as add:
-        for _ in range(30):
+        for _ in range(3000):
             add("entry")
             time.sleep(0.01)
+            if said(caplog, logging.ERROR):
+                break
     (line,) = said(caplog, logging.ERROR)
     assert "No space left" in line and "The engine goes on" in line
 

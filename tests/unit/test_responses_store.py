@@ -172,7 +172,7 @@ def test_a_job_that_fails_ends_no_other(store: ResponseStore) -> None:
         raise MemoryError
 
     with pytest.raises(Unavailable):
-        asyncio.run(asyncio.wait_for(store._do(fail), 10))
+        asyncio.run(asyncio.wait_for(store._do(fail), 30))
     store.put(record("a"))
     assert held(store, ["a"]) == ["a"]
 

@@ -142,7 +142,7 @@ def test_a_stream_is_not_given_up_under_a_reader_that_came_back() -> None:
         await asyncio.sleep(1.0)  # more than the grace
         assert not line.abandoned.is_set()
         book.detach(line, second)
-        await asyncio.wait_for(line.abandoned.wait(), 10)
+        await asyncio.wait_for(line.abandoned.wait(), 30)
         await book.close()
 
     asyncio.run(go())

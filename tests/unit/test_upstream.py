@@ -139,7 +139,7 @@ def test_nothing_of_the_client_but_its_body_reaches_an_upstream() -> None:
 
 def wait_for_models(front: Served) -> None:
     upstream = front.upstreams[0]
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not upstream.model_ids:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -284,7 +284,7 @@ def test_a_client_that_leaves_is_counted_as_gone() -> None:
             while b"data: " not in said:
                 said += client.recv(4096)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not (calls := samples(front, "tokenmill:upstream_calls_total")):
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -356,7 +356,7 @@ def test_a_dead_upstream_is_left_alone_and_asked_again_when_it_is_back() -> None
         with Served(model_names=("far",), allowed_hosts=("127.0.0.1",)) as far:
             upstream = front.upstreams[0]
             upstream.address = UpstreamAddress.of(far.url)
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 30
             while not upstream.health.is_up:
                 assert time.monotonic() < deadline, upstream.health.why
                 time.sleep(0.02)

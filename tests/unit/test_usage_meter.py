@@ -58,7 +58,7 @@ class Call:
 
 def looped(test: Callable[[Path], Coroutine[Any, Any, None]]) -> Callable[[Path], None]:
     def run(tmp_path: Path) -> None:
-        asyncio.run(asyncio.wait_for(test(tmp_path), 10))
+        asyncio.run(asyncio.wait_for(test(tmp_path), 30))
 
     run.__name__, run.__doc__ = test.__name__, test.__doc__
     return run

@@ -54,7 +54,7 @@ def allowed(mask: Mask, position: int) -> list[int]:
 
 
 def until(holds: Callable[[], bool]) -> bool:
-    end_s = time.monotonic() + 5
+    end_s = time.monotonic() + 30
     while not holds() and time.monotonic() < end_s:
         time.sleep(1e-3)
     return holds()

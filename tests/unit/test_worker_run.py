@@ -348,7 +348,7 @@ def test_memory_is_committed_ahead_while_there_is_nothing_to_compute(make_worker
     monkeypatch.setattr(HostPool, "commit_ahead", commit_ahead)
     worker = make_worker()
     _generate(worker, _prompt(5), 1, blocks=(9, 4))
-    assert done.wait(10)
+    assert done.wait(30)
     worker.executor.close()
     assert asked == [10, 10, 10]
 
