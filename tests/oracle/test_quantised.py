@@ -7,6 +7,8 @@ float16. Tolerance: scales and products are rounded to float16 on the way, by th
 from __future__ import annotations
 
 import json
+import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from tokenmill.formats.integers import IntegerMatrix, read_quantised
 from tokenmill.formats.joining import join_quantised
 from tokenmill.formats.quantised import QuantisedTensor
 from tokenmill.formats.safetensors import open_safetensors
-from tokenmill.formats.tensor import Tensor
+from tokenmill.formats.tensor import BLOCK_LAYOUT, Tensor
 from tokenmill.models.repack import packed_kind, raw_matrix
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.ops.reference_weights import dequantise as dequantise_raw
@@ -149,6 +151,7 @@ STATE = {"quant_type": "nf4", "blocksize": 32, "shape": [24, 360]}
         ("bitsandbytes nf4", {"state": STATE | {"blocksize": 16}}, r"m.weight.absmax is f32 \(270,\) instead of"),
         ("bitsandbytes nf4", {"state": STATE | {"nested_blocksize": 0}}, r"360\], 32, 0, 0.0\)"),
         ("bitsandbytes nf4", {"state": [1]}, "does not hold a JSON object"),
+        ("bitsandbytes nf4", {"state": b"[" * 200_000}, "m.weight: "),
         ("bitsandbytes nf4 with nested scales", {"weight.nested_quant_map": None}, "'weight.nested_quant_map' of its"),
         ("auto-round auto_round 2-bit with zeros", {"qzeros": None}, "'qzeros' of its auto-round form is missing"),
         ("modelopt FP8", {"weight_scale": None}, "'weight_scale' of its modelopt form is missing"),
@@ -162,7 +165,7 @@ def test_damage_is_named(name: str, change: dict[str, Any], named: str) -> None:
     del parts["m.expected"]
     for suffix, part in change.items():
         if suffix == "state":
-            text = json.dumps(part).encode()
+            text = part if isinstance(part, bytes) else json.dumps(part).encode()
             suffix = "weight.quant_state.bitsandbytes__nf4"
             part = Tensor(f"m.{suffix}", "u8", (len(text),), memoryview(text))
         parts.pop(f"m.{suffix}")
@@ -170,3 +173,72 @@ def test_damage_is_named(name: str, change: dict[str, Any], named: str) -> None:
             parts[f"m.{suffix}"] = part
     with pytest.raises(BadCheckpoint, match=named):
         joined(parts, SETTINGS[name])
+
+
+def test_a_run_that_is_longer_than_its_matrix_costs_no_more_than_the_matrix() -> None:
+    text = json.dumps(STATE | {"blocksize": 10**15}).encode()
+    parts = parts_of("bitsandbytes nf4")
+    del parts["m.expected"]
+    parts["m.weight.quant_state.bitsandbytes__nf4"] = Tensor("s", "u8", (len(text),), memoryview(text))
+    parts["m.weight.absmax"] = Tensor("a", "f32", (1,), memoryview(np.ones(1, np.float32).tobytes()))
+    values = read_quantised(joined(parts, SETTINGS["bitsandbytes nf4"]))
+    assert isinstance(values, np.ndarray) and np.abs(values).max() == 1
+
+
+def test_squares_that_are_larger_than_their_matrix_cost_no_more_than_the_matrix() -> None:
+    ones = {"m.weight": Tensor("m.weight", "f8_e4m3", (2, 3), memoryview(b"\x38" * 6))}
+    ones["m.weight_scale_inv"] = Tensor("s", "f32", (1, 1), memoryview(np.ones(1, np.float32).tobytes()))
+    values = read_quantised(joined(ones, {"quant_method": "fp8", "weight_block_size": [10**15, 10**15]}))
+    assert np.array_equal(values, np.ones((2, 3)))
+
+
+STRANGE = (None, True, -1, 0, 3, 10**30, 0.5, float("nan"), "x", "auto_round", [], [0], [3, 10**30], {}, {"m": 1})
+
+
+def damaged(parts: dict[str, Tensor], settings: dict[str, Any], draw: random.Random) -> None:
+    """One part gone, of another shape or kind, or with other bytes; or a setting that is another."""
+    name = draw.choice(sorted(parts))
+    part = parts[name]
+    size = part.data.nbytes
+    if name.rpartition(".")[2].startswith("bitsandbytes__") and draw.random() < 0.8:
+        state = json.loads(bytes(part.data))
+        state[draw.choice(sorted(state))] = draw.choice(STRANGE)
+        text = json.dumps(state).encode()
+        parts[name] = Tensor(name, "u8", (len(text),), memoryview(text))
+        return
+    what = draw.choice(("part", "shape", "kind", "bytes", "setting"))
+    if what == "part":
+        del parts[name]
+    elif what == "shape":
+        shape = draw.choice(((*part.shape, 1), part.shape[::-1], (part.num_values,), part.shape[1:], ()))
+        count = math.prod(shape) * size // max(part.num_values, 1)
+        parts[name] = Tensor(name, part.kind, shape, part.data[:count])
+    elif what == "kind":
+        width = size // max(part.num_values, 1)
+        kind = draw.choice([kind for kind, layout in BLOCK_LAYOUT.items() if layout == (1, width)])
+        parts[name] = Tensor(name, kind, part.shape, part.data)
+    elif what == "bytes":
+        parts[name] = Tensor(name, part.kind, part.shape, memoryview(draw.randbytes(size)))
+    else:
+        settings[draw.choice([key for key in settings if key != "quant_method"])] = draw.choice(STRANGE)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_whatever_is_damaged_is_read_or_refused(name: str) -> None:
+    for seed in range(200):
+        draw = random.Random(seed)
+        parts, settings = parts_of(name), dict(SETTINGS[name])
+        del parts["m.expected"]
+        for _ in range(draw.choice((1, 1, 2))):
+            if parts:
+                damaged(parts, settings, draw)
+        try:
+            found = join_quantised(parts, {"quantization_config": settings})
+            for one in found.values():
+                if isinstance(one, QuantisedTensor):
+                    raw_matrix(one)
+        except BadCheckpoint:
+            pass
+        except Exception as error:
+            raise AssertionError(f"{name}, seed {seed}") from error

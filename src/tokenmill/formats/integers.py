@@ -129,7 +129,8 @@ def _float(tensor: QuantisedTensor) -> NDArray[np.float32]:
     values_NK = dequantise(tensor.kind, memoryview(expanded(tensor).tobytes()), tensor.num_values).reshape(tensor.shape)
     scales = tensor.parts.get("weight_scale_inv") or tensor.parts["weight_scale"]
     if tensor.block is not None:
-        scales_NK = _floats_of(scales).repeat(tensor.block[0], axis=0)[:num_outputs].repeat(tensor.block[1], axis=1)
+        rows, columns = min(tensor.block[0], num_outputs), min(tensor.block[1], num_inputs)
+        scales_NK = _floats_of(scales).repeat(rows, axis=0)[:num_outputs].repeat(columns, axis=1)
         values_NK *= scales_NK[:, :num_inputs]
     else:
         scales_NG = _by_row(scales, num_outputs)
@@ -161,7 +162,7 @@ def _mapped(tensor: QuantisedTensor) -> NDArray[np.float32]:
     packed = np.frombuffer(tensor.data, np.uint8)
     codes = np.stack([packed >> np.uint8(4), packed & np.uint8(15)], axis=1).reshape(-1)[: tensor.num_values]
     values = _floats_of(parts["weight.quant_map"])[codes]
-    values *= scales.repeat(runs.size)[: len(values)]
+    values *= scales.repeat(min(runs.size, len(values)))[: len(values)]
     return values.reshape(tensor.shape)
 
 
@@ -169,7 +170,7 @@ def _mapped_scales(parts: Mapping[str, Tensor], runs: Runs) -> NDArray[np.float3
     assert runs.scale_size is not None, runs
     codes = np.frombuffer(parts["weight.absmax"].data, np.uint8)
     values = _floats_of(parts["weight.nested_quant_map"])[codes]
-    values *= _floats_of(parts["weight.nested_absmax"]).repeat(runs.scale_size)[: len(codes)]
+    values *= _floats_of(parts["weight.nested_absmax"]).repeat(min(runs.scale_size, len(codes)))[: len(codes)]
     return values + np.float32(runs.offset)
 
 
