@@ -36,6 +36,7 @@ VLLM: list[tuple[str, dict[str, Any] | str]] = [
         {"max_model_len": 8192, "threads": None, "seed": 0},
     ),
     ("vllm serve TheBloke/Llama-2-13B-AWQ --quantization awq", {"quantization": None}),
+    ("vllm serve nvidia/Llama-3.1-8B-Instruct-FP8 --quantization modelopt", {"quantization": None}),
     ("vllm serve meta-llama/Llama-2-70b-hf --tensor-parallel-size 4", "--tensor-parallel-size 4: one process"),
     (
         "vllm serve NousResearch/Hermes-2-Pro-Llama-3-8B --enable-auto-tool-choice --tool-call-parser hermes",

@@ -88,11 +88,13 @@ SIZES: Mapping[str, tuple[str, str]] = {
 }
 """A flag whose value is a number, what it is here, and the unit of the number; nothing where that is not above 0."""
 
+_STORED = (
+    "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt", "modelopt_fp4", "auto-round", "gguf",
+    "None", "none",
+)  # fmt: skip
 OWN_VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "--pooling": {"rank": ("--runner", "pooling")},
-    "--quantization": dict.fromkeys(
-        ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "gguf", "None", "none"), ()
-    ),
+    "--quantization": dict.fromkeys(_STORED, ()),
 }
 """The same for flags that are ours too. Formats of checkpoints are read from their files."""
 
