@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 
 import pytest
 
 from raw_server import WHOLE, ask_raw, read_request
+from tokenmill.bench.load.address import parse_url
+from tokenmill.bench.load.http import Client
+from tokenmill.bench.load.stream import Exchange
 
 
 @pytest.mark.parametrize(("hold_s", "error"), [(0.0, None), (0.3, "disconnected")])
@@ -51,3 +55,26 @@ def test_an_answer_that_the_server_gave_up_is_a_failure(reason: str) -> None:
 
     (exchange,) = ask_raw(give_up)
     assert exchange.error == f"finish_{reason}" and not exchange.ok
+
+
+def test_an_answer_has_its_time_from_when_its_call_was_sent_last() -> None:
+    """One that was refused and told to come back after longer than that is not given up as it comes."""
+
+    async def answer_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        await asyncio.sleep(1)  # the client has looked meanwhile
+        writer.write(WHOLE)
+        writer.close()
+
+    async def go() -> Exchange:
+        server = await asyncio.start_server(answer_late, "127.0.0.1", 0)
+        client = Client(parse_url(f"127.0.0.1:{server.sockets[0].getsockname()[1]}"), "/completions", timeout_s=60)
+        exchange, ended = Exchange(0, 0.0), asyncio.Event()
+        exchange.sent_s = time.perf_counter() - 1000
+        client.send(exchange, b"{}", lambda exchange: ended.set())
+        await ended.wait()
+        await client.close()
+        server.close()
+        return exchange
+
+    assert asyncio.run(go()).ok

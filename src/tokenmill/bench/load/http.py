@@ -120,8 +120,7 @@ class Client:
         """Ends exchanges that have been silent or running for too long."""
         oldest_s = time.perf_counter() - self._timeout_s
         for connection in list(self._open):
-            exchange = connection.exchange
-            if exchange is not None and exchange.sent_s is not None and exchange.sent_s < oldest_s:
+            if connection.exchange is not None and connection.written_s < oldest_s:
                 connection.abort("timeout", f"no complete answer within {self._timeout_s:g} s")
         self._sweep = self._loop.call_later(self._sweep_s, self._on_sweep)
 
@@ -164,7 +163,7 @@ class _Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._request = b""
-        self._written_s = 0.0
+        self.written_s = 0.0
         self._on_done: OnDone | None = None
         self._is_fresh = True
         self._state = "head"
@@ -195,9 +194,9 @@ class _Connection(asyncio.Protocol):
         assert self.exchange is None and self._transport is not None, "the connection is in use"
         self._reset()
         self.exchange, self._request, self._on_done, self._is_fresh = exchange, request, on_done, is_fresh
-        self._written_s = time.perf_counter()
+        self.written_s = time.perf_counter()
         if exchange.sent_s is None:
-            exchange.sent_s = self._written_s
+            exchange.sent_s = self.written_s
         self._transport.write(request)
 
     def abort(self, error: str, detail: str) -> None:
@@ -227,7 +226,7 @@ class _Connection(asyncio.Protocol):
     def _was_lost_at_once(self, now_s: float) -> bool:
         """Whether the server closed a kept connection while the request was on its way, and saw nothing of it."""
         is_silent = self._state == "head" and not self._buffer
-        return not self._is_fresh and is_silent and now_s - self._written_s < LOST_AT_ONCE_S + self._round_trip_s
+        return not self._is_fresh and is_silent and now_s - self.written_s < LOST_AT_ONCE_S + self._round_trip_s
 
     def parse(self, at_s: float, data: bytes) -> None:
         exchange = self.exchange
