@@ -138,6 +138,43 @@ def test_who_asked_first_pays_for_the_making_of_a_grammar():
     core.check()
 
 
+def test_small_costs_of_masks_are_charged_too():
+    """Each is less than a token; a thousand are not."""
+    core = EngineCore(CONFIG)
+    core.handle(Submit((request("a", ""),)), 0.0)
+    service, seq = core.state.service, core.state.by_id["a"]
+    before = service.steps_served(seq)
+    for _ in range(1000):
+        service.note_masks(seq, 0.0004)
+    assert service.steps_served(seq) > before
+
+
+def test_a_mask_is_charged_that_its_request_did_not_wait_for():
+    """The row behind the end tells of it; also where nothing else of the tenant is open, if others are."""
+    core = EngineCore(replace(CONFIG, steps_in_flight=2))
+    mine, other = (replace(request(name, ""), terms=Terms(tenant=name)) for name in ("mine", "other"))
+    core.handle(Submit((mine, other)), 0.0)
+    plan = core.plan(0.0)
+    assert plan is not None
+    core.handle(Abort(("mine",)), 0.0)
+    rows = RowResult(plan.rows[0].seq, (1,), spent_s=1.0), RowResult(plan.rows[1].seq, (1,))
+    assert [each.request_id for each in core.commit(StepResult(plan.step, rows), 0.0).outputs] == ["other"]
+    core.handle(Submit((replace(mine, id="next"),)), 0.0)
+    served = [core.state.service.steps_served(core.state.by_id[name]) for name in ("next", "other")]
+    assert served[0] > served[1] == 0
+    core.check()
+
+
+def test_a_mask_is_heard_of_when_nobody_is_left():
+    core = EngineCore(CONFIG)
+    core.handle(Submit((request("a", ""),)), 0.0)
+    plan = core.plan(0.0)
+    assert plan is not None
+    core.handle(Abort(("a",)), 0.0)
+    core.commit(StepResult(plan.step, (RowResult(plan.rows[0].seq, (1,), spent_s=1.0),)), 0.0)
+    core.check()
+
+
 @pytest.mark.parametrize("is_planned_ahead", [True, False])
 def test_a_row_without_its_mask_draws_in_another_step(is_planned_ahead):
     """Nothing is said of it; it is introduced anew with what it has, and a row that was in flight changes nothing."""

@@ -267,6 +267,26 @@ def test_sequences_that_begin_together_are_put_off_too(grammars, monkeypatch):
     assert [one.is_late for one in several] == [True, False, True]
 
 
+def test_what_a_mask_took_is_known_before_it_is_drawn_by(monkeypatch):
+    """So that the row that draws by it tells."""
+    monkeypatch.setattr(grammars_module, "_SLOW_S", 0.0)
+    known: list[float] = []
+
+    class Recording(ReferenceOps):
+        def publish(self, mask: Mask, until: int) -> None:
+            known.append(one.spent_s)
+            super().publish(mask, until)
+
+    grammars = Grammars(Recording(), VOCAB_SIZE, vocabulary)
+    one = grammars.introduce(intro(regex("abc")), NONE)
+    grammars.hand_over()
+    assert allowed(one.mask, 0)
+    advance(grammars, [one], "a")
+    assert allowed(one.mask, 1)
+    grammars.close()
+    assert 0 < known[0] < known[1]
+
+
 def test_what_slow_masks_took_is_charged_once(grammars, monkeypatch):
     """Of answers that go on as of those that fail."""
     one = introduce(grammars, intro(regex("abc")))

@@ -94,12 +94,12 @@ def _commit_rows(state: EngineState, exports: Exports, step: Step, results: Many
     for row, seq, end, result in zip(step.rows, step.sequences, step.ends, results, strict=True):
         number, drawn, _, prompt_logprobs, _, is_corrupted, error, _, spent_s, is_late = result
         assert number == row[0], f"step {step.number}: result of {number} for row {row.seq}"
+        if spent_s:
+            state.service.note_masks(seq, spent_s)
         if seq.status is not _RUNNING:
             continue
         seq.num_computed = end
         seq.rows_in_flight -= 1
-        if spent_s:
-            state.service.note_masks(seq, spent_s)
         if is_late:
             _put_off(state, seq)
             continue

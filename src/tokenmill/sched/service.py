@@ -134,10 +134,14 @@ class Service:
                 self.prompts.note(account[1], end - max(start, charged))
 
     def note_masks(self, seq: Sequence, spent_s: float) -> None:
-        """Its grammar took so much processor time: to be made, or for masks beyond what is usual."""
-        request = seq.request
-        service = int(MASK_SERVICE * spent_s)
-        self._charge(class_of(request), request.terms.tenant, request.adapter, service)
+        """Its grammar took so much processor time: to be made, or for masks beyond what is usual. It may be over: the
+        last mask is heard of later, and charged where the accounts are still there."""
+        request, service = seq.request, MASK_SERVICE * spent_s
+        class_, tenant = class_of(request), request.terms.tenant
+        tenants, adapters = self._tenants.get(class_), self._adapters.get((class_, tenant))
+        for shares, name in ((tenants, tenant), (adapters, request.adapter)):
+            if shares is not None and name in shares:
+                shares.charge(name, service)
 
     def settle(self, sequences: Iterable[Sequence]) -> None:
         """Charge the output that they have drawn since."""

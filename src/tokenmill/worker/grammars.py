@@ -274,6 +274,7 @@ class Grammars:
                 self._start(one)
             else:
                 self._advance(one, token)
+            self._narrow(one)
         except GrammarFailed as error:
             one.error, one.is_invalid = str(error), True
         except Exception as error:
@@ -286,6 +287,8 @@ class Grammars:
             if one.spent_s > _COSTLY_S:
                 self._forget(one)
             self._let_go(one)
+        else:
+            self.ops.publish(one.mask, len(one.tokens) + 1)
         return taken_s
 
     def _forget(self, one: Constrained) -> None:
@@ -303,7 +306,6 @@ class Grammars:
             one.matcher = matcher.copy()
         one.matcher.follow(one.tokens)
         one.matcher.fill(*one.mask.place)
-        self._publish(one)
 
     def _advance(self, one: Constrained, token: int) -> None:
         one.tokens.append(token)
@@ -312,7 +314,6 @@ class Grammars:
             self._count(one, one.matcher.step(token, *one.mask.place))
         except GrammarFailed as error:
             self._start_afresh(one, error)
-        self._publish(one)
 
     def _count(self, one: Constrained, taken_s: float) -> None:
         """What a token has cost. Raises GrammarFailed where the sequence has taken more than its share."""
@@ -349,7 +350,7 @@ class Grammars:
         one.matcher.follow(one.tokens)
         one.matcher.fill(*one.mask.place)
 
-    def _publish(self, one: Constrained) -> None:
+    def _narrow(self, one: Constrained) -> None:
         words = one.mask.words
         if one.hides_end and any(int(words[end >> 5]) >> (end & 31) & 1 for end in one.end_ids):
             others = words & ~one.ends
@@ -359,7 +360,6 @@ class Grammars:
             words &= one.allowed
             if not words.any():
                 raise GrammarFailed("The grammar allows none of the tokens of allowed_token_ids here.")
-        self.ops.publish(one.mask, len(one.tokens) + 1)
 
     def _let_go(self, one: Constrained) -> None:
         one.is_over = True
