@@ -184,7 +184,8 @@ def test_a_row_without_its_mask_draws_in_another_step(is_planned_ahead):
     first = core.plan(0.0)
     assert first is not None
     a, b = (row.seq for row in first.rows)
-    core.commit(StepResult(first.step, (RowResult(a, (5,)), RowResult(b, (6,)))), 0.0)
+    spent = RowResult(a, (5,), spent_s=0.02, slow_s=0.01)
+    core.commit(StepResult(first.step, (spent, RowResult(b, (6,)))), 0.0)
     second = core.plan(0.0)
     ahead = core.plan(0.0) if is_planned_ahead else None
     assert second is not None
@@ -195,6 +196,7 @@ def test_a_row_without_its_mask_draws_in_another_step(is_planned_ahead):
     assert again is not None and a in again.released
     (row,) = (row for row in again.rows if row.seq == a)
     assert row.intro is not None and row.intro.output_tokens == (5,) and row.sample and row.from_step < 0
+    assert row.intro.slow_s == 0.01
     core.check()
     if ahead is not None:
         (told,) = core.commit(StepResult(ahead.step, (RowResult(a, is_late=True), RowResult(b, (8,)))), 0.0).outputs

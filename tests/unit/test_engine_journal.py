@@ -38,7 +38,7 @@ SAMPLING = SamplingParams(max_tokens=3, temperature=0.1, stop=("\n", "ü"), logi
 GRAMMATICAL = SamplingParams(max_tokens=3, grammar="{}")
 REQUEST = Request("a", (1, 2, 3), SAMPLING, 3, 2**64 - 1, 1, (9,), bad_words=((1, 2), (3,)), arrival_s=0.1 + 0.2)
 POOLED = Request("v", (1,), SamplingParams(max_tokens=1), 1, 0, pooling=PoolingParams("mean", 3, "unit"))
-INTRO = Introduction((1, 2, 3), (), GRAMMATICAL, 7, 0, (9,), PoolingParams("last"), "digest", ((1, 2), (3,)))
+INTRO = Introduction((1, 2, 3), (), GRAMMATICAL, 7, 0, (9,), PoolingParams("last"), "digest", ((1, 2), (3,)), (5,), 0.1)
 SOURCE = KVSource("w1", "life", "/kv", "host", "ticket")
 MOVING = Request("m", (1, 2), SAMPLING, 3, 1, source=SOURCE, yields="ticket")
 ENTRIES: list[Entry] = [

@@ -14,6 +14,7 @@ from tokenmill.core.step import Introduction, PlanRow, RowResult, StepPlan
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
+from tokenmill.worker import grammars as grammars_module
 from workers import build_worker
 
 native = pytest.mark.skipif(available() is not None, reason=str(available()))
@@ -61,6 +62,14 @@ def test_a_step_is_computed_while_its_mask_is_made(worker):
         tokens = [row.tokens[0] for row in rows]
         first, text = Characters().decode(tokens[:1]), Characters().decode(tokens[1:4])
         assert first in "abc" and text[0] == "x" and text[1].isdigit() and text[2] == "y" and tokens[4] == END
+
+
+def test_rows_tell_what_slow_masks_took(worker, monkeypatch):
+    """What is new, to be charged, and what all have taken, to be told when the sequence is introduced again."""
+    monkeypatch.setattr(grammars_module, "_SLOW_S", 0.0)
+    rows = [row for (row,) in run(worker, [plan(step, 0, grammar=regex("[a-c]{20}")) for step in range(4)])]
+    assert all(row.tokens and row.spent_s > 0 for row in rows)
+    assert rows[0].slow_s == 0 < rows[1].slow_s < rows[2].slow_s < rows[3].slow_s
 
 
 @pytest.mark.parametrize("when", ["prepared", "computed"])

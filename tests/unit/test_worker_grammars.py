@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -265,6 +266,28 @@ def test_sequences_that_begin_together_are_put_off_too(grammars, monkeypatch):
     assert allowed(several[1].mask, 2) == text.encode("c")  # who has gone on for longest comes first
     assert until(lambda: several[0].mask.until[0] == several[2].mask.until[0] == ALWAYS)
     assert [one.is_late for one in several] == [True, False, True]
+
+
+def test_what_slow_masks_took_goes_with_a_sequence_that_is_introduced_again(grammars, monkeypatch):
+    """It counts for the bound, and for who comes first."""
+    monkeypatch.setattr(grammars_module, "_SLOW_S", 0.0)
+    resumed = intro(regex("abc"), "a")
+    over = introduce(grammars, replace(resumed, slow_s=0.5))
+    assert until(lambda: over.mask.until[0] == ALWAYS) and "processor time" in over.error
+    one = introduce(grammars, replace(resumed, slow_s=0.01))
+    assert allowed(one.mask, 1) == text.encode("b") and one.slow_s > 0.01
+    monkeypatch.setattr(grammars_module, "STEP_S", 0.0)
+    several = [grammars.introduce(replace(resumed, slow_s=slow_s), NONE) for slow_s in (0.02, 0.0, 0.01)]
+    grammars.hand_over()
+    assert until(lambda: several[0].mask.until[0] == several[2].mask.until[0] == ALWAYS)
+    assert [one.is_late for one in several] == [True, False, True]
+
+
+def test_the_mask_of_a_sequence_that_is_introduced_again_may_take_no_longer_than_others(grammars, monkeypatch):
+    grammars.prepare(grammar := regex("abc"))
+    monkeypatch.setattr(matchers, "MASK_S", 0.0)
+    one = introduce(grammars, intro(grammar, "ab"))
+    assert until(lambda: one.mask.until[0] == ALWAYS) and "takes more than" in one.error
 
 
 def test_what_a_mask_took_is_known_before_it_is_drawn_by(monkeypatch):

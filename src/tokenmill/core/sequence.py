@@ -56,6 +56,7 @@ class Sequence:
     pause           where a chunk ends, and the next one begins only after the rows in flight; 0: nowhere
     stop_ids        tokens that end it: stop_token_ids, and the end tokens unless they are ignored
     prompt_logprobs scores of the prompt so far, handed out with the first token
+    slow_s          processor time of its slow masks, also before it was preempted
     last            its last output, while it is EXPORTING
     end_reason      with which it ends there
     max_len         tokens, of prompt and output, with which it ends
@@ -79,6 +80,7 @@ class Sequence:
     pause: int = 0
     stop_ids: frozenset[int] = frozenset()
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    slow_s: float = 0.0
     first_scheduled_s: float = -1.0
     first_token_s: float = -1.0
     num_preemptions: int = 0

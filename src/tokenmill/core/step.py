@@ -34,7 +34,7 @@ class Introduction:
     `prompt_tokens` and `output_tokens` rebuild penalty counts; `eos_token_ids` and `sampling.stop_token_ids` are masked
     until `sampling.min_tokens` outputs exist; `sampling.grammar` was prepared before. With `pooling` the one output is
     a vector, and all else is unused. `adapter`: digest of its LoRA adapter, "" for none. `bad_words`, `dry_breakers`:
-    as in Request.
+    as in Request. `slow_s`: what RowResult last said of it.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -47,6 +47,7 @@ class Introduction:
     adapter: str = ""
     bad_words: tuple[tuple[int, ...], ...] = ()
     dry_breakers: tuple[int, ...] = ()
+    slow_s: float = 0.0
 
 
 class PlanRow(NamedTuple):
@@ -112,7 +113,8 @@ class RowResult(NamedTuple):
     pooling sequence, float32 in the machine's byte order. `is_corrupted`: the row's logits or vector are not finite,
     and it gives nothing else. `error`: nor does a row that could not be drawn from; a sentence for the user.
     `is_invalid`: who asked for it can mend that. `spent_s`: processor time that its grammar took beyond what is usual.
-    `is_late`: its mask was not made; it is to be drawn in another step."""
+    `is_late`: its mask was not made; it is to be drawn in another step. `slow_s`, where something was spent: what all
+    slow masks of the sequence have taken, which is bounded."""
 
     seq: int
     tokens: tuple[int, ...] = ()
@@ -124,6 +126,7 @@ class RowResult(NamedTuple):
     is_invalid: bool = False
     spent_s: float = 0.0
     is_late: bool = False
+    slow_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,10 +92,11 @@ def _count(state: EngineState, step: Step, duration_s: float) -> None:
 def _commit_rows(state: EngineState, exports: Exports, step: Step, results: Many[RowResult], now: float) -> None:
     tell, size, num_drawn = state.outbox.outputs.append, state.config.block_size, 0
     for row, seq, end, result in zip(step.rows, step.sequences, step.ends, results, strict=True):
-        number, drawn, _, prompt_logprobs, _, is_corrupted, error, _, spent_s, is_late = result
+        number, drawn, _, prompt_logprobs, _, is_corrupted, error, _, spent_s, is_late, slow_s = result
         assert number == row[0], f"step {step.number}: result of {number} for row {row.seq}"
         if spent_s:
             state.service.note_masks(seq, spent_s)
+            seq.slow_s = slow_s
         if seq.status is not _RUNNING:
             continue
         seq.num_computed = end

@@ -191,4 +191,5 @@ def _introduce(seq: Sequence) -> Introduction:
         adapter=request.adapter,
         bad_words=request.bad_words,
         dry_breakers=request.dry_breakers,
+        slow_s=seq.slow_s,
     )

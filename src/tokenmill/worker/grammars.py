@@ -9,10 +9,12 @@
 
 One thread makes all masks; a step waits for one only at the draw of its row. Of the masks that are asked for together,
 those of sequences that have cost least come first, and once slow ones have taken STEP_S the rest are not made: their
-rows draw anything, and the engine has these sequences draw in another step. So slow masks hold up others only for so
-long. A mask is a function of the grammar and of the tokens drawn, so a sequence that is introduced again goes on as if
-it had never left. Grammars are prepared before a sequence that has one is introduced (`core.effects.PrepareGrammar`),
-so that nothing slow is left to do beside the steps; which ones are kept is this file's business.
+rows draw anything, and the engine has these sequences draw in another step. Masks of a step are asked for twice, for
+sequences that it introduces and for tokens of the step before, so it waits for STEP_S and the mask that goes beyond it
+twice at most. A mask is a function of the grammar and of the tokens drawn, so a sequence that is introduced again goes
+on as if it had never left; what its slow masks have taken is told with it. Grammars are prepared before a sequence that
+has one is introduced (`core.effects.PrepareGrammar`), so that nothing slow is left to do beside the steps; which ones
+are kept is this file's business.
 
 What cannot go on (an error of the library, a mask that takes too long, no token left) lets its row draw anything: its
 error is read when that row's step is collected, and the token is dropped.
@@ -72,8 +74,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Constrained:
-    """A sequence that follows a grammar. The thread of `Grammars` writes it; others read `error` and `is_late` once a
-    draw by the mask has ended, and charge what was spent.
+    """A sequence that follows a grammar. The thread of `Grammars` writes it; others read how it stands and charge what
+    was spent, once a draw by the mask has ended.
 
     allowed   bits of the tokens that its settings allow; None: all
     ends      bits of its end tokens
@@ -82,7 +84,7 @@ class Constrained:
     is_over   no mask is wanted any more
     is_invalid  what `error` says is for the caller to mend
     is_late   its next mask was not made: it is to draw in another step, where it is introduced anew
-    slow_s    processor time of its slow tokens
+    slow_s    processor time of its slow tokens, those before it was introduced included
     spent_s   of all that was slow, its beginning too
     """
 
@@ -93,12 +95,12 @@ class Constrained:
     end_ids: frozenset[int]
     ends: np.ndarray
     hides_end: bool
+    slow_s: float
     matcher: Matcher | None = None
     is_over: bool = False
     error: str = ""
     is_invalid: bool = False
     is_late: bool = False
-    slow_s: float = 0.0
     spent_s: float = 0.0
     _charged_s: float = 0.0
 
@@ -174,6 +176,7 @@ class Grammars:
             frozenset(ends.tolist()),
             self._bits(ends),
             params.ignore_eos,
+            intro.slow_s,
         )
         self._live.add(one)
         self._begun.append((one, None))
@@ -273,7 +276,8 @@ class Grammars:
             if token is None:
                 self._start(one)
             else:
-                self._advance(one, token)
+                one.tokens.append(token)
+                self._take(one, [token])
             self._narrow(one)
         except GrammarFailed as error:
             one.error, one.is_invalid = str(error), True
@@ -304,14 +308,19 @@ class Grammars:
         if one.matcher is None:
             self._keep(one.grammar, matcher := self._build(one.grammar))
             one.matcher = matcher.copy()
-        one.matcher.follow(one.tokens)
-        one.matcher.fill(*one.mask.place)
+        if one.tokens:
+            self._take(one, one.tokens)
+        else:
+            one.matcher.fill(*one.mask.place)
 
-    def _advance(self, one: Constrained, token: int) -> None:
-        one.tokens.append(token)
+    def _take(self, one: Constrained, tokens: list[int]) -> None:
+        """Those that it has drawn since; the last one is a step of its matcher, with what a mask may take."""
         assert one.matcher is not None
+        *before, last = tokens
         try:
-            self._count(one, one.matcher.step(token, *one.mask.place))
+            if before:
+                one.matcher.follow(before)
+            self._count(one, one.matcher.step(last, *one.mask.place))
         except GrammarFailed as error:
             self._start_afresh(one, error)
 

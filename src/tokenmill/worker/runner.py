@@ -267,13 +267,10 @@ class Runner:
             return StepResult(step.plan.step, self._plain_rows(step), duration_s)
         tokens: dict[int, tuple[int, ...]] = {}
         failed: dict[int, RowResult] = {}
-        spent_s: dict[int, float] = {}
-        for row, (one, spent_s[row]) in constrained.items():
+        for row, (one, _) in constrained.items():
             if one.error or one.is_late:
                 seq = step.plan.rows[row].seq
-                failed[row] = RowResult(
-                    seq, (), (), (), b"", False, one.error, one.is_invalid, spent_s[row], one.is_late
-                )
+                failed[row] = RowResult(seq, error=one.error, is_invalid=one.is_invalid, is_late=one.is_late)
         logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
         scores: dict[int, tuple[TokenLogprob, ...]] = {}
         for micro_batch in step.micro_batches:
@@ -289,19 +286,15 @@ class Runner:
                 scores[row] = scores.get(row, ()) + scored
                 if any(entry.rank == 0 for entry in scored):
                     failed[row] = _failed(step.plan.rows[row].seq, NOT_FINITE)
-        rows = tuple(
-            RowResult(
-                row.seq,
-                tokens.get(index, ()),
-                logprobs.get(index, ()),
-                scores.get(index, ()),
-                spent_s=spent_s.get(index, 0.0),
-            )
+        rows = [
+            RowResult(row.seq, tokens.get(index, ()), logprobs.get(index, ()), scores.get(index, ()))
             if index not in failed
             else failed[index]
             for index, row in enumerate(step.plan.rows)
-        )
-        return StepResult(step.plan.step, rows, duration_s)
+        ]
+        for row, (one, spent_s) in constrained.items():
+            rows[row] = rows[row]._replace(spent_s=spent_s, slow_s=one.slow_s)
+        return StepResult(step.plan.step, tuple(rows), duration_s)
 
     def _follow_grammars(self, step: PreparedStep) -> dict[int, tuple[Constrained, float]]:
         """Have the masks of the tokens to come made. By row: those whose masks took long, or that were drawn without
