@@ -161,7 +161,7 @@ def test_no_sequence_fails_for_what_others_found_out(monkeypatch):
     grammar = regex(".*a.{12}")
     rng = np.random.default_rng(0)
     for _ in range(10):
-        one = introduce(grammars, intro(grammar))
+        one = introduce(grammars, intro(grammar, max_tokens=None))
         for position, token in enumerate(rng.choice(ids("ab"), 60).tolist()):
             assert len(allowed(one.mask, position)) > 90
             grammars.advance([(one, token)])
@@ -288,6 +288,18 @@ def test_the_mask_of_a_sequence_that_is_introduced_again_may_take_no_longer_than
     monkeypatch.setattr(matchers, "MASK_S", 0.0)
     one = introduce(grammars, intro(grammar, "ab"))
     assert until(lambda: one.mask.until[0] == ALWAYS) and "takes more than" in one.error
+
+
+def test_no_mask_is_made_after_the_last_token(grammars):
+    """Of max_tokens, also where some were drawn before. Whoever draws nevertheless is put off, and never without a
+    mask."""
+    for output, position in (("", 0), ("a", 1)):
+        one = introduce(grammars, intro(regex("abcd"), output, max_tokens=position + 2))
+        assert allowed(one.mask, position) == text.encode("abcd"[position])
+        advance(grammars, [one], "abcd"[position])
+        assert allowed(one.mask, position + 1) == text.encode("abcd"[position + 1]) and not one.is_late
+        advance(grammars, [one], "abcd"[position + 1])
+        assert until(lambda one=one: one.mask.until[0] == ALWAYS) and one.is_late and not one.error
 
 
 def test_what_a_mask_took_is_known_before_it_is_drawn_by(monkeypatch):

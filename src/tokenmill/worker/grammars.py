@@ -23,6 +23,7 @@ error is read when that row's step is collected, and the token is dropped.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -80,10 +81,10 @@ class Constrained:
     allowed   bits of the tokens that its settings allow; None: all
     ends      bits of its end tokens
     hides_end its end tokens are allowed only where nothing else is
-    tokens    what was drawn
+    tokens    what was drawn, and max_tokens the most there can be
     is_over   no mask is wanted any more
     is_invalid  what `error` says is for the caller to mend
-    is_late   its next mask was not made: it is to draw in another step, where it is introduced anew
+    is_late   its next mask was not made: if it is to draw, then in another step, where it is introduced anew
     slow_s    processor time of its slow tokens, those before it was introduced included
     spent_s   of all that was slow, its beginning too
     """
@@ -95,6 +96,7 @@ class Constrained:
     end_ids: frozenset[int]
     ends: np.ndarray
     hides_end: bool
+    max_tokens: float
     slow_s: float
     matcher: Matcher | None = None
     is_over: bool = False
@@ -176,6 +178,7 @@ class Grammars:
             frozenset(ends.tolist()),
             self._bits(ends),
             params.ignore_eos,
+            params.max_tokens or math.inf,
             intro.slow_s,
         )
         self._live.add(one)
@@ -263,7 +266,7 @@ class Grammars:
                 continue
             if token is not None and (token < 0 or token in one.end_ids):
                 self._let_go(one)
-            elif spent_s > STEP_S:
+            elif spent_s > STEP_S or (token is not None and len(one.tokens) + 1 >= one.max_tokens):  # nothing follows
                 one.is_late = True
                 self._let_go(one)
             else:
