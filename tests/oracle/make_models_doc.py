@@ -128,7 +128,7 @@ float16 already. A matrix whose scales float16 cannot represent is kept in float
 FOLDERS = """
 Folders in Hugging Face format (`model.safetensors`, else what its index lists, else every .safetensors file; the same
 weights in a second layout beside these, `consolidated.safetensors`, are neither read nor fetched). Without any, it is
-`pytorch_model.bin`, or what its index lists. That is a pickle, which could run anything; torch 2.6 or later
+`pytorch_model.bin`, or what its index lists. That is a pickle, which could run anything; torch 2.10 or later
 (`tokenmill[torch]`) reads it as weights alone, and without such a torch it is refused.
 
 | stored | in memory | tested against |

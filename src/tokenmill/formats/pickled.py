@@ -1,7 +1,8 @@
 """Weights that torch pickled (pytorch_model.bin), read by torch itself and by nothing else.
 
 Unpickling runs what a file says. torch.load with `weights_only` makes tensors and nothing else of it, and does so
-safely since 2.6 (CVE-2025-32434); without such a torch these files are refused. Nothing else here needs torch.
+safely since 2.10 (CVE-2025-32434, CVE-2026-24747); without such a torch these files are refused. Nothing else here
+needs torch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ..core.errors import BadCheckpoint
 from .mapping import map_file
 from .tensor import Tensor
 
-_OLDEST = (2, 6)
+_OLDEST = (2, 10)
 _ZIP = b"PK\x03\x04"
 """What files begin with whose bytes torch can map; older ones are read whole."""
 _KINDS = {
