@@ -53,6 +53,16 @@ def test_views_of_a_storage(tmp_path: Path) -> None:
     }
 
 
+def test_views_that_would_have_to_be_copied_take_no_more_than_their_file(tmp_path: Path) -> None:
+    """Each is as large as the storage that all of them share."""
+    whole = torch.zeros(256, 300)
+    torch.save({f"turned{i}": whole.T for i in range(9)}, tmp_path / NAME)
+    with pytest.raises(BadCheckpoint, match="not stored row by row would take 2764800 bytes"):
+        open_safetensors(tmp_path)
+    torch.save({f"rows{i}": whole for i in range(9)}, tmp_path / NAME)
+    assert len(open_safetensors(tmp_path)) == 9
+
+
 def test_what_an_index_lists(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1), "unlisted": torch.ones(1)}, tmp_path / "pytorch_model-00001-of-00002.bin")
     torch.save({"b": torch.zeros(1)}, tmp_path / "pytorch_model-00002-of-00002.bin")

@@ -27,7 +27,8 @@ _KINDS = {
 
 def open_pickled(path: Path) -> dict[str, Tensor]:
     """Raises BadCheckpoint for a file that holds anything but tensors by name, and where torch is not there or old."""
-    is_zip = bytes(map_file(path)[: len(_ZIP)]) == _ZIP
+    view = map_file(path)
+    is_zip = bytes(view[: len(_ZIP)]) == _ZIP
     torch = _torch(path)
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
@@ -36,7 +37,11 @@ def open_pickled(path: Path) -> dict[str, Tensor]:
         raise BadCheckpoint(f"{path} cannot be read as weights alone: {reason[:200]}") from error
     if not isinstance(stored, dict):
         raise BadCheckpoint(f"{path} does not hold tensors by name.")
-    return {str(name): _tensor(path, str(name), value, torch) for name, value in stored.items()}
+    kinds = {str(name): _kind(path, str(name), value, torch) for name, value in stored.items()}
+    num_copied = sum(value.nbytes for value in stored.values() if not value.is_contiguous())
+    if num_copied > len(view):  # any number of them may be views of the same values
+        raise BadCheckpoint(f"{path}: tensors that are not stored row by row would take {num_copied} bytes.")
+    return {str(name): _tensor(str(name), kinds[str(name)], value, torch) for name, value in stored.items()}
 
 
 def _torch(path: Path) -> Any:
@@ -55,12 +60,18 @@ def _torch(path: Path) -> Any:
     )
 
 
-def _tensor(path: Path, name: str, value: Any, torch: Any) -> Tensor:
+def _kind(path: Path, name: str, value: Any, torch: Any) -> str:
+    """Raises BadCheckpoint for what is no plain tensor."""
     if not isinstance(value, torch.Tensor):
         raise BadCheckpoint(f"{path}: {name!r} is {type(value).__name__} and no tensor.")
     kind = _KINDS.get(str(value.dtype).removeprefix("torch."))
     is_plain = value.layout == torch.strided and value.device.type == "cpu" and kind is not None
     if not is_plain or value.nbytes > value.untyped_storage().nbytes():
         raise BadCheckpoint(f"{path}: tensor {name!r} of {value.dtype} on {value.device} is not stored plainly.")
+    return str(kind)
+
+
+def _tensor(name: str, kind: str, value: Any, torch: Any) -> Tensor:
+    """Maps the values where they lie row by row, and copies them where not."""
     values = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return Tensor(name, str(kind), tuple(value.shape), memoryview(values).toreadonly())
+    return Tensor(name, kind, tuple(value.shape), memoryview(values).toreadonly())
