@@ -185,14 +185,33 @@ def test_a_run_that_is_longer_than_its_matrix_costs_no_more_than_the_matrix() ->
     assert isinstance(values, np.ndarray) and np.abs(values).max() == 1
 
 
+def fp8_parts() -> dict[str, Tensor]:
+    scales = Tensor("m.weight_scale_inv", "f32", (1, 1), memoryview(np.ones(1, np.float32).tobytes()))
+    return {"m.weight": Tensor("m.weight", "f8_e4m3", (2, 3), memoryview(b"\x38" * 6)), "m.weight_scale_inv": scales}
+
+
 def test_squares_that_are_larger_than_their_matrix_cost_no_more_than_the_matrix() -> None:
-    ones = {"m.weight": Tensor("m.weight", "f8_e4m3", (2, 3), memoryview(b"\x38" * 6))}
-    ones["m.weight_scale_inv"] = Tensor("s", "f32", (1, 1), memoryview(np.ones(1, np.float32).tobytes()))
-    values = read_quantised(joined(ones, {"quant_method": "fp8", "weight_block_size": [10**15, 10**15]}))
+    values = read_quantised(joined(fp8_parts(), {"quant_method": "fp8", "weight_block_size": [10**15, 10**15]}))
     assert np.array_equal(values, np.ones((2, 3)))
 
 
-STRANGE = (None, True, -1, 0, 3, 10**30, 0.5, float("nan"), "x", "auto_round", [], [0], [3, 10**30], {}, {"m": 1})
+def test_bits_of_a_group_that_are_written_as_a_float_are_read() -> None:
+    words = np.array([[0x76543210]], "<u4")
+    scales = Tensor("m.weight_scale", "f32", (1, 1), memoryview(np.ones(1, np.float32).tobytes()))
+    shape = Tensor("m.weight_shape", "i64", (2,), memoryview(np.array([1, 8], "<i8").tobytes()))
+    packed = Tensor("m.weight_packed", "i32", (1, 1), memoryview(words.tobytes()))
+    parts = {part.name: part for part in (packed, scales, shape)}
+    groups = {"group_0": {"weights": {"num_bits": 4.0}}}
+    matrix = joined(parts, {"quant_method": "compressed-tensors", "config_groups": groups})
+    values = read_quantised(matrix)
+    assert isinstance(values, IntegerMatrix) and values.values().tolist() == [[*map(float, range(-8, 0))]]
+
+
+STRANGE = (
+    None, True, -1, 0, 3, 128, 10**30, 10**310, 0.5, float("nan"), float("inf"), "x", "auto_round", [], [0],
+    [3, 10**30], [None, None], [float("inf"), 1], {}, {"m": 1},
+)  # fmt: skip
+FP8 = "fp8 in blocks"
 
 
 def damaged(parts: dict[str, Tensor], settings: dict[str, Any], draw: random.Random) -> None:
@@ -223,13 +242,16 @@ def damaged(parts: dict[str, Tensor], settings: dict[str, Any], draw: random.Ran
         settings[draw.choice([key for key in settings if key != "quant_method"])] = draw.choice(STRANGE)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", [*SETTINGS, FP8])
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 def test_whatever_is_damaged_is_read_or_refused(name: str) -> None:
     for seed in range(200):
         draw = random.Random(seed)
-        parts, settings = parts_of(name), dict(SETTINGS[name])
-        del parts["m.expected"]
+        if name == FP8:
+            parts, settings = fp8_parts(), {"quant_method": "fp8", "weight_block_size": [2, 3]}
+        else:
+            parts, settings = parts_of(name), dict(SETTINGS[name])
+            del parts["m.expected"]
         for _ in range(draw.choice((1, 1, 2))):
             if parts:
                 damaged(parts, settings, draw)

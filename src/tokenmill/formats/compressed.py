@@ -113,7 +113,7 @@ def _packed(name: str, parts: dict[str, Tensor], settings: Mapping[str, Any]) ->
     num_outputs, num_inputs = struct.unpack("<2q", stated.data)
     if len(packed.shape) != 2 or min(num_outputs, num_inputs) < 1:
         raise ValueError(f"weight_shape {(num_outputs, num_inputs)} does not fit weight_packed {packed.shape}.")
-    stated_bits = {weights["num_bits"] for weights in _weights(settings) if weights.get("num_bits") in range(1, 9)}
+    stated_bits = {bits for weights in _weights(settings) for bits in range(1, 9) if weights.get("num_bits") == bits}
     fitting = [
         (bits, whole)
         for bits in sorted(stated_bits or _USUAL_BITS)

@@ -96,5 +96,5 @@ def _join(name: str, method: str, parts: dict[str, Tensor], settings: Mapping[st
         return _READERS[method](name, parts, settings)
     except KeyError as error:
         raise BadCheckpoint(f"{name}: tensor {error} of its {method} form is missing.") from None
-    except (ValueError, IndexError, RecursionError) as error:
+    except (ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:  # settings are of any kind
         raise BadCheckpoint(f"{name}: {error}") from None

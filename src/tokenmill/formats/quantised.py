@@ -152,9 +152,10 @@ def read_fp8(name: str, parts: dict[str, Tensor], settings: Mapping[str, Any]) -
     if block is None:
         expect_rows(parts.get("weight_scale_inv") or parts["weight_scale"], num_outputs)
     else:
-        rows, columns = (int(size) for size in block)
-        if min(rows, columns) < 1:
+        sizes = block if isinstance(block, list) and all(type(size) is int for size in block) else []
+        if len(sizes) != 2 or min(sizes) < 1:
             raise ValueError(f"weight_block_size {block!r} is not a pair of sizes.")
+        rows, columns = sizes
         expect(parts["weight_scale_inv"], (-(-num_outputs // rows), -(-num_inputs // columns)))
         block = (rows, columns)
     return QuantisedTensor(name, codes.kind, (num_outputs, num_inputs), codes.data, "float", parts, 8, block=block)
