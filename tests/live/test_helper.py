@@ -326,6 +326,27 @@ def test_a_job_that_is_killed_for_want_of_memory_is_not_done_again(
     run(work())
 
 
+def test_want_of_memory_before_a_job_is_not_what_kills_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The renderer stays: the kernel may have killed another process for want of memory in its life."""
+    kills = [0]
+    monkeypatch.setattr(parent, "oom_kills", lambda: kills[0])
+
+    async def work() -> None:
+        async with helper(tmp_path) as subject:
+            await render(subject)
+            kills[0] = 1
+            assert subject._forks is not None
+            (renderer,) = children(subject._forks._process.pid)
+            os.kill(renderer, signal.SIGSTOP)
+            job = asyncio.create_task(render(subject))
+            for _ in range(10):
+                await asyncio.sleep(0)  # it is sent
+            os.kill(renderer, signal.SIGKILL)
+            assert "hello" in await job
+
+    run(work())
+
+
 def test_a_renderer_killed_from_outside_is_replaced(tmp_path: Path) -> None:
     """Also while it compiles: that the template is not to blame must not be forgotten."""
 

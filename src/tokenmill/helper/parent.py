@@ -330,13 +330,13 @@ class _Child:
         self._forks = forks
         self._number = number
         self._ended = ended
-        self._oom_kills = oom_kills()
         self._pipe = Pipe()
         self._pipe.connect(end)
 
     async def ask(self, data: bytes, body: bytes = b"") -> bytes:
         """Raises _Killed when it died of the job, and EOFError when the whole helper is gone."""
         was_gone = self._ended.done()  # not by this job
+        kills_before = oom_kills()  # a child that stays may have seen others of these
         try:
             await self._pipe.send(len(data).to_bytes(LENGTH, "little") + data, body)
             return await self._pipe.receive()
@@ -345,7 +345,7 @@ class _Child:
             if status is None:
                 raise
             is_killed = status == -signal.SIGKILL and not was_gone
-            raise _Killed(status, is_killed and oom_kills() > self._oom_kills) from None
+            raise _Killed(status, is_killed and oom_kills() > kills_before) from None
 
     def close(self) -> None:
         self._pipe.end()
@@ -355,7 +355,7 @@ class _Child:
 
 class _Killed(Exception):
     """A child ended before it gave a result. has_oom_kill: the kernel has killed a process for want of memory since the
-    child began: to do the job again would take that memory again."""
+    job began: to do it again would take that memory again."""
 
     def __init__(self, status: int, has_oom_kill: bool) -> None:
         self._status = status
