@@ -18,7 +18,7 @@ from tokenmill.bench.structured.cases import Case, read_cases
 from tokenmill.bench.structured.command import add_arguments, measure
 from tokenmill.bench.structured.replay import Replay, take
 from tokenmill.bench.structured.spelling import OutOfBudget, Speller
-from tokenmill.core.errors import ConfigError, InvalidRequest
+from tokenmill.core.errors import ConfigError, InvalidRequest, Unavailable
 from tokenmill.text.grammar.build import to_grammar
 from tokenmill.text.grammar.constraint import Constraint
 from tokenmill.text.load import TextModel
@@ -121,8 +121,10 @@ class Others:
         self.bombs.append(body["guided_regex"])
         if len(self.bombs) >= 2 * self.num_bombs:
             self.is_enough.set()
-        if len(self.bombs) % 2:
-            raise InvalidRequest("too large")
+        ends = {"a": InvalidRequest("too large"), "b": Unavailable("does not answer")}
+        letter = body["guided_regex"][1]
+        if letter in ends:
+            raise ends[letter]
         return {}
 
 
@@ -132,7 +134,8 @@ def test_gaps_of_others_are_measured_without_and_with_grammars_that_explode() ->
     without, beside = gaps.measure_gaps(others, 3, 20, 0)  # type: ignore[arg-type]
     assert (without["num_bombs"], without["bombs_ended_as"]) == (0, {})
     assert beside["num_bombs"] == 3 and sum(beside["bombs_ended_as"].values()) == len(others.bombs) >= 6
-    assert set(beside["bombs_ended_as"]) == {"refused", "answered"} and len(set(others.bombs)) == len(others.bombs)
+    assert set(beside["bombs_ended_as"]) == {"refused", "failed", "answered"}
+    assert len(set(others.bombs)) == len(others.bombs)
     assert {pattern[0] for pattern in others.bombs} == {"[", "("}
     for row in (without, beside):
         assert row["num_gaps"] == 2 * gaps.NUM_OTHERS and (row["p50_s"], row["p99_s"], row["max_s"]) == (0.25, 0.5, 0.5)

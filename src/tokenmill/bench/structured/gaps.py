@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
-from ...core.errors import ConfigError, EngineFailed, InvalidRequest
+from ...core.errors import ConfigError, EngineFailed, InvalidRequest, Unavailable
 from ..load.histogram import quantile
 from ..quality.api import ApiSubject
 
@@ -76,6 +76,6 @@ def _explode(subject: ApiSubject, place: int, number: int, seed: int) -> str:
         subject.post("/v1/completions", body)
     except InvalidRequest:
         return "refused"
-    except EngineFailed:
+    except (EngineFailed, Unavailable):
         return "failed"
     return "answered"
