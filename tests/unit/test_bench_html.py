@@ -178,6 +178,13 @@ def test_every_kind_gives_a_sound_page(kind) -> None:
         )
 
 
+def test_only_a_line_that_is_drawn_is_explained() -> None:
+    """Goals of percentiles have a target each, which stands at the rate it was judged at."""
+    goodput = make_all()["goodput"].to_json()
+    assert "the dashed line is the target" in html.render([goodput])
+    assert "dashed" not in html.render([{**goodput, "goals": {"p99_ttft": 0.5}}])
+
+
 def test_a_page_needs_and_runs_nothing() -> None:
     """No script, no address to fetch, and a policy that forbids both; hostile names stay text; secrets stay out."""
     everything = make_all()

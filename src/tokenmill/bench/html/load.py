@@ -141,8 +141,9 @@ def goodput_section(result: Json) -> str:
         Axis("share of requests that met every objective", low=0.0, high=1.0),
         rows,
         reference=None if goals else result["target_attainment"],
-        note="Wilson intervals of as many independent requests as there are in effect; the dashed line is the target."
-        " A rate must also be stable: its queue does not grow.",
+        note="Wilson intervals of as many independent requests as there are in effect"
+        + ("" if goals else "; the dashed line is the target")
+        + ". A rate must also be stable: its queue does not grow.",
     )
     return page.section(
         "Goodput",
