@@ -22,6 +22,7 @@ from tokenmill.formats.language import WRAPPERS
 from tokenmill.models.encoder_families import FAMILIES as ENCODER_FAMILIES
 from tokenmill.models.families import GGUF_FAMILIES, HF_FAMILIES
 from tokenmill.models.repack import BLOCK_KINDS, DIRECT_KINDS
+from tokenmill.text.vocab_files import VOCABULARY_FILES
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
@@ -168,7 +169,8 @@ converted at load (tokens equal those of transformers' conversion, `tests/oracle
 | file | what it is | how text is cut into words |
 |---|---|---|
 | tekken.json | Mistral's | by the pattern in it |
-| tokenizer.model | SentencePiece (BPE, unigrams), or as the next | SentencePiece's way |
+| tokenizer.model | SentencePiece (BPE, unigrams), or as tiktoken.model | SentencePiece's way |
+| sentencepiece.bpe.model | SentencePiece, with ids of fairseq | as XLMRobertaTokenizer or CamembertTokenizer do |
 | tiktoken.model | byte strings and their ranks | as TikTokenTokenizer (Kimi-K2) or Llama 3 do |
 | vocab.json, merges.txt | byte-level BPE | as GPT2Tokenizer, Qwen2Tokenizer or RobertaTokenizer do |
 | vocab.txt | WordPiece | as BertTokenizer does |
@@ -212,6 +214,8 @@ normalising, and classifiers of several labels, are refused by name.
 
 
 def page() -> str:
+    unnamed = [name for name in VOCABULARY_FILES if f"\n| {name}" not in TOKENIZERS]
+    assert not unnamed, f"vocabulary files without a row: {unnamed}"
     return (
         HEAD
         + _families()

@@ -1,8 +1,8 @@
 """Tokenizers of folders without a tokenizer.json, from the files that older checkpoints and other tools have instead.
 
     tekken.json             Mistral's: a pattern, special tokens, and byte strings by rank
-    tokenizer.model         SentencePiece's; or as the next
-    sentencepiece.bpe.model the same with ids that are fairseq's, of XLM-RoBERTa and CamemBERT
+    tokenizer.model         SentencePiece's; or as tiktoken.model
+    sentencepiece.bpe.model SentencePiece's, with ids that are fairseq's, of XLM-RoBERTa and CamemBERT
     tiktoken.model          byte strings and their ranks, a line for each
     vocab.json, merges.txt  byte-level BPE
     vocab.txt               WordPiece
