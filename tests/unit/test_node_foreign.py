@@ -37,6 +37,8 @@ VLLM: list[tuple[str, dict[str, Any] | str]] = [
     ),
     ("vllm serve TheBloke/Llama-2-13B-AWQ --quantization awq", {"quantization": None}),
     ("vllm serve nvidia/Llama-3.1-8B-Instruct-FP8 --quantization modelopt", {"quantization": None}),
+    ("vllm serve MODEL --quantization fp8", "argument --quantization: invalid choice: 'fp8'"),
+    ("vllm serve MODEL -q bitsandbytes --load-format bitsandbytes", "invalid choice: 'bitsandbytes'"),
     ("vllm serve meta-llama/Llama-2-70b-hf --tensor-parallel-size 4", "--tensor-parallel-size 4: one process"),
     (
         "vllm serve NousResearch/Hermes-2-Pro-Llama-3-8B --enable-auto-tool-choice --tool-call-parser hermes",
