@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import signal
 import subprocess
@@ -99,11 +100,11 @@ def test_a_process_that_has_ended_is_not_killed_any_more_and_its_size_is_known()
         ends = Ends.open()
         ends.given()
         life = EngineProcess(process, ends, "")
-        while life.kill():
-            await asyncio.sleep(0.01)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has been told
+        was_alive = life.kill()
         death = await life.ended()
         life.close()
-        return life.kill(), death
+        return was_alive, death
 
     own = peak_bytes(resource.getrusage(resource.RUSAGE_SELF))
     was_alive, death = asyncio.run(main())
