@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scripted import make_text_model
 from tiny import tiny_checkpoint
+from tokenmill.formats.quantised import QuantisedTensor
+from tokenmill.formats.tensor import Tensor
 from tokenmill.text.about import About, about
 from tokenmill.text.fim import FimTokens, find_fim, infill
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
@@ -73,6 +77,23 @@ def test_what_a_checkpoint_is() -> None:
     assert found.size_bytes == 4 * found.num_parameters
     assert (found.width, found.num_layers) == (64, 2)
     assert about(tiny_checkpoint()).format == "safetensors"
+
+
+def test_matrices_count_as_what_they_are_stored_as() -> None:
+    """What stands side by side in one tensor counts once, and codes by the name of their form."""
+    values = memoryview(bytes(3 * 4 * 2 * 2))
+    both = Tensor("m.gate_up_proj", "bf16", (3, 8), values)
+    halves = [
+        QuantisedTensor(name, "bf16", (4, 3), values[i * 24 : i * 24 + 24], "turned", {"weight": both}, 16, first=4 * i)
+        for i, name in enumerate(("m.gate_proj", "m.up_proj"))
+    ]
+    checkpoint = replace(tiny_checkpoint(), tensors={half.name: half for half in halves})
+    found = about(checkpoint)
+    assert (found.num_parameters, found.size_bytes, found.quantization) == (24, 48, "BF16")
+    parts = {"weight": Tensor("m", "u8", (12,), values[:12]), "weight.absmax": Tensor("a", "f32", (2,), values[:8])}
+    mapped = QuantisedTensor("m", "bitsandbytes nf4", (4, 6), values[:12], "mapped", parts, 4)
+    found = about(replace(tiny_checkpoint(), tensors={"m": mapped}))
+    assert (found.num_parameters, found.size_bytes, found.quantization) == (24, 20, "BITSANDBYTES NF4")
 
 
 def test_parameters_as_cards_write_them() -> None:

@@ -83,6 +83,13 @@ class QuantisedTensor:
         return self.shape[0] * self.shape[1]
 
 
+def stored_bytes(tensor: Tensor | QuantisedTensor) -> int:
+    """Of all that it is stored as."""
+    if not isinstance(tensor, QuantisedTensor) or tensor.layout == "turned":  # others share what such a matrix is in
+        return tensor.data.nbytes
+    return sum(part.data.nbytes for part in tensor.parts.values())
+
+
 def read_gptq(name: str, parts: dict[str, Tensor], settings: Mapping[str, Any]) -> QuantisedTensor:
     bits = _bits(settings.get("bits"))
     packed, zeros, scales = parts["qweight"], parts["qzeros"], parts["scales"]

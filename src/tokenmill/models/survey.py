@@ -13,7 +13,7 @@ from types import MappingProxyType
 from ..core.block import KVGroup
 from ..core.experts import touched
 from ..formats.checkpoint import Checkpoint
-from ..formats.quantised import QuantisedTensor
+from ..formats.quantised import QuantisedTensor, stored_bytes
 from ..formats.tensor import Tensor
 from ..ops.api import BLOCK_BYTES, GROUP
 from .config import ModelConfig, config_from_checkpoint
@@ -174,7 +174,7 @@ def _groups(
             num_bytes = _bytes_in_memory("f16", keys) + _bytes_in_memory(packed, tensor.num_values - keys)
             packed = f"f16 and {packed}"
         sums = found[part, tensor.kind, packed]
-        for place, count in enumerate((1, tensor.num_values, _stored_bytes(tensor), num_bytes)):
+        for place, count in enumerate((1, tensor.num_values, stored_bytes(tensor), num_bytes)):
             sums[place] += count
     return tuple(TensorGroup(*key, *sums) for key, sums in found.items())
 
@@ -226,9 +226,3 @@ def _bytes_in_memory(kind: str, num_values: int) -> int:
         return num_values * _DENSE_BYTES[kind]
     largest = max(BLOCK_BYTES[part] for part in kind.split(" or "))
     return num_values * largest // GROUP
-
-
-def _stored_bytes(tensor: Tensor | QuantisedTensor) -> int:
-    if not isinstance(tensor, QuantisedTensor) or tensor.layout == "turned":
-        return tensor.data.nbytes
-    return sum(part.data.nbytes for part in tensor.parts.values())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..formats.checkpoint import Checkpoint
-from ..formats.quantised import QuantisedTensor
+from ..formats.quantised import stored_bytes
 
 _EMBEDDING_KEYS = ("hidden_size", "d_model", "n_embd", "dim")
 
@@ -46,8 +46,7 @@ def about(checkpoint: Checkpoint) -> About:
     """Cheap: only headers are looked at. What a file does not tell is left empty."""
     kinds: Counter[str] = Counter()
     for tensor in checkpoint.tensors.values():
-        kind = f"{tensor.layout} {tensor.bits}-bit" if isinstance(tensor, QuantisedTensor) else tensor.kind
-        kinds[kind] += tensor.num_values
+        kinds[tensor.kind] += tensor.num_values
     metadata = checkpoint.metadata
     is_gguf = checkpoint.kind == "gguf"
     architecture = str(metadata.get("general.architecture" if is_gguf else "model_type") or "")
@@ -62,18 +61,12 @@ def about(checkpoint: Checkpoint) -> About:
         architecture,
         "gguf" if is_gguf else "safetensors",
         sum(kinds.values()),
-        sum(_size_bytes(tensor) for tensor in checkpoint.tensors.values()),
+        sum(stored_bytes(tensor) for tensor in checkpoint.tensors.values()),
         kinds.most_common(1)[0][0].upper() if kinds else "",
         width,
         num_layers,
         path.stat().st_mtime if path.exists() else 0.0,
     )
-
-
-def _size_bytes(tensor: Any) -> int:
-    if isinstance(tensor, QuantisedTensor):
-        return sum(part.data.nbytes for part in tensor.parts.values())
-    return int(tensor.data.nbytes)
 
 
 def _count(value: Any) -> int:
