@@ -140,3 +140,14 @@ def test_reads_what_the_reference_writes(tmp_path: Path) -> None:
     tensors = open_safetensors(path)
     assert tensors["x"].shape == (2, 3) and bytes(tensors["x"].data) == arrays["x"].tobytes()
     assert tensors["y"].kind == "i8" and bytes(tensors["y"].data) == arrays["y"].tobytes()
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its owner lets others enter it and not look."""
+
+    def refuse(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(BadCheckpoint, match="cannot be read: Permission denied"):
+        open_safetensors(tmp_path)

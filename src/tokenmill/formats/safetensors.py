@@ -73,8 +73,12 @@ def choose_weights(names: Iterable[str], shards: Callable[[str], list[str]]) -> 
 
 
 def weights_of(folder: Path) -> list[Path]:
-    """The files of a folder that hold its model, by name. Raises BadCheckpoint for an index that cannot be read."""
-    names = (file.name for file in folder.iterdir())
+    """The files of a folder that hold its model, by name. Raises BadCheckpoint for a folder or an index that cannot be
+    read."""
+    try:
+        names = [file.name for file in folder.iterdir()]
+    except OSError as error:
+        raise BadCheckpoint(f"{folder} cannot be read: {error.strerror or error}.") from error
     return [folder / name for name in choose_weights(names, lambda index: list_shards(folder, index))]
 
 
