@@ -361,7 +361,10 @@ def test_a_safetensors_folder_is_fetched_whole(cache: Path, online: dict[str, by
     assert resolve_model("org/x", cache_dir=cache).path == path
 
 
-def test_what_torch_pickled_is_fetched_where_there_is_nothing_else(cache: Path, online: dict[str, bytes]) -> None:
+def test_what_torch_pickled_is_fetched_where_there_is_nothing_else(
+    cache: Path, online: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.10.0"))
     index = {"weight_map": {"a": "pytorch_model-1.bin", "b": "pytorch_model-2.bin"}}
     online.update(
         {"config.json": b"{}", "pytorch_model-1.bin": b"1", "pytorch_model-2.bin": b"2", "training.bin": b"no"}
@@ -376,6 +379,16 @@ def test_what_torch_pickled_is_fetched_where_there_is_nothing_else(cache: Path, 
         resolve_model("org/y", cache_dir=cache)
     online["m-Q4_K_M.gguf"] = b"4"
     assert resolve_model("org/z", cache_dir=cache).path.read_bytes() == b"4"
+
+
+def test_what_could_not_be_read_is_not_fetched(
+    cache: Path, online: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    online.update({"config.json": b"{}", "pytorch_model.bin": b"1"})
+    with pytest.raises(BadCheckpoint, match=r"org/x/pytorch_model\.bin is a pickle.* torch is not installed"):
+        resolve_model("org/x", cache_dir=cache)
+    assert not list(cache.rglob("*.bin"))
 
 
 def test_a_sentence_transformers_repository_is_fetched_with_its_modules(cache: Path, online: dict[str, bytes]) -> None:

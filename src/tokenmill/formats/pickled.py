@@ -29,7 +29,7 @@ def open_pickled(path: Path) -> dict[str, Tensor]:
     """Raises BadCheckpoint for a file that holds anything but tensors by name, and where torch is not there or old."""
     view = map_file(path)
     is_zip = bytes(view[: len(_ZIP)]) == _ZIP
-    torch = _torch(path)
+    torch = require_torch(path)
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # whatever the file made of torch's reader
@@ -44,7 +44,8 @@ def open_pickled(path: Path) -> dict[str, Tensor]:
     return {str(name): _tensor(str(name), kinds[str(name)], value, torch) for name, value in stored.items()}
 
 
-def _torch(path: Path) -> Any:
+def require_torch(path: Path | str) -> Any:
+    """The module that reads the file. Raises BadCheckpoint where it is not there or old."""
     try:
         torch: Any = importlib.import_module("torch")
     except ImportError:

@@ -82,6 +82,12 @@ def weights_of(folder: Path) -> list[Path]:
     return [folder / name for name in choose_weights(names, lambda index: list_shards(folder, index))]
 
 
+def pickled_weights(path: Path) -> list[Path]:
+    """The files of a folder that hold its model where only torch reads them, else none. Raises BadCheckpoint as
+    weights_of."""
+    return [file for file in weights_of(path) if file.suffix == ".bin"] if path.is_dir() else []
+
+
 def list_shards(folder: Path, index: str) -> list[str]:
     """The files that the folder's index names. Raises BadCheckpoint."""
     return sorted(set(_read_index(folder, index).values()))
