@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +55,17 @@ def test_settings_alone_tell_what_their_model_takes(tmp_path: Path, capsys: pyte
         alone["kv_bytes_per_token"] == facts["kv_bytes_per_token"]
         and alone["num_parameters"] == facts["num_parameters"]
     )
+
+
+def test_weights_that_only_torch_reads_are_not_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = hf_folder(tmp_path / "hf")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert cli.main(["inspect", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "parameters" in said and "torch is not installed" in said and "sizes are those that config.json" in said
 
 
 def test_tensors_that_do_not_fit_the_settings_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..core.errors import BadCheckpoint, ConfigError
 from ..core.units import format_bytes
 from ..formats.adapter import CONFIG_NAME, Adapter, open_adapter
-from ..formats.checkpoint import Checkpoint, has_weights, open_checkpoint, open_settings
+from ..formats.checkpoint import Checkpoint, open_checkpoint, open_settings, why_no_weights
 from ..formats.config_keys import ARCHITECTURES, model_type_of
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
@@ -54,7 +54,8 @@ def inspect(args: argparse.Namespace) -> int:
             print(f"{name:<14} {value}")
         return 0
     path = local_model(args.model)
-    is_whole = has_weights(path)
+    why_no_tensors = why_no_weights(path)
+    is_whole = not why_no_tensors
     checkpoint = open_checkpoint(path) if is_whole else open_settings(path)
     quantization = None if args.quantization is None else QUANTIZATIONS[args.quantization]
     try:
@@ -79,7 +80,7 @@ def inspect(args: argparse.Namespace) -> int:
     for name, value in (*shared, *facts):
         print(f"{name:<14} {value}")
     if not is_whole:
-        print(f"{'tensors':<14} none here: sizes are those that config.json asks for")
+        print(f"{'tensors':<14} {why_no_tensors}; sizes are those that config.json asks for")
     elif checkpoint.left_out:
         print(f"{'left out':<14} {checkpoint.left_out}")
     for note in notes(checkpoint, quantization):

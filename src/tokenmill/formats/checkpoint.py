@@ -20,8 +20,9 @@ from .joining import join_quantised
 from .language import language_part
 from .merged import as_published
 from .paired import turn_experts
+from .pickled import require_torch
 from .quantised import QuantisedTensor
-from .safetensors import open_safetensors, read_json, weights_of
+from .safetensors import open_safetensors, pickled_weights, read_json, weights_of
 from .tensor import Tensor
 
 MODELOPT_NAME = "hf_quant_config.json"
@@ -62,13 +63,20 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint("gguf", file.path, file.metadata, dict(file.tensors))
 
 
-def has_weights(path: Path) -> bool:
-    """Whether there is more of a folder than its settings."""
-    return not path.is_dir() or bool(weights_of(path))
+def why_no_weights(path: Path) -> str:
+    """Why nothing of a folder but its settings can be opened here; empty where more can."""
+    if path.is_dir() and not weights_of(path):
+        return "none here"
+    try:
+        if pickled := pickled_weights(path):
+            require_torch(pickled[0])
+    except BadCheckpoint as error:
+        return error.message.removesuffix(".")
+    return ""
 
 
 def open_settings(path: Path) -> Checkpoint:
-    """Of a folder that may be without weights: what its config.json says, and no tensor. Raises BadCheckpoint."""
+    """Of a folder, with weights or without: what its config.json says, and no tensor. Raises BadCheckpoint."""
     return _open_folder(path, {})
 
 
