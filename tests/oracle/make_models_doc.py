@@ -130,7 +130,8 @@ FOLDERS = """
 Folders in Hugging Face format (`model.safetensors`, else what its index lists, else every .safetensors file; the same
 weights in a second layout beside these, `consolidated.safetensors`, are neither read nor fetched). Without any, it is
 `pytorch_model.bin`, or what its index lists. That is a pickle, which could run anything; torch 2.10 or later
-(`tokenmill[torch]`) reads it as weights alone, and without such a torch it is refused.
+(`tokenmill[torch]`) reads it as weights alone, and without such a torch it is refused. torch is loaded where the model
+is computed; it maps the file, or reads it whole if it was written before torch 1.6.
 
 | stored | in memory | tested against |
 |---|---|---|

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from scripted import make_text_model
 from tiny import tiny_checkpoint
+from tokenmill.core.errors import BadCheckpoint
+from tokenmill.formats.checkpoint import open_checkpoint, open_text
 from tokenmill.formats.quantised import QuantisedTensor
 from tokenmill.formats.tensor import Tensor
 from tokenmill.text.about import About, about
@@ -94,6 +101,20 @@ def test_matrices_count_as_what_they_are_stored_as() -> None:
     mapped = QuantisedTensor("m", "bitsandbytes nf4", (4, 6), values[:12], "mapped", parts, 4)
     found = about(replace(tiny_checkpoint(), tensors={"m": mapped}))
     assert (found.num_parameters, found.size_bytes, found.quantization) == (24, 20, "BITSANDBYTES NF4")
+
+
+def test_the_text_of_a_model_with_pickled_weights_needs_no_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tensors are not opened; what is told of it is what its settings and files say."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 64}))
+    (tmp_path / "pytorch_model.bin").write_bytes(bytes(1000))
+    with pytest.raises(BadCheckpoint, match="torch is not installed"):
+        open_checkpoint(tmp_path)
+    found = about(open_text(tmp_path))
+    assert (found.architecture, found.format, found.size_bytes, found.width) == ("llama", "pytorch", 1000, 64)
+    assert (found.parameter_size, found.quantization) == ("", "")
 
 
 def test_parameters_as_cards_write_them() -> None:

@@ -166,10 +166,10 @@ class Hosting:
         return sum(size for _, size in own) + sum(each.memory_bytes for each in self._book.local())
 
     def _load_text(self, path: str) -> Any:
-        from ..formats.checkpoint import open_checkpoint
+        from ..formats.checkpoint import open_text
         from ..node.text import load_text_model
 
-        checkpoint = open_checkpoint(path)
+        checkpoint = open_text(path)
         try:
             return load_text_model(checkpoint, self._text)[0]
         finally:

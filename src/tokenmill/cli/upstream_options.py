@@ -244,14 +244,14 @@ class UpstreamOptions:
 
 def _text_of(model: str) -> tuple[TextModel, HelperProcess]:
     """Its tokenizer and template, and what renders with these."""
-    from ..formats.checkpoint import open_checkpoint
+    from ..formats.checkpoint import open_text
     from ..helper.parent import HelperProcess, materials
     from ..node.options import TextOptions
     from ..node.text import load_text_model
     from .models import resolve_model
 
     found = resolve_model(model)
-    checkpoint = open_checkpoint(found.path)
+    checkpoint = open_text(found.path)
     try:
         text, _ = load_text_model(checkpoint, TextOptions())
     finally:

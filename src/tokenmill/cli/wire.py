@@ -198,7 +198,7 @@ async def _serve(
     machine: MachineFacts,
     started_s: float,
 ) -> None:
-    from ..formats.checkpoint import open_checkpoint
+    from ..formats.checkpoint import open_text
     from ..helper.parent import HelperProcess, helper_bytes, materials
     from ..net.clock import MonotonicClock
     from ..net.entropy import new_id, new_seed, seeds_from
@@ -215,7 +215,7 @@ async def _serve(
 
     map_large_blocks()
     options, http, config = given.options, given.http, given.config
-    checkpoint = open_checkpoint(model.path)
+    checkpoint = open_text(model.path)
     text, sampling = load_text_model(checkpoint, given.text)
     checkpoint.close()
     prepared: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -53,7 +53,8 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a .gguf file or a Hugging Face folder. Cheap: nothing but headers is read. Raises BadCheckpoint."""
+    """Open a .gguf file or a Hugging Face folder. Cheap: nothing but headers is read, unless the weights are pickled:
+    these take torch, which reads files of before its 1.6 whole. Raises BadCheckpoint."""
     path = Path(path)
     if path.is_dir():
         return _open_folder(path)
@@ -61,6 +62,13 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         raise BadCheckpoint(f"{path} holds weights alone; give the folder that has its config.json and tokenizer.json.")
     file = open_gguf(path)
     return Checkpoint("gguf", file.path, file.metadata, dict(file.tensors))
+
+
+def open_text(path: str | Path) -> Checkpoint:
+    """As open_checkpoint, for what has to do with text alone: without the tensors of pickled weights, so that torch is
+    not loaded for them."""
+    path = Path(path)
+    return open_settings(path) if pickled_weights(path) else open_checkpoint(path)
 
 
 def why_no_weights(path: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..formats.checkpoint import Checkpoint
 from ..formats.quantised import stored_bytes
+from ..formats.safetensors import pickled_weights
 
 _EMBEDDING_KEYS = ("hidden_size", "d_model", "n_embd", "dim")
 
@@ -15,9 +16,9 @@ _EMBEDDING_KEYS = ("hidden_size", "d_model", "n_embd", "dim")
 @dataclass(frozen=True, slots=True)
 class About:
     """architecture     as the file names it: "llama", "qwen3"
-    format           "gguf" or "safetensors"
-    num_parameters   values of all tensors
-    size_bytes       of all tensors
+    format           "gguf", "safetensors" or "pytorch"
+    num_parameters   values of all tensors; 0 where these are not open
+    size_bytes       of all tensors, or where these are not open of their files
     quantization     the kind that most parameters are stored as, in capitals: "Q4_0", "BF16"
     width            values of a hidden state, 0 where the file does not say
     num_layers       0 where the file does not say
@@ -35,11 +36,11 @@ class About:
 
     @property
     def parameter_size(self) -> str:
-        """The number of parameters as model cards write it: "134.5M", "7.6B"."""
+        """The number of parameters as model cards write it: "134.5M", "7.6B"; empty where it is not known."""
         for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
             if self.num_parameters >= unit:
                 return f"{self.num_parameters / unit:.1f}{name}"
-        return str(self.num_parameters)
+        return str(self.num_parameters or "")
 
 
 def about(checkpoint: Checkpoint) -> About:
@@ -57,11 +58,12 @@ def about(checkpoint: Checkpoint) -> About:
         width = next((_count(metadata[key]) for key in _EMBEDDING_KEYS if key in metadata), 0)
         num_layers = _count(metadata.get("num_hidden_layers"))
     path = checkpoint.path
+    pickled = pickled_weights(path)
     return About(
         architecture,
-        "gguf" if is_gguf else "safetensors",
+        "gguf" if is_gguf else "pytorch" if pickled else "safetensors",
         sum(kinds.values()),
-        sum(stored_bytes(tensor) for tensor in checkpoint.tensors.values()),
+        sum(map(stored_bytes, checkpoint.tensors.values())) or sum(file.stat().st_size for file in pickled),
         kinds.most_common(1)[0][0].upper() if kinds else "",
         width,
         num_layers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ...bench.structured.command import run
-from ...formats.checkpoint import open_checkpoint
+from ...formats.checkpoint import open_text
 from ...formats.hub import resolve_model
 from ...text.load import TextModel, load_text
 from ..models import progress_bar
@@ -14,6 +14,6 @@ from ..models import progress_bar
 def structured(args: argparse.Namespace) -> int:
     def load() -> TextModel:
         with progress_bar(f"fetching {args.model}") as progress:
-            return load_text(open_checkpoint(resolve_model(args.model, progress=progress).path))
+            return load_text(open_text(resolve_model(args.model, progress=progress).path))
 
     return run(args, load)
