@@ -121,8 +121,8 @@ def _packed(name: str, parts: dict[str, Tensor], settings: Mapping[str, Any]) ->
         if packed.shape[1] == num_words(num_inputs, bits, whole)
     ]
     if not fitting:
-        bits = " or ".join(map(str, sorted(stated_bits or _USUAL_BITS)))
-        raise ValueError(f"weight_packed {packed.shape} does not hold {num_inputs} codes of {bits} bits.")
+        tried = " or ".join(map(str, sorted(stated_bits or _USUAL_BITS)))
+        raise ValueError(f"weight_packed {packed.shape} does not hold {num_inputs} codes of {tried} bits.")
     bits, whole = fitting[0]
     expect(packed, (num_outputs, num_words(num_inputs, bits, whole)), "i32")
     num_groups = scales.shape[1] if len(scales.shape) == 2 else 1
