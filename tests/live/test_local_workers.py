@@ -149,6 +149,26 @@ def test_a_keeper_is_replaced_while_its_engines_serve(three: Server, expected: l
     assert answers(three) == expected
 
 
+def test_ends_that_a_keeper_never_told_are_heard_of(three: Server, expected: list[str]) -> None:
+    """It was stopped when its engines ended, and dies so: nobody waits for what it would have told."""
+    keeper, engines = three.keeper_pid, three.forked_pids()
+    assert keeper is not None and len(engines) == 3
+    os.kill(keeper, signal.SIGSTOP)
+    for pid in engines:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: all(has_ended(pid) for pid in engines), "the ends of the engines")
+    os.kill(keeper, signal.SIGKILL)
+    wait_until(lambda: three.keeper_pid != keeper and len(three.forked_pids()) == 3, "engines of another keeper")
+    assert answers(three) == expected
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def test_an_engine_leaves_for_good(three: Server, expected: list[str]) -> None:
     assert three.request("POST", "/admin/workers/w2/drain")[0] == 202
     wait_until(lambda: list(workers(three)) == ["w0", "w1"], "its end")

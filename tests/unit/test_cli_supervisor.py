@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tokenmill.cli.keeper import can_keep
+from tokenmill.cli import keeper
+from tokenmill.cli.keeper import ForkedEngine, can_keep
 from tokenmill.cli.launch import Launch
 from tokenmill.cli.lives import Death, Ends, EngineCrashed, EngineProcess, peak_bytes
 from tokenmill.cli.local import LocalEngines
@@ -110,6 +111,30 @@ def test_a_process_that_has_ended_is_not_killed_any_more_and_its_size_is_known()
     was_alive, death = asyncio.run(main())
     assert was_alive is False and death.status == -signal.SIGKILL
     assert death.peak_bytes > taken or death.peak_bytes == 0 < own
+
+
+@pytest.mark.parametrize(("status", "cause"), [(-signal.SIGKILL, Cause.OUTSIDE), (None, Cause.UNKNOWN)])
+def test_no_clock_decides_how_a_forked_engine_ended(
+    status: int | None, cause: Cause, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its report ends before its keeper tells the status, or that nobody will; that is waited for."""
+    monkeypatch.setattr(keeper, "_END_S", 0.0)
+
+    async def main() -> Death:
+        ends = Ends.open()
+        life = ForkedEngine(ends, "")
+        ended = asyncio.create_task(life.ended())
+        ends.given()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not ended.done()
+        life.told(status)
+        death = await ended
+        life.close()
+        return death
+
+    death = asyncio.run(main())
+    assert death.status == status and death.cause(0) is cause
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="this system keeps a process's peak for ever")

@@ -67,10 +67,9 @@ class ForkedEngine:
         self._is_told.set()
 
     async def ended(self) -> Death:
+        """A Keeper tells of all its engines, of those that its process has not told of when that ends."""
         report = await self._ends.read_report()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_END_S):
-                await self._is_told.wait()
+        await self._is_told.wait()
         return Death(self._error or why_ended(report, self._status), self._status, self._peak_bytes)
 
     def has_beaten(self) -> bool:
