@@ -229,6 +229,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"messages": [USER, said(CALL), *user(RESULT | {"content": [{"type": "search_result"}]})]},
         "messages[2].content[0].content[0]",
     ),
+    (
+        {"messages": [USER, said(CALL), *user(RESULT | {"content": [{"type": "image"}, {"type": "search_result"}]})]},
+        "messages[2].content[0].content[1]",
+    ),
     ({"system": 1}, "system"),
     ({"system": [{"type": "image"}]}, "system[0]"),
     ({"tools": "add"}, "tools"),

@@ -41,7 +41,12 @@ _SKIPPED = ("server_tool_use", "mcp_tool_use")
 _IMAGES = ("image", "document")
 """Of results of tools, which agents cannot leave out. Those that a user shows are refused: the answer would be about
 something else."""
-_OF_ROLE = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
+_OF_ROLE = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "tool_use"),
+    "system": ("text",),
+    "tool_result": ("text",),
+}
 
 
 def read_system(fields: Fields) -> list[Message]:
@@ -85,9 +90,14 @@ def read_messages(fields: Fields) -> tuple[list[Message], bool, list[str]]:
 
 def _left_out(role: str, content: list[Any]) -> list[Any]:
     if role == "assistant":
-        return [block for block in content if _is_skipped(block)]
+        return [block for block in content if _is_left_out(role, block)]
     results = (block.get("content") for block in content if _is_of(block, ("tool_result",)))
-    return [each for result in results if isinstance(result, list) for each in result if _is_of(each, _IMAGES)]
+    parts = [each for result in results if isinstance(result, list) for each in result]
+    return [each for each in parts if _is_left_out("tool_result", each)]
+
+
+def _is_left_out(role: str, block: Any) -> bool:
+    return _is_skipped(block) if role == "assistant" else role == "tool_result" and _is_of(block, _IMAGES)
 
 
 def _is_of(block: Any, kinds: Sequence[str]) -> bool:
@@ -184,9 +194,7 @@ class _History:
         if failed not in (None, True, False):
             raise _wrong(f"{where}.is_error", f"must be true or false, got {kind_name(failed)}")
         content = block.get("content")
-        if isinstance(content, list):
-            content = [each for each in content if not _is_of(each, _IMAGES)]
-        blocks = [] if content in (None, []) else _blocks(where, "system", content)
+        blocks = [] if content in (None, []) else _blocks(where, "tool_result", content)
         text = "\n".join(_texts(blocks))
         del self._open[call]
         self._messages.append({"role": "tool", "tool_call_id": call, "content": f"Error: {text}" if failed else text})
@@ -197,7 +205,7 @@ class _History:
 
 
 def _blocks(where: str, role: str, content: Any) -> list[tuple[str, Message]]:
-    """The blocks of a message, each with its place."""
+    """The blocks of a message, or of a tool_result, each with its place; those that are left out keep theirs."""
     if isinstance(content, str):
         return [(f"{where}.content", {"type": "text", "text": content})]
     if not isinstance(content, list) or not content:
@@ -207,7 +215,7 @@ def _blocks(where: str, role: str, content: Any) -> list[tuple[str, Message]]:
     return [
         (place, _block(place, block, _OF_ROLE[role]))
         for place, block in zip(places, content, strict=True)
-        if role != "assistant" or not _is_skipped(block)
+        if not _is_left_out(role, block)
     ]
 
 
