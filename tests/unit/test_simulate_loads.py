@@ -99,6 +99,17 @@ def test_a_search_keeps_goals_of_percentiles(tmp_path: Path) -> None:
     assert swept.searches[0].request_rate < swept.searches[1].request_rate == p99.request_rate
 
 
+@pytest.mark.parametrize("limit", ["itl_p99:50", "itl:50"])
+def test_a_search_judges_times_of_tokens_that_its_result_leaves_out(limit: str, tmp_path: Path) -> None:
+    """By the flag or by a load file that keeps them out of the JSON, which has no requests of a search at all."""
+    search = (*SMALL[2:], "--find-goodput", "--probe-s", "1", "--max-probes", "6", "--start-rate", "20")
+    (tmp_path / "load.toml").write_text("no-event-times = true\n")
+    plain = run(*search, "--goodput", limit)
+    assert plain.request_rate > 0 and not any(probe.run.requests for probe in plain.probes)
+    for flags in (("--no-event-times",), ("--load", str(tmp_path / "load.toml"))):
+        assert run(*search, "--goodput", limit, *flags).request_rate == plain.request_rate
+
+
 def test_a_value_that_cannot_be_is_left_out_of_a_sweep_and_told() -> None:
     swept = run(*SMALL, "--sweep", "engine.max_num_seqs=1,0,4")
     assert (swept.labels, swept.points) == (["engine.max_num_seqs 1", "engine.max_num_seqs 4"], [1.0, 4.0])

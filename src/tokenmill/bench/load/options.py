@@ -326,7 +326,8 @@ def make_load(
         goals=goals,
         num_warmups=args.num_warmups,
         argv=without_secrets(argv),
-        keep_event_times=not args.no_event_times,
+        # A search judges by them, and its result has no requests.
+        keep_event_times=is_search or not args.no_event_times,
         give_up=GiveUp(args.max_error_rate, args.max_wait),
         manners=Manners(args.retries, args.patience),
         window=Window(args.warmup, args.cooldown),
