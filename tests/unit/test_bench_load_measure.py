@@ -412,6 +412,8 @@ def test_goals_are_of_percentiles() -> None:
     ]
     assert [goal.share for goal in goals] == pytest.approx([0.99, 0.999])
     assert goodput.limits_of({"tpot_s": 1.0}, goals) == {"ttft_s": 1.0, "tpot_s": 1.0}
+    assert goodput.limits_of({"ttft_s": 0.5, "tpot_s": 0.01}, goals) == {"ttft_s": 1.0, "tpot_s": 0.05}
+    assert goodput.limits_of({"ttft_s": 2.0}, goals)["ttft_s"] == 2.0
     for wrong in (
         "speed_p99:5",
         "ttft_p100:5",

@@ -90,8 +90,11 @@ def _is_percentile(text: str) -> bool:
 
 
 def limits_of(objectives: dict[str, float], goals: Sequence[Goal]) -> dict[str, float]:
-    """By quantity the most that is allowed of it anywhere: of each request, else by the highest percentile."""
-    return {goal.quantity: goal.limit_s for goal in sorted(goals, key=lambda goal: goal.limit_s)} | objectives
+    """By quantity the most that is allowed of it anywhere: beyond it a request misses all that is asked of it."""
+    limits = dict(objectives)
+    for goal in goals:
+        limits[goal.quantity] = max(goal.limit_s, limits.get(goal.quantity, 0.0))
+    return limits
 
 
 @dataclass(frozen=True, slots=True)
