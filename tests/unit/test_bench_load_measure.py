@@ -410,7 +410,9 @@ def test_goals_are_of_percentiles() -> None:
         ("ttft_p99", "ttft_s", 1.0),
         ("tpot_p99.9", "tpot_s", 0.05),
     ]
-    assert [goal.share for goal in goals] == pytest.approx([0.99, 0.999])
+    assert [goal.share for goal in goals] == [0.99, 0.999]
+    for tenths in range(1, 1000):
+        assert goodput.parse_goals([f"ttft_p{tenths / 10}:500"])[1][0].share == tenths / 1000
     assert goodput.limits_of({"tpot_s": 1.0}, goals) == {"ttft_s": 1.0, "tpot_s": 1.0}
     assert goodput.limits_of({"ttft_s": 0.5, "tpot_s": 0.01}, goals) == {"ttft_s": 1.0, "tpot_s": 0.05}
     assert goodput.limits_of({"ttft_s": 2.0}, goals)["ttft_s"] == 2.0
@@ -449,6 +451,25 @@ def test_a_probe_tells_what_it_misses_by_most() -> None:
     assert (plain.passed, plain.goal, plain.target) == (True, "", 0.9)
     failed = [exchange(i, 0.1 * i, 0.1 * i, [], error="x") if i % 8 == 7 else rows[0] for i in range(200)]
     assert not judged("ttft_p90:1000", given=failed).passed
+
+
+@pytest.mark.parametrize(
+    ("target", "size", "num_late"),
+    [
+        (0.999, 125, [0, 0, 0, 0, 0, 0, 0, 1]),
+        (0.8, 25, [6, 4, 4, 7, 4, 7, 4, 4]),
+        (0.8, 10, [0, 3, 4, 0, 0, 3, 3, 3]),
+    ],
+)
+def test_a_share_that_is_exactly_the_target_passes(target: float, size: int, num_late: list[int]) -> None:
+    """Of eight blocks, after two in which a queue fills; one more that is late is too many."""
+
+    def passes(late: list[int]) -> bool:
+        met = [i >= num for num in (0, 0, *late) for i in range(size)]
+        return goodput.probe_of(1.0, met, [], target, run_of([])).passed
+
+    assert sum(num_late) == round(8 * size * (1 - target))
+    assert passes(num_late) and not passes([num_late[0] + 1, *num_late[1:]])
 
 
 def probe(rate: float, capacity: float) -> Probe:

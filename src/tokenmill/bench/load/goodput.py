@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from fractions import Fraction
+from statistics import fmean, mean
 
 from ...core.errors import ConfigError
 from ..quality.stats import wilson
@@ -81,7 +82,7 @@ def parse_goals(pairs: Sequence[str]) -> tuple[dict[str, float], tuple[Goal, ...
                 f" to p99.9, each once, got {pair}.",
                 param="goodput",
             ) from None
-        goals.append(Goal(name, field, float(percentile) / 100, limit_s))
+        goals.append(Goal(name, field, float(f"{percentile}e-2"), limit_s))
     return parse_objectives(objectives), tuple(goals)
 
 
@@ -137,7 +138,8 @@ def probe_of(rate: float, met: Sequence[bool], points: Sequence[tuple[float, flo
     trend = drift(points)
     shares = [fmean(block) for block in cut]
     evidence = Evidence(rate, sum(map(len, cut)), shares, trend.has_grown, target)
-    attainment = fmean(shares)
+    # Of fractions, which a mean of rounded shares may miss by a hair: a share that is the target passes.
+    attainment = float(mean(Fraction(sum(block), len(block)) for block in cut))
     low, high = _bounds(evidence, attainment)
     return Probe(
         request_rate=rate,
@@ -148,7 +150,7 @@ def probe_of(rate: float, met: Sequence[bool], points: Sequence[tuple[float, flo
         num_judged=evidence.num,
         stable=not trend.has_grown,
         drift=trend.slope,
-        passed=evidence.attainment >= target,
+        passed=not trend.has_grown and attainment >= target,
         target=target,
         run=run,
     )
