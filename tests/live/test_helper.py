@@ -330,6 +330,7 @@ def test_want_of_memory_before_a_job_is_not_what_kills_it(tmp_path: Path, monkey
     """The renderer stays: the kernel may have killed another process for want of memory in its life."""
     kills = [0]
     monkeypatch.setattr(parent, "oom_kills", lambda: kills[0])
+    monkeypatch.setattr(parent, "_LOOK_S", 0.0)
 
     async def work() -> None:
         async with helper(tmp_path) as subject:

@@ -54,6 +54,9 @@ _END_S = 1.0
 _RESTART_S = 1.0
 """At least between two starts."""
 
+_LOOK_S = 1.0
+"""Between two looks at how often the kernel killed for want of memory: one costs twice what a short job does here."""
+
 _NUM_TRIES = 4
 """Of a job whose process was killed from outside: that is not the job's fault, and jobs change nothing."""
 
@@ -330,13 +333,16 @@ class _Child:
         self._forks = forks
         self._number = number
         self._ended = ended
+        self._oom_kills, self._looked_s = oom_kills(), asyncio.get_running_loop().time()
         self._pipe = Pipe()
         self._pipe.connect(end)
 
     async def ask(self, data: bytes, body: bytes = b"") -> bytes:
         """Raises _Killed when it died of the job, and EOFError when the whole helper is gone."""
         was_gone = self._ended.done()  # not by this job
-        kills_before = oom_kills()  # a child that stays may have seen others of these
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._looked_s > _LOOK_S:  # a child that stays may have seen kills for other jobs
+            self._oom_kills, self._looked_s = oom_kills(), now_s
         try:
             await self._pipe.send(len(data).to_bytes(LENGTH, "little") + data, body)
             return await self._pipe.receive()
@@ -345,7 +351,7 @@ class _Child:
             if status is None:
                 raise
             is_killed = status == -signal.SIGKILL and not was_gone
-            raise _Killed(status, is_killed and oom_kills() > kills_before) from None
+            raise _Killed(status, is_killed and oom_kills() > self._oom_kills) from None
 
     def close(self) -> None:
         self._pipe.end()
@@ -355,7 +361,7 @@ class _Child:
 
 class _Killed(Exception):
     """A child ended before it gave a result. has_oom_kill: the kernel has killed a process for want of memory since the
-    job began: to do it again would take that memory again."""
+    job began or a second before: to do it again would take that memory again."""
 
     def __init__(self, status: int, has_oom_kill: bool) -> None:
         self._status = status
