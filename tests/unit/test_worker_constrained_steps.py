@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -24,6 +25,7 @@ PROMPT = (3, 4, 5)
 @pytest.fixture(params=["numpy", pytest.param("native", marks=native), pytest.param("one native thread", marks=native)])
 def worker(request, monkeypatch):
     monkeypatch.setattr(build, "weights_digest", lambda path, cache_dir: "tiny")
+    monkeypatch.setattr(grammars_module, "STEP_S", math.inf)  # how long a mask takes here puts nobody off
     ops = ReferenceOps() if request.param == "numpy" else NativeOps(1 if request.param.startswith("one") else 2)
     made = build_worker(tiny_checkpoint(), ops, max_model_len=64, groups=full_groups(32), block_size=8, kv_dtype="f32")
     made.executor._grammars.load = vocabulary
