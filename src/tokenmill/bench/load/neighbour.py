@@ -26,7 +26,7 @@ from ..output import console_beside, write_json
 from ..result import Run
 from . import datasets, measure, options, show
 from .address import parse_url
-from .giveup import GiveUp
+from .giveup import GiveUp, Manners
 from .histogram import quantile
 from .material import Vocabulary
 from .run import Load, run_async, run_load
@@ -36,6 +36,8 @@ from .target import Target
 SCHEMA = 1
 FEW = 100
 """So many requests leave one above their 99th percentile."""
+_ASKS = 1000
+"""Of a prompt that is refused: until the load is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,7 @@ async def _beside_prompts(
         make_plan=lambda num, seed, rate: datasets.random_prompts(num, seed, lengths),
         schedule=Schedule(concurrency=args.other_concurrency, stop_after_s=args.duration),
         num_prompts=args.other_concurrency,
+        manners=Manners(_ASKS),  # a client that is refused and asks again at once would take the server's processor
     )
     found = []
     for repeat in range(args.repeats):
