@@ -71,7 +71,7 @@ class Segments:
             self._size_bytes = -1
             self._fd = os.open(self.path, _FLAGS, _MODE)
         size = os.fstat(self._fd).st_size
-        half = _after_last_line(self._fd, size)
+        _, half = _end_of(self._fd, size)
         empty = {self.path: len(half)}
         ends = [each for each in reversed(files_of(self.path)) if each.stat().st_size > empty.get(each, 0)]
         if ends:
@@ -82,7 +82,7 @@ class Segments:
 
     def check_heads(self) -> None:
         """Raises Damaged where the log ends before its newest head: then entries have been taken away."""
-        line = _last_line(self._heads, os.fstat(self._heads).st_size)
+        line, _ = _end_of(self._heads, os.fstat(self._heads).st_size)
         try:
             seq = int(json.loads(line)["seq"]) if line else 0
         except (ValueError, KeyError, TypeError):
@@ -103,7 +103,8 @@ class Segments:
 
     def append_head(self, head: dict[str, Any]) -> None:
         size = os.fstat(self._heads).st_size
-        os.ftruncate(self._heads, size - len(_after_last_line(self._heads, size)))  # of a head that a crash has cut off
+        _, half = _end_of(self._heads, size)  # of a head that a crash has cut off
+        os.ftruncate(self._heads, size - len(half))
         _write(self._heads, json.dumps(head, separators=(",", ":")).encode() + b"\n")
         os.fsync(self._heads)
 
@@ -146,31 +147,20 @@ class Segments:
 
 def _last_tip(path: Path) -> Tip:
     with path.open("rb") as file:
-        line = _last_line(file.fileno(), os.fstat(file.fileno()).st_size)
+        line, _ = _end_of(file.fileno(), os.fstat(file.fileno()).st_size)
     try:
         return tip_of(int(json.loads(line)["seq"]), line)
     except (ValueError, KeyError, TypeError):
         raise Damaged(f"{path} does not end with an entry.") from None
 
 
-def _last_line(fd: int, size: int) -> bytes:
-    """Without its end; b"" of an empty file. What follows the last line's end is not looked at."""
+def _end_of(fd: int, size: int) -> tuple[bytes, bytes]:
+    """The last line, without its end, and what follows that end; b"" for what is not there."""
     length = _TAIL_BYTES
     while True:
-        tail = os.pread(fd, length, max(0, size - length))
-        whole = tail[: tail.rfind(b"\n")] if b"\n" in tail else b""
-        if b"\n" in whole or length >= size:
-            return whole.rpartition(b"\n")[2]
-        length *= 2
-
-
-def _after_last_line(fd: int, size: int) -> bytes:
-    """What follows the last line's end; b"" where nothing does."""
-    length = _TAIL_BYTES
-    while True:
-        tail = os.pread(fd, length, max(0, size - length))
-        if b"\n" in tail or length >= size:
-            return tail.rpartition(b"\n")[2]
+        lines, _, half = os.pread(fd, length, max(0, size - length)).rpartition(b"\n")
+        if b"\n" in lines or length >= size:
+            return lines.rpartition(b"\n")[2], half
         length *= 2
 
 
