@@ -6,7 +6,7 @@ that could have been read is a mistake.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -61,6 +61,11 @@ def kind_name(value: Any) -> str:
     if isinstance(value, str):
         return "a string"
     return "an array" if isinstance(value, list) else "an object"
+
+
+def has_type(value: Any, types: Collection[str]) -> bool:
+    """Whether it is an object whose `type` is one of these."""
+    return isinstance(value, dict) and value.get("type") in types
 
 
 class Fields:

@@ -6,13 +6,13 @@ one turn. Whatever is out of order (a result without its call, a call without it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from ...core.errors import InvalidRequest
-from ..fields import Fields, kind_name
+from ..fields import Fields, has_type, kind_name
 
 Message = dict[str, Any]
 
@@ -91,17 +91,13 @@ def read_messages(fields: Fields) -> tuple[list[Message], bool, list[str]]:
 def _left_out(role: str, content: list[Any]) -> list[Any]:
     if role == "assistant":
         return [block for block in content if _is_left_out(role, block)]
-    results = (block.get("content") for block in content if _is_of(block, ("tool_result",)))
+    results = (block.get("content") for block in content if has_type(block, ("tool_result",)))
     parts = [each for result in results if isinstance(result, list) for each in result]
     return [each for each in parts if _is_left_out("tool_result", each)]
 
 
 def _is_left_out(role: str, block: Any) -> bool:
-    return _is_skipped(block) if role == "assistant" else role == "tool_result" and _is_of(block, _IMAGES)
-
-
-def _is_of(block: Any, kinds: Sequence[str]) -> bool:
-    return isinstance(block, dict) and block.get("type") in kinds
+    return _is_skipped(block) if role == "assistant" else role == "tool_result" and has_type(block, _IMAGES)
 
 
 def _is_skipped(block: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...core.errors import InvalidRequest
 from ..conversations import read_arguments
-from ..fields import kind_name
+from ..fields import has_type, kind_name
 from .tools import qualified
 
 Item = dict[str, Any]
@@ -46,7 +46,7 @@ def read_items(value: Any, known: Mapping[str, Item]) -> tuple[list[Item], list[
         raise _wrong("input", f"must be a string or an array of at least one item, got {got}")
     _check_number("input", value)
     ignored = [name for item in value for name in _left_out(item)]
-    items = [_item(f"input[{i}]", item, known) for i, item in enumerate(value) if not _is_of(item, _SKIPPED)]
+    items = [_item(f"input[{i}]", item, known) for i, item in enumerate(value) if not has_type(item, _SKIPPED)]
     if not items:
         raise _wrong("input", "must hold an item that the model can be shown")
     return items, ignored
@@ -98,16 +98,14 @@ def to_messages(items: Sequence[Item], instructions: str | None, num_before: int
     return [message for message in messages if message["role"] != "assistant" or _says_anything(message)]
 
 
-def _is_of(given: Any, kinds: Sequence[str]) -> bool:
-    return isinstance(given, dict) and given.get("type") in kinds
-
-
 def _left_out(item: Any) -> list[str]:
-    if _is_of(item, _SKIPPED):
+    if has_type(item, _SKIPPED):
         return [f"item {item['type']}"]
-    parts = item.get("output") if _is_of(item, _OUTPUTS) else None
+    parts = item.get("output") if has_type(item, _OUTPUTS) else None
     return (
-        [f"content {part['type']}" for part in parts if _is_of(part, _SKIPPED_PARTS)] if isinstance(parts, list) else []
+        [f"content {part['type']}" for part in parts if has_type(part, _SKIPPED_PARTS)]
+        if isinstance(parts, list)
+        else []
     )
 
 
@@ -222,7 +220,7 @@ def _read_output(where: str, item: Item) -> Item:
         output = [
             _part(f"{where}.output[{index}]", part, "input_text")
             for index, part in enumerate(output)
-            if not _is_of(part, _SKIPPED_PARTS)
+            if not has_type(part, _SKIPPED_PARTS)
         ]
     elif not isinstance(output, str):
         raise _wrong(f"{where}.output", f"must be a string or an array of parts, got {kind_name(output)}")
