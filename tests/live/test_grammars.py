@@ -13,7 +13,7 @@ import pytest
 from tokenmill import AsyncLLM, SamplingParams
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.llm.async_llm import RequestOutput
-from tokenmill.text.grammar import matcher
+from tokenmill.worker import grammars
 
 SCHEMA = {
     "type": "object",
@@ -31,7 +31,7 @@ PLAIN = SamplingParams(temperature=0.9, max_tokens=40, seed=7)
 @pytest.fixture(scope="module")
 def llm(smollm2) -> Iterator[AsyncLLM]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matcher, "MASK_S", 1.0)  # on a busy machine a token may take many times as long as usual
+        patch.setattr(grammars, "SPENT_S", 10.0)  # on a busy machine a token may take many times as long as usual
         llm = AsyncLLM(str(smollm2), kv_cache_memory_bytes="100MiB", max_num_seqs=6)
         yield llm
         llm.close()
@@ -115,11 +115,12 @@ def test_a_bad_grammar_is_refused_by_the_engine_too(llm):
 def test_a_mask_that_takes_too_long_ends_its_request_alone(llm, monkeypatch):
     sampling = constrained(llm, {"json": SCHEMA})
     before = llm._llm.generate("Once", PLAIN)[0].outputs
-    monkeypatch.setattr(matcher, "MASK_S", 0.0)
+    monkeypatch.setattr(grammars, "SPENT_S", -1.0)
+    monkeypatch.setattr(grammars, "_SLOW_S", 0.0)
 
     async def run() -> RequestOutput:
         free = asyncio.create_task(last(llm, "Once", PLAIN))
-        with pytest.raises(InvalidRequest, match="takes more than"):
+        with pytest.raises(InvalidRequest, match="processor time"):
             await last(llm, prompt(0), sampling)
         return await free
 

@@ -28,7 +28,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "limits.md").read_text(en
         f"| processor time of a rendering | {jobs.RENDER_S:g} s |",
         f"| processor time of making and checking a grammar | {jobs.GRAMMAR_S:g} s |",
         f"| memory of the child that compiles grammars | {jobs.RENDER_BYTES // MiB} MiB |",
-        f"| processor time of a mask (which tokens may come next) | {1e3 * matcher.MASK_S:g} ms |",
+        f"(which tokens may come next; 0.2 ms and more) | {grammars.SPENT_S:g} s and 2 ms for each token |",
         f"| processor time of slow masks that are asked for together | {1e3 * grammars.STEP_S:g} ms and the mask",
         f"| what the engine keeps of a grammar | {matcher._MAX_LEXER_STATES:,} states of its lexer |",
         f"| memory of a heavy job | {jobs.JOB_BYTES // MiB} MiB |",

@@ -166,7 +166,7 @@ def test_a_grammar_that_explodes_later_fails_at_a_bounded_price():
     made.check(regex(LATER), "guided_regex")
     matcher = made.matcher(regex(LATER))
     before_bytes = matchers.heap_bytes()
-    with pytest.raises(GrammarFailed, match=r"too large|takes more than"):
+    with pytest.raises(GrammarFailed, match="too large"):
         for token in Characters().encode("xyxyxyxyxaa"):
             matcher.step(token, *words.place)
     assert matchers.heap_bytes() - before_bytes < matchers.MAX_BYTES
@@ -180,12 +180,3 @@ def test_a_token_out_of_the_grammar_is_an_error_and_stays_one():
         matcher.step(Characters().encode("x")[0], *words.place)
     with pytest.raises(GrammarFailed):
         matcher.fill(*words.place)
-
-
-def test_a_token_that_takes_too_long_is_an_error(monkeypatch):
-    """By the thread's own processor time, whatever else keeps the machine busy."""
-    words = Words()
-    matcher = vocabulary().matcher(regex("abc"))
-    monkeypatch.setattr(matchers, "MASK_S", 0.0)
-    with pytest.raises(GrammarFailed, match="takes more than"):
-        matcher.step(Characters().encode("a")[0], *words.place)
