@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 
-from tokenmill.cache.groups import Match
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import UNKNOWN, Costs
 from tokenmill.core.policy import Waiting
@@ -17,6 +16,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Sequence, Status
 from tokenmill.core.terms import USUAL, Terms
 from tokenmill.core.work import step_work
+from tokenmill.kv.blocks.groups import Match
 from tokenmill.sched.admission import blocks_for
 from tokenmill.sched.policies import Policies, slack
 from tokenmill.sched.queue import WaitingQueue

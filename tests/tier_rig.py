@@ -12,8 +12,6 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tokenmill.cache.tiering.config import TierConfig
-from tokenmill.cache.tiering.manager import TierManager
 from tokenmill.core.tier_jobs import (
     DropFrom,
     Gone,
@@ -47,6 +45,8 @@ from tokenmill.core.tiers import (
     Told,
     Written,
 )
+from tokenmill.kv.tiers.config import TierConfig
+from tokenmill.kv.tiers.manager import TierManager
 
 MISSES = (NO_PLACE,)
 

@@ -12,11 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tokenmill.cache.eviction import pick
-from tokenmill.cache.hashing import extend_keys, root_key
-from tokenmill.cache.manager import BlockManager
-from tokenmill.cache.unreferenced import LeastRecentFirst, LeastValueFirst, Unreferenced
 from tokenmill.core.cost import CostModel
+from tokenmill.kv.blocks.eviction import pick
+from tokenmill.kv.blocks.hashing import extend_keys, root_key
+from tokenmill.kv.blocks.manager import BlockManager
+from tokenmill.kv.blocks.unreferenced import LeastRecentFirst, LeastValueFirst, Unreferenced
 
 NUM_BLOCKS = 12
 

@@ -8,7 +8,6 @@ import contextlib
 import pytest
 
 from tiny import tiny_checkpoint
-from tokenmill.cache.manager import BlockManager
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.effects import GiveBack, JobEnded, Relax
@@ -17,6 +16,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.journal import Handled
 from tokenmill.engine.link import local_link
+from tokenmill.kv.blocks.manager import BlockManager
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.sim.run import Report, run_scenario

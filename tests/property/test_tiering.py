@@ -18,7 +18,6 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tier_rig import ALL_TIERS, Rig, chain, content_of, sum_of
-from tokenmill.cache.tiering.policies import ADMISSIONS, REPLACEMENTS
 from tokenmill.core.block import split_keys
 from tokenmill.core.kv_events import CLEARED, STORED
 from tokenmill.core.tier_jobs import (
@@ -56,6 +55,7 @@ from tokenmill.core.tiers import (
     WatchTiers,
     Written,
 )
+from tokenmill.kv.tiers.policies import ADMISSIONS, REPLACEMENTS
 
 NUM_SEEDS = 300
 WATCHER = 0

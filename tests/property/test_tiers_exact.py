@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tokenmill.cache import fetch
-from tokenmill.cache.manager import BlockManager
 from tokenmill.engine import rates, tails, transfers, worth
 from tokenmill.engine.tails import Tails
 from tokenmill.engine.tiers import Tiers
 from tokenmill.engine.transfers import Transfers
 from tokenmill.engine.writes import Writes
+from tokenmill.kv.blocks import fetch
+from tokenmill.kv.blocks.manager import BlockManager
 from tokenmill.sim import tier_store
 from tokenmill.sim.tier_run import TierReport, Trouble, run_tiers
 from tokenmill.sim.tiers import TierFaults

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from tokenmill.cache.tiering.policies import REPLACEMENTS, pick
-from tokenmill.cache.tiering.policies.reuse import Reuse
-from tokenmill.cache.tiering.replacement import Costs, Replacement, TierBlock, block_kinds
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.tiers import BlockFacts
+from tokenmill.kv.tiers.policies import REPLACEMENTS, pick
+from tokenmill.kv.tiers.policies.reuse import Reuse
+from tokenmill.kv.tiers.replacement import Costs, Replacement, TierBlock, block_kinds
 
 SIZE = 1000
 COSTS = Costs(16, 1e-3, 1e-6)

@@ -7,12 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from tokenmill.cache import groups, manager
-from tokenmill.cache.allocator import BlockAllocator
-from tokenmill.cache.fetch import Claim
-from tokenmill.cache.groups import KVBlocks
-from tokenmill.cache.manager import BlockManager
-from tokenmill.cache.radix import RadixTree
 from tokenmill.core.effects import JobEnded
 from tokenmill.core.sequence import Sequence, Status
 from tokenmill.core.step import Introduction
@@ -23,6 +17,12 @@ from tokenmill.engine.outputs import exported
 from tokenmill.engine.shell import EngineShell
 from tokenmill.engine.state import EngineState
 from tokenmill.engine.transfers import Transfers
+from tokenmill.kv.blocks import groups, manager
+from tokenmill.kv.blocks.allocator import BlockAllocator
+from tokenmill.kv.blocks.fetch import Claim
+from tokenmill.kv.blocks.groups import KVBlocks
+from tokenmill.kv.blocks.manager import BlockManager
+from tokenmill.kv.blocks.radix import RadixTree
 from tokenmill.sched import scheduler
 from tokenmill.sched.giving_way import GivingWay
 from tokenmill.sim.run import run_seed

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.cache.eviction import EVICTIONS
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.policy import Running
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine import state
+from tokenmill.kv.blocks.eviction import EVICTIONS
 from tokenmill.sched.policies import ORDERS, pick
 from tokenmill.sim.executor import TOY_COSTS
 from tokenmill.sim.run import Report, run_scenario, run_seed

@@ -9,7 +9,6 @@ import random
 
 import pytest
 
-from tokenmill.cache.tiering.config import TierConfig
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
@@ -20,6 +19,7 @@ from tokenmill.core.tiers import DISK, HOST, TierFacts
 from tokenmill.engine import worth
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.link import local_link
+from tokenmill.kv.tiers.config import TierConfig
 from tokenmill.sim.executor import ToyExecutor
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.tier_store import ToyMachine

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "write-a-policy.md"
-ROOMS = ("core", "cache", "sched", "cluster", "engine", "sim")
+ROOMS = ("core", "kv", "sched", "cluster", "engine", "sim")
 
 
 def test_the_page_works_as_written(tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from tokenmill.cache.groups import KVBlocks
-from tokenmill.cache.hashing import extend_keys, root_key
 from tokenmill.core.block import BlockTable, full_groups, num_hidden_blocks, window_group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.events import Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import RowResult, StepResult
 from tokenmill.engine.core import EngineCore
+from tokenmill.kv.blocks.groups import KVBlocks
+from tokenmill.kv.blocks.hashing import extend_keys, root_key
 
 SIZE = 4
 TOKENS = tuple(range(64))

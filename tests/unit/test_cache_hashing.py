@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from tokenmill.cache.hashing import KEY_BYTES, extend_keys, root_key
+from tokenmill.kv.blocks.hashing import KEY_BYTES, extend_keys, root_key
 
 
 def keys_of(tokens: list[int], root: bytes, block_size: int = 4) -> list[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenmill.cache.manager import BlockManager
+from tokenmill.kv.blocks.manager import BlockManager
 
 KEYS = [bytes([i]) * 16 for i in range(8)]
 

@@ -8,8 +8,6 @@ import random
 import pytest
 
 from scripted import attached
-from tokenmill.cache import summary
-from tokenmill.cache.manager import BlockManager
 from tokenmill.core.block import full_groups, window_group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.events import CacheShown, ShowCache, Submit
@@ -18,6 +16,8 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import RowResult, StepResult
 from tokenmill.engine.core import EngineCore
 from tokenmill.engine.link import LocalEngineEnd
+from tokenmill.kv.blocks import summary
+from tokenmill.kv.blocks.manager import BlockManager
 from tokenmill.server import cache_views
 from tokenmill.server.client import EngineClient
 

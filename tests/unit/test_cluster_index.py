@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from tokenmill.cache.manager import BlockManager
 from tokenmill.cluster.index import STRIDE, PrefixIndex
 from tokenmill.core.block import KEY_BYTES
 from tokenmill.core.kv_events import CLEARED, REMOVED, STORED, KVEvent, KVEvents
+from tokenmill.kv.blocks.manager import BlockManager
 
 
 def key(*path: int) -> bytes:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from test_engine_core import make_request
 from test_engine_tiers import BLOCK_BYTES, TieredEngine
 
-from tokenmill.cache.hashing import prompt_keys
 from tokenmill.core.block import split_keys
 from tokenmill.core.effects import Effects, FetchBlocks, FindBlocks, Job, JobEnded
 from tokenmill.core.events import Submit
 from tokenmill.core.moves import Prefetch, Prefetched
 from tokenmill.engine import ahead
+from tokenmill.kv.blocks.hashing import prompt_keys
 
 PROMPT = make_request("a", 22, 2).prompt_tokens
 

@@ -9,13 +9,13 @@ import pytest
 from test_engine_core import CONFIG, Engine, make_request
 from test_engine_transfers import end, jobs, stored_engine
 
-from tokenmill.cache.hashing import extend_keys, root_key
 from tokenmill.core.block import full_groups, window_group
 from tokenmill.core.effects import FetchBlocks, FindBlocks, JobEnded, SaveBlocks, StoreOpened
 from tokenmill.core.events import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Drain, Output
 from tokenmill.core.request import EXPORT, IMPORT, Request
 from tokenmill.core.sequence import Status
 from tokenmill.engine.exports import SAVE_BYTES
+from tokenmill.kv.blocks.hashing import extend_keys, root_key
 
 REQUEST = make_request("a", 22, 1, handoff=EXPORT)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from test_engine_core import CONFIG, Engine, make_request
 
-from tokenmill.cache.hashing import extend_keys, root_key
 from tokenmill.core.effects import Effects, FetchBlocks, Job, JobEnded, SaveBlocks, StoreOpened
 from tokenmill.core.events import FINISH_LENGTH, Drain
 from tokenmill.core.request import Request
+from tokenmill.kv.blocks.hashing import extend_keys, root_key
 
 
 def stored_engine(request: Request, num_blocks: int) -> Engine:

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from test_engine_core import CONFIG, Engine, make_request
 
-from tokenmill.cache.manager import BlockManager
 from tokenmill.core.block import full_groups
 from tokenmill.core.effects import (
     SELECTIVE,
@@ -26,6 +25,7 @@ from tokenmill.core.hints import KeepKV
 from tokenmill.core.request import EXPORT, Request
 from tokenmill.core.step import StepResult
 from tokenmill.core.tiers import HOST, TierFacts
+from tokenmill.kv.blocks.manager import BlockManager
 
 
 class WritingEngine(Engine):

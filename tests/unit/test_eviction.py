@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from tokenmill.cache.eviction import EVICTIONS, pick
-from tokenmill.cache.manager import BlockManager
-from tokenmill.cache.unreferenced import LeastValueFirst, for_policy
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.policy import CachedBlock
+from tokenmill.kv.blocks.eviction import EVICTIONS, pick
+from tokenmill.kv.blocks.manager import BlockManager
+from tokenmill.kv.blocks.unreferenced import LeastValueFirst, for_policy
 
 
 @dataclass

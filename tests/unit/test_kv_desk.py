@@ -8,10 +8,10 @@ from pathlib import Path
 
 from test_kv_store_link import SIZE, SLAB, joined, on_a_loop, serving
 
-from tokenmill.cache.tiering.config import TierConfig
-from tokenmill.cache.tiering.manager import TierManager
 from tokenmill.cli.kv_desk import StoreDesk
 from tokenmill.core.block import KEY_BYTES
+from tokenmill.kv.tiers.config import TierConfig
+from tokenmill.kv.tiers.manager import TierManager
 
 
 def manager() -> TierManager:

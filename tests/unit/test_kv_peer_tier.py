@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager, closing, contextmanager
 import pytest
 
 from remote_stores import BLOCK_BYTES, KEY, SLOT_BYTES, Host, block, content, free_port, look, until
-from tokenmill.cache.tiering.shell import TierShell
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.tier_jobs import Gone, LoadFrom, LookIn, Said, TierEffects, TierInput
 from tokenmill.core.tiers import (
@@ -29,6 +28,7 @@ from tokenmill.core.tiers import (
     Leased,
     TierKey,
 )
+from tokenmill.kv.tiers.shell import TierShell
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.node.kv_store.peers import PeerService
 from tokenmill.store.peer.frames import Connection, receive_exactly

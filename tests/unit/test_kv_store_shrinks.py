@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenmill.cache.tiering.config import TierConfig
-from tokenmill.cache.tiering.manager import TierManager
 from tokenmill.core.tiers import BlockFacts, Lease
 from tokenmill.core.units import MiB
+from tokenmill.kv.tiers.config import TierConfig
+from tokenmill.kv.tiers.manager import TierManager
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.loop import run_event_loop
 from tokenmill.node.kv_store.server import KVStore, Parts, listen

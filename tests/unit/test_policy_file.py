@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.cache.eviction import pick as pick_eviction
 from tokenmill.cli.options import add_options
 from tokenmill.cli.own_policies import KINDS
 from tokenmill.cli.serve_options import ServeOptions
@@ -20,6 +19,7 @@ from tokenmill.cluster.router import make_routing
 from tokenmill.core.config import check_name
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.own_policy import OwnPolicy
+from tokenmill.kv.blocks.eviction import pick as pick_eviction
 from tokenmill.node.options import EngineOptions
 from tokenmill.node.policy_file import own_policy, read_policy
 from tokenmill.sched.policies import order_named

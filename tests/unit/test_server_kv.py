@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from scripted import Served
-from tokenmill.cache.hashing import prompt_keys
 from tokenmill.core.errors import Unavailable
+from tokenmill.kv.blocks.hashing import prompt_keys
 from tokenmill.server.kv.store import stored_prefix
 
 SYSTEM = {"messages": [{"role": "system", "content": "You are a parrot, and repeat what is said to you."}]}

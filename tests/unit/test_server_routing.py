@@ -6,10 +6,10 @@ import asyncio
 
 from starlette.requests import Request as HttpRequest
 
-from tokenmill.cache.hashing import prompt_keys
 from tokenmill.cluster.router import Router
 from tokenmill.core.events import Ready
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.kv.blocks.hashing import prompt_keys
 from tokenmill.server.routing import routed
 
 READY = Ready("m", 2**20, 100, (), "id", 4, 40)

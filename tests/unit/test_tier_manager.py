@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 
 from tier_rig import Rig, block, chain, content_of, entries, key, names, sum_of
-from tokenmill.cache.tiering.config import TierConfig
-from tokenmill.cache.tiering.policies.admissions import Seen
-from tokenmill.cache.tiering.replacement import BlockKind, Costs, TierBlock
 from tokenmill.core.block import split_keys
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.tier_jobs import HostResized, LoadFrom, LookIn, SaveTo, TierJobEnded, TierOpened
@@ -40,6 +37,9 @@ from tokenmill.core.tiers import (
     WatchTiers,
     Written,
 )
+from tokenmill.kv.tiers.config import TierConfig
+from tokenmill.kv.tiers.policies.admissions import Seen
+from tokenmill.kv.tiers.replacement import BlockKind, Costs, TierBlock
 
 
 def clear(rig: Rig, tier: str) -> None:
@@ -649,7 +649,7 @@ def test_watchers_are_told_all_there_is_and_what_changes() -> None:
 
 def test_watchers_of_much_are_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Among what changes meanwhile, and as soon as it can be; what has gone by then is not told of."""
-    monkeypatch.setattr("tokenmill.cache.tiering.telling.MOST_KEYS", 4)
+    monkeypatch.setattr("tokenmill.kv.tiers.telling.MOST_KEYS", 4)
     rig = Rig(num_slots=64)
     for name in "abc":
         rig.store(chain(name, 4))

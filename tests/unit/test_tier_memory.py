@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokenmill.cache.tiering.config import TierConfig
-from tokenmill.cache.tiering.manager import TierManager
-from tokenmill.cache.tiering.policies import REPLACEMENTS
 from tokenmill.core.tiers import DISK, BlockFacts, TierEntry
+from tokenmill.kv.tiers.config import TierConfig
+from tokenmill.kv.tiers.manager import TierManager
+from tokenmill.kv.tiers.policies import REPLACEMENTS
 
 BLOCK_BYTES = 368_640
 """16 tokens of SmolLM2-135M in f32."""

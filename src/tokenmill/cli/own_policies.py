@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..cache.tiering.replacement import Replacement, TierAdmission
 from ..cluster.pools import Disaggregation
 from ..cluster.replication import Replication
 from ..cluster.rescheduling import Rescheduling
 from ..cluster.routing import Routing
 from ..core.own_policy import Kind
 from ..core.policy import Admission
+from ..kv.tiers.replacement import Replacement, TierAdmission
 from ..node.options import OWN_POLICIES
 
 ADMISSION = Kind("admission", Admission)

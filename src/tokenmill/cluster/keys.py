@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..cache.hashing import prompt_keys
 from ..core.events import Ready
 from ..core.request import Request
+from ..kv.blocks.hashing import prompt_keys
 
 
 def with_keys(requests: Sequence[Request], ready: Ready) -> list[Request]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..cache.hashing import extend_keys, root_key
 from ..core.block import BlockKey
 from ..core.kv_events import CLEARED, REMOVED, STORED, BlockName, KVEvent, KVEvents, TokenEvent
+from ..kv.blocks.hashing import extend_keys, root_key
 from .index import PrefixIndex
 
 MOST_BLOCKS = 250_000

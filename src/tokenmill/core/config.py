@@ -36,7 +36,7 @@ class EngineConfig:
     steps_in_flight         steps that may be planned before the oldest is committed
     numerics_id             weights digest, KV dtype and layout, kernel family: part of every block key
     scheduling_policy         order of service, by name (sched.policies)
-    eviction_policy         which cached block is given up first, by name (cache.eviction)
+    eviction_policy         which cached block is given up first, by name (kv.blocks.eviction)
     chosen_experts          the share of a layer's experts that a token chooses; 0: the model has none
     """
 

@@ -10,9 +10,9 @@ A policy chooses and changes nothing: whoever asks it carries the choice out. Wh
 types that have no way to write, so that nothing is copied. It reads no clock and draws no random number: `now` is
 handed in, and what is measured comes from the results of steps, which a replay has too.
 
-Policies are chosen by name (`sched.policies`, `cache.eviction`), or are in a file of one's own (`core.own_policy`). Of
-admissions the server has one and a library the other (`cluster.admission`). docs/write-a-policy.md shows how to add
-one.
+Policies are chosen by name (`sched.policies`, `kv.blocks.eviction`), or are in a file of one's own
+(`core.own_policy`). Of admissions the server has one and a library the other (`cluster.admission`).
+docs/write-a-policy.md shows how to add one.
 """
 
 from __future__ import annotations

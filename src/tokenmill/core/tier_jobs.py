@@ -71,7 +71,7 @@ class Tier(Protocol):
     async def close(self) -> None: ...
 
 
-# ---- what the pure manager of a KV store hears and gives (cache.tiering) ----
+# ---- what the pure manager of a KV store hears and gives (kv.tiers) ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class TierEffects(NamedTuple):
 
 
 class TierManaging(Protocol):
-    """cache.tiering.manager.TierManager."""
+    """kv.tiers.manager.TierManager."""
 
     def handle(self, event: TierInput, now: float) -> TierEffects: ...
 

@@ -19,7 +19,7 @@ so or has gone. A block is known by its KV group and its key; equal ones are int
 said twice. The checksum is made by the worker that computed the block (`store.tiers.sums`), travels with it through
 every tier, and is compared by the worker that takes it, after its last copy: what is wrong is a miss, and is dropped.
 
-Which block is where, and what moves, is decided in `cache.tiering`; bytes are in `store.tiers`. What a KV store asks of
+Which block is where, and what moves, is decided in `kv.tiers`; bytes are in `store.tiers`. What a KV store asks of
 its tiers: `tier_jobs`.
 """
 

@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..cache.fetch import Claim, claim, is_intact, num_in, reach
-from ..cache.groups import Tables
 from ..core.block import BlockKey, BlockMove, cut_moves
 from ..core.effects import FetchBlocks, FindBlocks, JobEnded
 from ..core.moves import Prefetch, Prefetched
 from ..core.tiers import TierKey
+from ..kv.blocks.fetch import Claim, claim, is_intact, num_in, reach
+from ..kv.blocks.groups import Tables
 from .state import EngineState
 from .tiers import FIND_S, PIECE_BYTES
 

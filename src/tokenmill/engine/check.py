@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Protocol
 
-from ..cache.groups import Tables
 from ..core.block import num_hidden_blocks
 from ..core.sequence import Sequence, Status
+from ..kv.blocks.groups import Tables
 from ..sched.admission import blocks_for
 from ..sched.rank import seniority
 from .exports import Exports

@@ -1,9 +1,9 @@
 """EngineCore: events in, plans and effects out.
 
 What belongs here: which part of the engine hears an event, and the order of a step's life. What never does: clocks,
-I/O, randomness, order of service (`sched`), block ids (`cache`). Handlers here are of what every engine does: requests
-come and go, steps fail, the engine drains. Features are plan rows, policies, or events and jobs with a handler in a
-file of their own (`adapters`, `grammars`, `transfers`); never branches here.
+I/O, randomness, order of service (`sched`), block ids (`kv.blocks`). Handlers here are of what every engine does:
+requests come and go, steps fail, the engine drains. Features are plan rows, policies, or events and jobs with a handler
+in a file of their own (`adapters`, `grammars`, `transfers`); never branches here.
 
     handle   an event of the front end, of a job or of a failed step
     plan     the next step: `sched` composes it through the ledger

@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 
-from ..cache.fetch import gather, pin_published
-from ..cache.groups import Tables
 from ..core.block import BlockMove, cut_moves
 from ..core.effects import JobEnded, SaveBlocks
 from ..core.events import Output
 from ..core.sequence import Sequence, Status
 from ..core.tiers import BlockFacts
 from ..core.units import MiB
+from ..kv.blocks.fetch import gather, pin_published
+from ..kv.blocks.groups import Tables
 from .outputs import exported
 from .state import EngineState
 

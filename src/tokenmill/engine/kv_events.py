@@ -6,14 +6,15 @@ so is everybody else who listens, who takes it for what it is. Nothing is kept w
 
 from __future__ import annotations
 
-from ..cache.groups import KVBlocks
 from ..core.block import BlockKey
 from ..core.kv_events import CLEARED, REMOVED, STORED, KVEvent, KVEvents, WatchKV
+from ..kv.blocks.groups import KVBlocks
 from .outbox import Outbox
 
 
 class KVLog:
-    """cache.radix.Listener to the pool of layers that see everything; a model without such layers tells of nothing."""
+    """kv.blocks.radix.Listener to the pool of layers that see everything; a model without such layers tells of
+    nothing."""
 
     def __init__(self, blocks: KVBlocks, outbox: Outbox) -> None:
         self._pool = blocks.full_pool

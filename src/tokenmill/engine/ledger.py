@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from ..cache.groups import Match
 from ..core.cost import Costs
 from ..core.sequence import Sequence
 from ..core.step import Introduction, PlanRow, plan_row
+from ..kv.blocks.groups import Match
 from ..sched.admission import blocks_for
 from .state import EngineState, wants_scores
 from .steps import Step

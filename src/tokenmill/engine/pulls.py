@@ -16,11 +16,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from ..cache.fetch import claim, is_intact
-from ..cache.groups import Tables
 from ..core.effects import JobEnded
 from ..core.moves import Continue, EndMove, Moved, Prefetch, Prefetched, PullBlocks, Pulled, Staged
 from ..core.sequence import Sequence, Status
+from ..kv.blocks.fetch import claim, is_intact
+from ..kv.blocks.groups import Tables
 from ..sched.admission import blocks_for, max_running
 from . import keys
 from .grammars import GrammarLedger

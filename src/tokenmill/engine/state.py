@@ -21,8 +21,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..cache import eviction, unreferenced
-from ..cache.groups import KVBlocks, Match
 from ..core.block import BlockKey, BlockTable
 from ..core.config import EngineConfig
 from ..core.cost import CostModel
@@ -32,6 +30,8 @@ from ..core.kv_events import TokenEvent
 from ..core.policy import Waiting
 from ..core.request import Request
 from ..core.sequence import Sequence, Status
+from ..kv.blocks import eviction, unreferenced
+from ..kv.blocks.groups import KVBlocks, Match
 from ..sched.policies import pick, slack
 from ..sched.queue import WaitingQueue
 from ..sched.rank import seniority

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..cache.manager import BlockManager
 from ..core.cost import Work
 from ..core.sequence import Sequence
 from ..core.step import PlanRow
 from ..core.tiers import TIERS
+from ..kv.blocks.manager import BlockManager
 
 
 @dataclass(slots=True, eq=False)

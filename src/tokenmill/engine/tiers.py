@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
-from ..cache.groups import Match
 from ..core.block import BlockMove, cut_moves, num_hidden_blocks
 from ..core.cost import Work
 from ..core.effects import FindBlocks, JobEnded, PromoteBlocks
@@ -22,6 +21,7 @@ from ..core.request import IMPORT
 from ..core.sequence import Sequence, Status
 from ..core.tiers import HOST, TIERS, TierFacts, TierKey
 from ..core.units import MiB
+from ..kv.blocks.groups import Match
 from ..sched.fitting import num_wanted
 from .pieces import Piece
 from .rates import Rates

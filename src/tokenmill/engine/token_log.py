@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..cache.groups import KVBlocks
 from ..core.block import BlockKey
 from ..core.kv_events import CLEARED, REMOVED, STORED, TokenEvent
 from ..core.sequence import Sequence
+from ..kv.blocks.groups import KVBlocks
 
 
 class TokenLog:
-    """cache.radix.Listener to the pool of layers that see everything; a model without such layers tells of nothing.
+    """kv.blocks.radix.Listener to the pool of layers that see everything; a model without such layers tells of nothing.
     The first event is CLEARED."""
 
     def __init__(self, blocks: KVBlocks, hear: Callable[[tuple[TokenEvent, ...]], None]) -> None:

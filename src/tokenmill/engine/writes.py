@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from ..cache.manager import BlockManager
 from ..core.block import BlockKey, BlockMove
 from ..core.cost import UNKNOWN, Costs
 from ..core.effects import SELECTIVE, WRITE_THROUGH, DropBlocks, JobEnded, NoteStepCosts, SaveBlocks, StoreOpened
 from ..core.sequence import Sequence
 from ..core.tiers import BlockFacts, TierKey
 from ..core.units import MiB
+from ..kv.blocks.manager import BlockManager
 from .state import EngineState
 
 BATCH_BYTES = 16 * MiB
@@ -263,7 +263,7 @@ class Writes:
 
 
 class _Evictions:
-    """cache.radix.Listener of one KV group."""
+    """kv.blocks.radix.Listener of one KV group."""
 
     def __init__(self, writes: Writes, group: int) -> None:
         self._writes = writes

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..cache.eviction import EVICTIONS
 from ..core.block import KV_DTYPES
 from ..core.config import BLOCK_SIZE, EVICTION_POLICY, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, SCHEDULING_POLICY
 from ..core.effects import WRITES
 from ..core.options import check, option, size
 from ..core.own_policy import Kind
 from ..core.policy import Eviction, Order
+from ..kv.blocks.eviction import EVICTIONS
 from ..sched.policies import ORDERS, SCHEDULING_POLICIES
 from .policy_file import take_own_policies
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..cache.tiering.policies import REPLACEMENT, REPLACEMENTS
 from ..core.errors import ConfigError
 from ..core.options import check, option, size
 from ..core.tiers import DISK, HOST, PEER, REMOTE
 from ..core.units import MiB, format_bytes, parse_bytes
+from ..kv.tiers.policies import REPLACEMENT, REPLACEMENTS
 
 SMALL_HOST_BYTES = 256 * MiB
 """Of host memory, where another tier was asked for and this one was not: what passes through it."""

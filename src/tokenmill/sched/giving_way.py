@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
-from ..cache.groups import Match
 from ..core.block import KVGroupSpec
 from ..core.config import EngineConfig
 from ..core.fairness import IDLE_CLASS, class_of
 from ..core.policy import Preemption
 from ..core.sequence import Sequence, Status
+from ..kv.blocks.groups import Match
 from .admission import blocks_for, max_running
 from .fitting import num_wanted
 from .ledger import Ledger

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as List
 from typing import Protocol
 
-from ..cache.groups import Match
 from ..core.cost import Costs
 from ..core.sequence import Sequence
+from ..kv.blocks.groups import Match
 
 
 class Ledger(Protocol):

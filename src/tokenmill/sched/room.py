@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 
-from ..cache.groups import Match
 from ..core.block import KVGroupSpec
 from ..core.config import EngineConfig
 from ..core.sequence import Sequence
+from ..kv.blocks.groups import Match
 from .admission import blocks_for, most_blocks
 
 

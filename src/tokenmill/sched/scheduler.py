@@ -31,12 +31,12 @@ from collections.abc import Iterable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
-from ..cache.groups import Match
 from ..core.config import EngineConfig
 from ..core.fairness import IDLE_CLASS, class_of
 from ..core.request import IDLE_PRIORITY
 from ..core.sequence import Sequence
 from ..core.slo import least_tokens
+from ..kv.blocks.groups import Match
 from . import spare
 from .admission import max_running
 from .fitting import chunk_size, decode_work, each_wanted, num_wanted, tokens_at_loss, tokens_within

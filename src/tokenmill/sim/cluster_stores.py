@@ -8,13 +8,13 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..cache.tiering.config import TierConfig
 from ..core.block import KEY_BYTES
 from ..core.config import EngineConfig
 from ..core.effects import WRITES, StoreOpened
 from ..core.kv_events import STORED
 from ..core.tiers import DISK, HOST, REMOTE, TierEvent, TierEvents, TierFacts
 from ..engine.tier_relay import Watch
+from ..kv.tiers.config import TierConfig
 from .loop import VirtualLoop
 from .tier_store import ToyMachine
 from .tier_watch import TierWatch

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cache.tiering.policies import pick
-from ..cache.tiering.replacement import Costs, TierBlock, block_kinds
 from ..core.tiers import BlockFacts
+from ..kv.tiers.policies import pick
+from ..kv.tiers.replacement import Costs, TierBlock, block_kinds
 from .kv_curves import CURVE, Curve, Point
 from .kv_report import draw
 from .kv_reuse import Run, bound_s, lru_s, runs_of, total_s, working_set, worth_of

@@ -18,7 +18,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..cache.hashing import extend_keys, root_key
 from ..core.block import BlockKey
 from ..core.effects import JobEnded
 from ..core.events import FINISH_ABORT, FINISH_MOVED, Abort, Drain, FromEngine, Output, StepOutputs, Submit, ToEngine
@@ -29,6 +28,7 @@ from ..engine.journal import Entry, Handled
 from ..engine.link import LocalFrontEnd, local_link
 from ..engine.replay import replay
 from ..engine.shell import EngineShell
+from ..kv.blocks.hashing import extend_keys, root_key
 from .check import ClientStream, check_stream
 from .executor import ToyExecutor
 from .loop import VirtualLoop

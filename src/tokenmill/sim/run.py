@@ -22,7 +22,6 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
-from ..cache.eviction import EVICTIONS
 from ..core.config import EVICTION_POLICY, SCHEDULING_POLICY
 from ..core.effects import JobEnded, Relax
 from ..core.events import Abort, Drain, EngineStats, Output, StepOutputs, Submit
@@ -31,6 +30,7 @@ from ..engine.build import build_engine
 from ..engine.journal import Committed, Entry, Handled, Planned
 from ..engine.link import local_link
 from ..engine.replay import Replayed, replay
+from ..kv.blocks.eviction import EVICTIONS
 from ..sched.policies import ORDERS
 from .check import ClientStream, check_saved, check_stream
 from .executor import ToyExecutor

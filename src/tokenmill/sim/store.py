@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..cache.hashing import extend_keys, root_key
 from ..core.block import BlockKey, BlockMove
 from ..core.config import EngineConfig
 from ..core.effects import (
@@ -29,6 +28,7 @@ from ..core.effects import (
 )
 from ..core.errors import EngineFailed
 from ..core.request import Request
+from ..kv.blocks.hashing import extend_keys, root_key
 
 Slots = tuple[int, tuple[int, ...]]
 """What a block holds: its first position, and its tokens with the mark of their adapter."""

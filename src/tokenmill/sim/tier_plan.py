@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ..cache.tiering import policies
-from ..cache.tiering.config import SLOT_ALIGN, TierConfig
 from ..core.config import EngineConfig
 from ..core.effects import WRITE_THROUGH, WRITES
 from ..core.errors import ConfigError
 from ..core.tiers import DISK, HOST, REMOTE, TIERS, USUAL_FACTS, TierFacts
+from ..kv.tiers import policies
+from ..kv.tiers.config import SLOT_ALIGN, TierConfig
 from .fabric import Fabric
 from .fields import Fields
 from .loop import VirtualLoop

@@ -16,8 +16,6 @@ import random
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from ..cache.tiering.config import TierConfig
-from ..cache.tiering.policies import ADMISSIONS, REPLACEMENTS
 from ..core.cost import Costs
 from ..core.effects import WRITES, StoreOpened
 from ..core.events import Abort, Drain, Output, StepOutputs, Submit
@@ -29,6 +27,8 @@ from ..engine.journal import Entry, Planned
 from ..engine.link import local_link
 from ..engine.replay import Replayed, replay
 from ..engine.shell import EngineShell
+from ..kv.tiers.config import TierConfig
+from ..kv.tiers.policies import ADMISSIONS, REPLACEMENTS
 from .check import ClientStream, check_stream
 from .executor import ToyExecutor
 from .loop import VirtualLoop

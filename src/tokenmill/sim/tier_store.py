@@ -18,9 +18,6 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any
 
-from ..cache.tiering.config import TierConfig
-from ..cache.tiering.manager import TierManager
-from ..cache.tiering.shell import TierLink, TierShell
 from ..core.block import BlockMove
 from ..core.effects import DropBlocks, FetchBlocks, FindBlocks, NoteStepCosts, PinBlocks, PromoteBlocks, SaveBlocks
 from ..core.errors import EngineFailed
@@ -46,6 +43,9 @@ from ..core.tiers import (
     ToStore,
     Written,
 )
+from ..kv.tiers.config import TierConfig
+from ..kv.tiers.manager import TierManager
+from ..kv.tiers.shell import TierLink, TierShell
 from .store import KVJob, Pool, Slots
 from .tiers import GARBAGE, NO_FAULTS, Medium, TierFaults, VirtualTier, Way
 

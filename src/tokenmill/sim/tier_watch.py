@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from ..cache.tiering.shell import TierLink
 from ..core.tiers import Join, TierEvents, WatchTiers
+from ..kv.tiers.shell import TierLink
 from .tier_store import ToyMachine
 
 _RETRY_S = 0.05

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from ..cache.tiering.shell import TierLink
 from ..core.effects import FetchBlocks, FindBlocks, Job, NoteStepCosts, PinBlocks, PromoteBlocks, SaveBlocks
 from ..core.errors import EngineFailed
 from ..core.tiers import (
@@ -28,6 +27,7 @@ from ..core.tiers import (
     ToStore,
     Written,
 )
+from ..kv.tiers.shell import TierLink
 from .tier_store import ToyMachine
 from .tiers import GARBAGE, Way
 

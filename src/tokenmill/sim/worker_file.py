@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..cache.eviction import EVICTIONS
 from ..core.block import full_groups
 from ..core.config import BLOCK_SIZE, STEPS_IN_FLIGHT, EngineConfig
 from ..core.cost import Costs, StepLaw
 from ..core.errors import ConfigError
+from ..kv.blocks.eviction import EVICTIONS
 from ..sched.policies import SCHEDULING_POLICIES
 from .calibrated import Calibrated
 from .deployment import WorkerPlan

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from ...cache.tiering.policies import ADMISSIONS, REPLACEMENTS
 from ...cluster.admission import Everybody
 from ...cluster.gateway import Gateway
 from ...cluster.pools import DECISIONS, decision_named
@@ -30,6 +29,7 @@ from ...core.config import EngineConfig, check_name
 from ...core.errors import ConfigError, TokenmillError
 from ...core.own_policy import OwnPolicy
 from ...core.tiers import HOST, REMOTE
+from ...kv.tiers.policies import ADMISSIONS, REPLACEMENTS
 from ...node.options import EVICTIONS, SCHEDULING_POLICIES
 from ...node.policy_file import is_policy_file, read_policy
 from ...sim.deployment import Deployment

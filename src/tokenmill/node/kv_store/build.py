@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ...cache.tiering.config import EVERYBODY, TierConfig
-from ...cache.tiering.manager import TierManager
-from ...cache.tiering.shell import TierShell
 from ...core.tier_jobs import Tier
 from ...core.tiers import DISK, HOST, PEER, REMOTE, Join
 from ...core.units import MiB
+from ...kv.tiers.config import EVERYBODY, TierConfig
+from ...kv.tiers.manager import TierManager
+from ...kv.tiers.shell import TierShell
 from ...store.tiers.disk import DiskTier
 from ...store.tiers.peer import PeerTier, check_address
 from ...store.tiers.seal import Seal, load_key

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from ...cache.tiering.shell import TierLink
 from ...core.tier_jobs import Tier
 from ...core.tiers import REMOTE, Drop, Inquire, Joined, Told
+from ...kv.tiers.shell import TierLink
 from ...store.tiers.remote import RemoteTier
 from .peers import PeerService
 

@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ...cache.tiering.shell import TierLink, TierShell
 from ...core.errors import ConfigError
 from ...core.tiers import Fetch, Fetched, Find, Found, FromStore, Join, Joined, Lease, Leased, TierKey
+from ...kv.tiers.shell import TierLink, TierShell
 from ...store.peer.door import Door
 from ...store.peer.frames import BadPeer, Connection
 from ...store.peer.listener import Listener

@@ -14,11 +14,11 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from ...cache.tiering.shell import TierLink, TierShell
 from ...core.errors import TokenmillError
 from ...core.ports import Clock
 from ...core.tier_jobs import Tier, TierManaging
 from ...core.tiers import FromStore, Inquire, Join, Joined, TierFacts, Told, ToStore
+from ...kv.tiers.shell import TierLink, TierShell
 from ...net.framing import Pipe
 from ...store.tiers.life import peer_uid
 from ...store.tiers.slab import Slab

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from ..core.block import KEY_BYTES, BlockKey
+from ...core.block import KEY_BYTES, BlockKey
 
 _TOKEN = "I" if array("I").itemsize == 4 else "L"
 _TOKEN_BYTES = 4

@@ -19,7 +19,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice
 from typing import Protocol
 
-from ..core.policy import CachedBlock, Eviction, Measured
+from ...core.policy import CachedBlock, Eviction, Measured
 from .eviction.lru import LeastRecentlyUsed
 
 

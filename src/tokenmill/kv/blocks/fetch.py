@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from ..core.block import BlockKey, BlockMove, BlockTable, num_hidden_blocks
-from ..core.tiers import TierKey
+from ...core.block import BlockKey, BlockMove, BlockTable, num_hidden_blocks
+from ...core.tiers import TierKey
 from .groups import KVBlocks, Tables
 from .manager import BlockManager
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..core.block import BlockKey
+from ...core.block import BlockKey
 from .unreferenced import LeastRecentFirst, Unreferenced
 
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ..core.block import BlockKey, BlockTable, KVGroupSpec, num_hidden_blocks
-from ..core.prefixes import PrefixSummary
+from ...core.block import BlockKey, BlockTable, KVGroupSpec, num_hidden_blocks
+from ...core.prefixes import PrefixSummary
 from .manager import BlockManager
 from .unreferenced import LeastRecentFirst, Unreferenced
 

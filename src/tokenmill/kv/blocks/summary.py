@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import islice
 
-from ..core.prefixes import PrefixRun, PrefixSummary
+from ...core.prefixes import PrefixRun, PrefixSummary
 from .radix import Node
 
 MOST_SEEN = 16_384

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..core.block import BlockKey, num_hidden_blocks
-from ..core.prefixes import PrefixSummary
+from ...core.block import BlockKey, num_hidden_blocks
+from ...core.prefixes import PrefixSummary
 from .allocator import BlockAllocator
 from .radix import Listener, Node, RadixTree
 from .summary import summarise

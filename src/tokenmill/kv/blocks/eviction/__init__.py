@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...core.config import check_name
-from ...core.own_policy import OwnPolicy
-from ...core.policy import Eviction
+from ....core.config import check_name
+from ....core.own_policy import OwnPolicy
+from ....core.policy import Eviction
 from .lfu import LeastFrequentlyUsed
 from .lru import LeastRecentlyUsed
 from .recompute import RecomputeSeconds

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...core.policy import CachedBlock
+from ....core.policy import CachedBlock
 
 
 @dataclass(frozen=True, slots=True)
