@@ -26,9 +26,10 @@ ALLOWED: dict[str, set[str]] = {
     "text": {"core", "formats"},
     "ops": {"core"},
     "store": {"core"},
+    "state": {"core"},
     "models": {"core", "formats", "ops"},
     "worker": {"core", "formats", "text", "ops", "models", "store"},
-    "server": {"core", "text", "cluster"},
+    "server": {"core", "text", "cluster", "state"},
     "net": {"core"},
     "bench": {"core", "text"},
     "node": {

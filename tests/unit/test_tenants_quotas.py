@@ -178,7 +178,7 @@ def test_counts_that_are_damaged_in_a_run_begin_anew(tmp_path: Path, caplog: pyt
             database.execute("PRAGMA shrink_memory")
             path.write_bytes(b"\xa5" * path.stat().st_size)
 
-        await quotas._errands.do(damage)
+        await quotas._writer.do(damage)
         headers = await quotas.take(tenant, [request("c")])
         assert headers["x-ratelimit-remaining-requests"] == "99"
         assert [each.levelname for each in caplog.records] == ["ERROR"] and "begin anew" in caplog.text
@@ -187,9 +187,9 @@ def test_counts_that_are_damaged_in_a_run_begin_anew(tmp_path: Path, caplog: pyt
             quotas.check(tenant)
         for name in "abc":
             end(quotas, [request(name)], 1)
-        assert not await quotas._errands.do(lambda: quotas._opened().held)
+        assert not await quotas._writer.do(lambda: quotas._opened().held)
         caplog.clear()
-        await quotas._errands.do(lambda: quotas._opened()._database.execute("PRAGMA query_only=ON"))
+        await quotas._writer.do(lambda: quotas._opened()._database.execute("PRAGMA query_only=ON"))
         for _ in range(2):
             with pytest.raises(Unavailable, match="readonly"):
                 await quotas.take(tenant, [request("d")])

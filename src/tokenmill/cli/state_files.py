@@ -21,8 +21,8 @@ from .options import add_options
 from .state import OFF, state_path
 
 if TYPE_CHECKING:
-    from ..server.database import Schema
     from ..server.files.store import FileStore
+    from ..state.database import Schema
 
 _FLAGS = ("tenants", "usage_dir", "idempotency_store", "responses_store", "resume_file", "files_dir")
 _BUSY_S = 5.0
@@ -44,7 +44,7 @@ class _Kept(NamedTuple):
 
     @property
     def backup(self) -> Path:
-        from ..server.database import BACKUP
+        from ..state.database import BACKUP
 
         return self.path.with_name(self.path.name + BACKUP)
 
@@ -95,7 +95,7 @@ def backup(args: argparse.Namespace) -> int:
 
 def repair(args: argparse.Namespace) -> int:
     """Exit code 1: something is still damaged."""
-    from ..server.database import set_aside
+    from ..state.database import set_aside
 
     is_good = True
     for kept in _files(args):
@@ -179,7 +179,7 @@ def _folder(args: argparse.Namespace) -> Iterator[FileStore | None]:
 
 def _look(kept: _Kept, path: Path) -> tuple[str, str]:
     """(whether a file of the kind can be trusted, why not)"""
-    from ..server.database import Damaged, open_checked
+    from ..state.database import Damaged, open_checked
 
     if not os.path.lexists(path):
         return NONE, ""

@@ -47,8 +47,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
-    from ..server.database import cannot_use
     from ..server.usage.ledger import SCHEMA, Ledger
+    from ..state.database import cannot_use
 
     if args.usage_dir == OFF:
         raise ConfigError("--usage-dir off keeps no account; name a folder.", param="usage_dir")

@@ -26,7 +26,7 @@ import msgspec
 
 from ...core.errors import InvalidRequest, NotFound, Unavailable
 from ...core.units import GiB, MiB, format_bytes
-from ..database import Damaged, cannot_use
+from ...state.database import Damaged, cannot_use
 from ..json_encoder import encode_json
 from .batch import Batch
 

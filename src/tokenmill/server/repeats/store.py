@@ -17,8 +17,8 @@ import msgspec
 
 from ...core.errors import Unavailable
 from ...core.units import MiB
-from ..database import Schema, cannot_use, make_room, open_database
-from ..errands import Errands
+from ...state.database import Schema, cannot_use, make_room, open_database
+from ...state.writer import BackgroundWriter
 from .tape import Taped
 
 KEPT_S = 24 * 3600
@@ -65,7 +65,7 @@ class AnswerStore:
         self._database: sqlite3.Connection | None = None
         self._has_failed = False
         self._lost: set[bytes] = set()  # calls of which not even that could be written
-        self._errands = Errands(
+        self._writer = BackgroundWriter(
             "answer-store", begin=self._begin, each_period=self._sweep, period_s=_SWEEP_S, end=self._end
         )
 
@@ -77,13 +77,13 @@ class AnswerStore:
     def open(self) -> None:
         """Raises ConfigError where the file cannot be used."""
         try:
-            self._errands.open()
+            self._writer.open()
         except _FAILURES as error:
             raise cannot_use(SCHEMA.flag, self._path, error) from error
 
     def close(self) -> None:
         """What was put is in the file when this returns."""
-        self._errands.close()
+        self._writer.close()
 
     def put(self, owner: str, key: str, answer: Taped) -> None:
         """Whoever asks after this gets it; it need not be waited for."""
@@ -104,7 +104,7 @@ class AnswerStore:
                 self._fail(error)
                 self._lose(row[0])
 
-        self._errands.put(write)
+        self._writer.put(write)
 
     async def claim(self, owner: str, key: str) -> Taped | None:
         """The kept answer. None: there is none, and it is in the file that the call has begun: where nothing can be
@@ -132,9 +132,9 @@ class AnswerStore:
             return Taped(row[0], row[1], headers, row[3])
 
         try:
-            return await self._errands.do(read)
+            return await self._writer.do(read)
         except _FAILURES as error:
-            self._errands.put(self._undo)
+            self._writer.put(self._undo)
             raise Unavailable(
                 f"The store of answers cannot be used: {error}. Calls with an Idempotency-Key are refused while "
                 "their answers cannot be kept."
@@ -152,7 +152,7 @@ class AnswerStore:
             except _FAILURES as error:
                 self._fail(error)
 
-        self._errands.put(write)
+        self._writer.put(write)
 
     # ---- in the thread ----
 

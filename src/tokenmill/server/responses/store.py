@@ -20,8 +20,8 @@ from typing import TypeVar
 
 from ...core.errors import Unavailable
 from ...core.units import MiB
-from ..database import Schema, cannot_use, make_room, open_database
-from ..errands import Errands
+from ...state.database import Schema, cannot_use, make_room, open_database
+from ...state.writer import BackgroundWriter
 
 KEPT_S = 24 * 3600
 MAX_BYTES = 256 * MiB
@@ -84,7 +84,7 @@ class ResponseStore:
         self._wall_s = wall_s
         self._database: sqlite3.Connection | None = None
         self._failure = ""
-        self._errands = Errands(
+        self._writer = BackgroundWriter(
             "response-store", begin=self._begin, each_period=self._drop_old, period_s=_SWEEP_S, end=self._end
         )
 
@@ -96,13 +96,13 @@ class ResponseStore:
     def open(self) -> None:
         """Raises ConfigError where the file cannot be used."""
         try:
-            self._errands.open()
+            self._writer.open()
         except (OSError, sqlite3.Error) as error:
             raise cannot_use(SCHEMA.flag, self._path, error) from error
 
     def close(self) -> None:
         """What was put is in the file when this returns."""
-        self._errands.close()
+        self._writer.close()
 
     def put(self, record: Record) -> None:
         """Keep a response; it need not be waited for. If it cannot be kept, the log says so."""
@@ -119,7 +119,7 @@ class ResponseStore:
                     _log.error("Responses are not kept: %s cannot be written: %s.", self._path, error)
                 self._failure = str(error)
 
-        self._errands.put(write)
+        self._writer.put(write)
 
     async def why_not(self) -> str:
         """Why no response can be kept now; "": it can, as far as is known. After a failure it is tried anew."""
@@ -136,7 +136,7 @@ class ResponseStore:
                 _undo(database)
                 self._failure = str(error)
 
-        await self._errands.do(write)
+        await self._writer.do(write)
         return self._failure
 
     async def settle(self, longest_s: float) -> None:
@@ -189,7 +189,7 @@ class ResponseStore:
                 _undo(database)
                 raise Unavailable(f"The store of responses cannot be read: {error}.") from error
 
-        return await self._errands.do(work)
+        return await self._writer.do(work)
 
     # ---- in the thread ----
 

@@ -19,8 +19,8 @@ import msgspec
 
 from ...core.errors import Unavailable
 from ...core.events import Output
-from ..database import Schema, cannot_use, make_room, open_database
-from ..errands import Errands
+from ...state.database import Schema, cannot_use, make_room, open_database
+from ...state.writer import BackgroundWriter
 from .record import KeptAnswer, KeptCall, Unfinished, decode_call, decode_headers, decode_loaded, decode_output, encode
 
 ADAPTER, MODEL = "adapter", "model"
@@ -69,14 +69,14 @@ class ResumeStore:
         self._last_key = 0
         self._loaded: list[tuple[str, str, dict[str, Any]]] = []
         self._num_outputs: dict[int, int] = {}  # in the file, of calls whose outputs go there
-        self._errands = Errands(
+        self._writer = BackgroundWriter(
             "resume-file", begin=self._begin, each_period=self._sweep, period_s=_SWEEP_S, end=self._end
         )
 
     def open(self) -> None:
         """Raises ConfigError where the file cannot be used, or another process uses it."""
         try:
-            self._errands.open()
+            self._writer.open()
         except _FAILURES as error:
             is_held = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
             why = OSError("another server has it. Each needs a file of its own") if is_held else error
@@ -84,7 +84,7 @@ class ResumeStore:
 
     def close(self) -> None:
         """What was put is in the file when this returns."""
-        self._errands.close()
+        self._writer.close()
 
     def loaded(self, kind: str) -> list[tuple[str, dict[str, Any]]]:
         """What earlier processes had kept of this kind, by name."""
@@ -98,7 +98,7 @@ class ResumeStore:
             if what is not None:
                 database.execute("INSERT INTO loaded VALUES (?, ?, ?)", (kind, name, encode(what)))
 
-        await self._errands.do(lambda: self._write(write))
+        await self._writer.do(lambda: self._write(write))
 
     def new_key(self) -> int:
         self._last_key += 1
@@ -117,7 +117,7 @@ class ResumeStore:
                 return True
             return False
 
-        return await self._errands.do(job)
+        return await self._writer.do(job)
 
     def add(self, outputs: Sequence[tuple[int, Output]]) -> None:
         """Outputs of calls, by their keys, as one transaction. Where it fails, these calls get no more: what is in the
@@ -137,7 +137,7 @@ class ResumeStore:
                 for key, _ in known:
                     self._num_outputs.pop(key, None)
 
-        self._errands.put(job)
+        self._writer.put(job)
 
     async def end(self, key: int, call: KeptCall, answer: KeptAnswer) -> None:
         """Keep the answer in place of the call."""
@@ -152,7 +152,7 @@ class ResumeStore:
             database.execute("INSERT OR REPLACE INTO answer VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._make_room(database, now_s)
 
-        await self._errands.do(lambda: self._write(write))
+        await self._writer.do(lambda: self._write(write))
 
     def drop(self, key: int) -> None:
         """Nothing of the call is wanted any more."""
@@ -171,7 +171,7 @@ class ResumeStore:
             return None if row is None else KeptAnswer(row[0], decode_headers(row[1]), row[2])
 
         try:
-            return await self._errands.do(read)
+            return await self._writer.do(read)
         except _FAILURES as error:
             raise Unavailable(f"The resume file cannot be read: {error}.") from error
 
@@ -179,7 +179,7 @@ class ResumeStore:
         """The calls that an earlier process left, in their order; those that are too old or cannot be read are
         dropped. Raises Unavailable."""
         try:
-            return await self._errands.do(self._read_unfinished)
+            return await self._writer.do(self._read_unfinished)
         except _FAILURES as error:
             raise Unavailable(f"The resume file cannot be read: {error}.") from error
 
@@ -230,7 +230,7 @@ class ResumeStore:
         def job() -> None:
             self._write(write)
 
-        self._errands.put(job)
+        self._writer.put(job)
 
     def _write(self, write: Callable[[sqlite3.Connection], None]) -> bool:
         database = self._database

@@ -20,8 +20,8 @@ from typing import TypeVar
 
 from ...core.errors import ConfigError, TokenmillError, Unavailable
 from ...core.terms import Terms
-from ..database import Damaged, cannot_use, open_checked
-from ..errands import Errands
+from ...state.database import Damaged, cannot_use, open_checked
+from ...state.writer import BackgroundWriter
 from .keys import digest_of
 from .quota_file import quota_path
 from .quotas import Quotas
@@ -107,7 +107,9 @@ class Access:
         """Told by the thread what was known, and what is."""
         self._store: TenantStore | None = None
         self._seen: tuple[int, int, int] = (0, 0, 0)
-        self._errands = Errands("tenants", begin=self._begin, each_period=self._look, period_s=LOOK_S, end=self._end)
+        self._writer = BackgroundWriter(
+            "tenants", begin=self._begin, each_period=self._look, period_s=LOOK_S, end=self._end
+        )
         self._next_look: asyncio.Task[None] | None = None
         self._has_failed = False
         self.quotas = Quotas(quota_path(path), wall_s) if path else None
@@ -115,12 +117,12 @@ class Access:
     def open(self) -> None:
         """Raises ConfigError where the store cannot be used."""
         if self._path:
-            self._errands.open()
+            self._writer.open()
         if self.quotas is not None:
             self.quotas.open()
 
     def close(self) -> None:
-        self._errands.close()
+        self._writer.close()
         if self.quotas is not None:
             self.quotas.close()
 
@@ -165,7 +167,7 @@ class Access:
         finally:
             self._next_look = None  # who comes from here on needs a further look
         with contextlib.suppress(Unavailable):
-            await self._errands.do(self._look)
+            await self._writer.do(self._look)
 
     async def do(self, job: Callable[[TenantStore], T]) -> T:
         """Work on the store; what it changes is known when this returns. Raises what the job raises."""
@@ -179,7 +181,7 @@ class Access:
                 if store.num_changes != before:
                     self._read()
 
-        return await self._errands.do(work)
+        return await self._writer.do(work)
 
     # ---- in the thread ----
 

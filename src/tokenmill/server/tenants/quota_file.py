@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ..database import Schema, open_database
+from ...state.database import Schema, open_database
 from .rates import Bucket, Standing, standing
 from .tenant import RateLimits
 

@@ -22,8 +22,8 @@ from ...cluster.events import Ended
 from ...core.errors import InvalidRequest, RateLimited, Unavailable
 from ...core.events import Output, StepOutputs
 from ...core.request import Request
-from ..database import is_damage, set_aside
-from ..errands import Errands
+from ...state.database import is_damage, set_aside
+from ...state.writer import BackgroundWriter
 from .quota_file import LEASE_S, QuotaFile, Verdict
 from .rates import duration_text
 from .tenant import NO_LIMITS, RateLimits, Tenant
@@ -60,7 +60,7 @@ class Quotas:
     def __init__(self, path: str, wall_s: Callable[[], float] = time.time) -> None:
         self._path = path
         self._wall_s = wall_s
-        self._errands = Errands(
+        self._writer = BackgroundWriter(
             "quotas", begin=self._begin, each_period=self._each_period, period_s=LEASE_S / 5, end=self._end
         )
         self._file: QuotaFile | None = None
@@ -73,17 +73,17 @@ class Quotas:
         self._has_failed = False
 
     def open(self) -> None:
-        self._errands.open()
+        self._writer.open()
 
     def close(self) -> None:
-        self._errands.close()
+        self._writer.close()
 
     def note_used(self, key: str, now_s: float) -> None:
         self._used[key] = now_s
 
     async def used(self) -> dict[str, float]:
         """When each key was last used, by its id."""
-        return await self._errands.do(self._read_used)
+        return await self._writer.do(self._read_used)
 
     def check(self, tenant: Tenant) -> None:
         """Refuse at once what can be known to be refused, before it costs anything. Raises RateLimited."""
@@ -113,7 +113,7 @@ class Quotas:
         )
         now_s = self._wall_s()
         charge = _Charge(tenant.id, limits, num_tokens, num_prompt, now_s, {each.id for each in requests})
-        taking = asyncio.ensure_future(self._errands.do(lambda: self._take(charge)))
+        taking = asyncio.ensure_future(self._writer.do(lambda: self._take(charge)))
         try:
             verdict = await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -193,7 +193,7 @@ class Quotas:
         if charge.has_run:
             mean_s, took_s = self._mean_s.get(charge.tenant), now_s - charge.begun_s
             self._mean_s[charge.tenant] = took_s if mean_s is None else mean_s + _MEMORY * (took_s - mean_s)
-        self._errands.put(lambda: self._put_back(charge, charge.num_tokens - num_used, now_s))
+        self._writer.put(lambda: self._put_back(charge, charge.num_tokens - num_used, now_s))
 
     # ---- in the thread ----
 

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from ...core.errors import ConfigError, NotFound, Unavailable
-from ..database import Schema, cannot_use, open_database
+from ...state.database import Schema, cannot_use, open_database
 from ..json_encoder import encode_json
 from .keys import digest_of, hint_of, new_key
 from .records import KeyRecord, TenantRecord, check_key_name, check_tenant_id

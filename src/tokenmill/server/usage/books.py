@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...core.errors import Unavailable
-from ..database import cannot_use
-from ..errands import Errands
+from ...state.database import cannot_use
+from ...state.writer import BackgroundWriter
 from .journal import Journal
 from .ledger import DAY_S, SCHEMA, Ledger
 from .meter import Meter
@@ -50,7 +50,7 @@ class Books:
         self._ledger: Ledger | None = None
         self._coarsened_s = 0.0
         self._has_failed = False
-        self._errands = Errands(
+        self._writer = BackgroundWriter(
             "usage", begin=self._begin, each_period=self._each_period, period_s=fold_s, end=self._end
         )
 
@@ -58,15 +58,15 @@ class Books:
         """Raises ConfigError where the folder cannot be used."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._errands.open()
+            self._writer.open()
             self.journal.open()
         except _FAILURES as error:
-            self._errands.close()
+            self._writer.close()
             raise cannot_use(SCHEMA.flag, self._folder, error) from error
 
     def close(self) -> None:
         """What was counted is in the ledger when this returns, if that can be written."""
-        self._errands.close()
+        self._writer.close()
 
     @property
     def lag_s(self) -> float:
@@ -82,7 +82,7 @@ class Books:
             return self._ledger.ask(question)
 
         try:
-            return await self._errands.do(job)
+            return await self._writer.do(job)
         except _FAILURES as error:
             raise Unavailable(f"The usage ledger cannot be read: {error}.") from error
 

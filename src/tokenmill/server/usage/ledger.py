@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..database import Schema, open_database
+from ...state.database import Schema, open_database
 from .journal import SUFFIX, is_over
 from .question import Question, Sum
 from .record import MARK, Account, Counts, Damaged, Record, records

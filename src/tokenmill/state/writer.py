@@ -1,4 +1,4 @@
-"""A thread that does an event loop's errands in the order in which they come: what waits for a disk, waits there."""
+"""A thread that works for an event loop, jobs in the order in which they come: what waits for a disk, waits there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class Errands:
+class BackgroundWriter:
     """`begin` runs first, `each_period` whenever `period_s` have passed, `end` last, all in the thread. What
     `each_period` raises is a bug, of which the log tells; the thread goes on, because others wait for it."""
 
@@ -114,4 +114,4 @@ class Errands:
         try:
             job()
         except Exception:
-            _log.exception("An errand failed.")
+            _log.exception("A job failed.")

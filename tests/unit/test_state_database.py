@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.server import database
-from tokenmill.server.database import Damaged, Schema, cannot_use, open_checked, open_database
+from tokenmill.state import database
+from tokenmill.state.database import Damaged, Schema, cannot_use, open_checked, open_database
 
 SCHEMA = Schema("--tenants", (7, 1), "CREATE TABLE IF NOT EXISTS t (a);", ("journal_mode=WAL", "synchronous=OFF"))
 
