@@ -46,9 +46,10 @@ ALLOWED: dict[str, set[str]] = {
         "worker",
         "net",
     },
+    "plan": {"core", "kv/tiers", "cluster", "sim", "bench", "formats", "text", "models", "node"},
     "helper": {"core", "formats", "text", "net", "node", "server"},
 }
-ALLOWED["llm"] = set(ALLOWED) - {"bench", "sim"}
+ALLOWED["llm"] = set(ALLOWED) - {"bench", "sim", "plan"}
 WIRING = {"cli"}
 PURE = {"core", "kv/blocks", "kv/tiers", "cluster", "sched", "engine", "sim"}
 

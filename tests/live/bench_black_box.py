@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tokenmill.bench.load.fidelity import compare
 from tokenmill.cli.calibrate.black_box import HEAD, error_line, machine_of, read_lives, tables_of
-from tokenmill.cli.calibrate.replay import errors_of, fit, replay
+from tokenmill.plan.fit.black_box import errors_of, fit, replay
 
 WORDS = ("--random-range-ratio", "0.8", "--ignore-eos")
 CALIBRATING = ((1, 12), (3, 24), (8, 40))

@@ -16,10 +16,10 @@ from tokenmill.bench.load.plan import Plan
 from tokenmill.bench.load.run import Load, run_load
 from tokenmill.bench.load.schedule import Schedule
 from tokenmill.bench.result import RequestRow, Run
-from tokenmill.cli.simulate.play import About, simulate
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
+from tokenmill.plan.play import About, simulate
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.service import Service

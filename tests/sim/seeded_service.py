@@ -10,15 +10,15 @@ import json
 import sys
 
 from tokenmill.bench.load.options import add_serve_arguments, make_load
-from tokenmill.cli.simulate.digest import digest_of
-from tokenmill.cli.simulate.play import About, simulate
-from tokenmill.cli.simulate.policy import read_policies
 from tokenmill.cluster.admission import BoundedWait
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.tiers import DISK, HOST
+from tokenmill.plan.digest import digest_of
+from tokenmill.plan.play import About, simulate
+from tokenmill.plan.policies import read_policies
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 from tokenmill.sim.fault_script import Fault, FaultRunner
 from tokenmill.sim.loop import VirtualLoop

@@ -19,11 +19,11 @@ import fidelity_sim as harness
 from tokenmill.bench.load import options
 from tokenmill.bench.load.body import BodyFormat
 from tokenmill.bench.load.recorded_load import RecordedLoad, digest_of
-from tokenmill.cli.simulate.against import Simulate, Slower, on_deployment
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs, StepLaw
 from tokenmill.core.step_records import SIZE, LogFacts, Machine, StepWriter
+from tokenmill.plan.fidelity import Simulate, Slower, on_deployment
 from tokenmill.sim.calibrated import Calibrated, Curve
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tokenmill.cli.simulate import loads, trace
-from tokenmill.cli.simulate.play import About
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import ConfigError
+from tokenmill.plan.play import About
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 from tokenmill.sim.service import Service
 

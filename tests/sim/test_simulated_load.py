@@ -17,14 +17,14 @@ from tokenmill.bench.load.plan import Call, Drawn, Literal, Message, Plan, Reply
 from tokenmill.bench.load.run import Load
 from tokenmill.bench.load.schedule import Schedule
 from tokenmill.bench.result import Run
-from tokenmill.cli.simulate.client import REFUSAL_S
-from tokenmill.cli.simulate.play import About, simulate, simulate_repeats
-from tokenmill.cli.simulate.prompts import PromptWriter
 from tokenmill.cluster.admission import BoundedWait
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
+from tokenmill.plan.client import REFUSAL_S
+from tokenmill.plan.play import About, simulate, simulate_repeats
+from tokenmill.plan.prompts import PromptWriter
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.service import Service

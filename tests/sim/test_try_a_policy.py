@@ -15,8 +15,7 @@ import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from tokenmill.cli.own_policies import KINDS
-from tokenmill.cli.simulate.policy import NAMES
+from tokenmill.plan.policies import KINDS, NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "try-a-policy.md"

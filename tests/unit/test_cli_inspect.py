@@ -12,8 +12,8 @@ import pytest
 from random_models import SHAPES, write_hf_model
 from tokenmill.cli import inspect
 from tokenmill.cli import main as cli
-from tokenmill.cli.models import local_model
 from tokenmill.core.errors import ConfigError
+from tokenmill.formats.hub import local_model
 from tokenmill.models.repack import DENSE_KINDS
 from tokenmill.ops.api import BLOCK_BYTES
 

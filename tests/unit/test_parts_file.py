@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tokenmill.cli.simulate.files import sources_beside
 from tokenmill.core.errors import ConfigError
+from tokenmill.plan.sources import sources_beside
 from tokenmill.sim.cluster_file import read_deployment
 from tokenmill.sim.cold_start import ColdStart
 from tokenmill.sim.fields import Fields

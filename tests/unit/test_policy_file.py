@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tokenmill.cli.options import add_options
-from tokenmill.cli.own_policies import KINDS
 from tokenmill.cli.serve_options import ServeOptions
 from tokenmill.cluster.index import PrefixIndex
 from tokenmill.cluster.router import make_routing
@@ -22,6 +21,7 @@ from tokenmill.core.own_policy import OwnPolicy
 from tokenmill.kv.blocks.eviction import pick as pick_eviction
 from tokenmill.node.options import EngineOptions
 from tokenmill.node.policy_file import own_policy, read_policy
+from tokenmill.plan.policies import KINDS
 from tokenmill.sched.policies import order_named
 
 ORDER = """

@@ -19,12 +19,12 @@ from tokenmill.bench.load.recorded_load import RecordedLoad, digest_of
 from tokenmill.bench.load.stream import Exchange
 from tokenmill.bench.output import write_json
 from tokenmill.bench.result import Repeats, Run
-from tokenmill.cli.simulate.against import Slower, hold_against, on_deployment, show, slowed
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs, StepLaw, Work
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.step_records import Machine
+from tokenmill.plan.fidelity import Slower, hold_against, on_deployment, show, slowed
 from tokenmill.sim.calibrated import Calibrated, Curve, Line
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 from tokenmill.sim.parts import CorePlan, PartsPlan

@@ -12,13 +12,13 @@ from tokenmill.bench.load.plan import Call, Drawn, Message, Reply
 from tokenmill.bench.load.run import Load
 from tokenmill.bench.load.schedule import Schedule
 from tokenmill.bench.result import Run
-from tokenmill.cli.simulate.chat_frame import chat_frame
-from tokenmill.cli.simulate.play import About, simulate
-from tokenmill.cli.simulate.prompts import PromptWriter
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import TokenmillError
+from tokenmill.plan.chat_frame import chat_frame
+from tokenmill.plan.play import About, simulate
+from tokenmill.plan.prompts import PromptWriter
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 from tokenmill.sim.service import Service
 from tokenmill.text.chat import ChatTemplate, Renderer

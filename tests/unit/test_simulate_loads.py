@@ -18,12 +18,12 @@ from tokenmill.bench.load.load_file import apply_load, settle
 from tokenmill.bench.load.player import Progress
 from tokenmill.bench.load.show import print_result, runs_of
 from tokenmill.cli.simulate import loads
-from tokenmill.cli.simulate.play import About
 from tokenmill.cli.simulate.progress import line_of
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import ConfigError
+from tokenmill.plan.play import About
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 from tokenmill.sim.service import Service
 

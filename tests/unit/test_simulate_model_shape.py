@@ -12,11 +12,11 @@ from tiny import tiny_checkpoint
 from tiny_latent import latent_checkpoint
 from tiny_moe import moe_checkpoint, moe_config
 from tokenmill.cli import main as cli
-from tokenmill.cli.simulate.model_shape import read_shape, shape_of
 from tokenmill.core.errors import ConfigError
 from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.models.config import ModelConfig, config_from_checkpoint
 from tokenmill.models.survey import survey
+from tokenmill.plan.model_shape import read_shape, shape_of
 from tokenmill.sim.models import model_named
 
 

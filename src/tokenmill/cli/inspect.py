@@ -13,6 +13,7 @@ from ..core.units import format_bytes
 from ..formats.adapter import CONFIG_NAME, Adapter, open_adapter
 from ..formats.checkpoint import Checkpoint, open_checkpoint, open_settings, why_no_weights
 from ..formats.config_keys import ARCHITECTURES, model_type_of
+from ..formats.hub import local_model
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
 from ..models.survey import Survey, check, imagine, survey
@@ -27,7 +28,6 @@ from ..ops.native import available
 from .expert_load import read_load
 from .expert_map import draw_load
 from .layer_facts import as_json, layer_facts
-from .models import local_model
 from .options import given_options
 
 _KERNELS = {

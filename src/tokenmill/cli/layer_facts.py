@@ -10,7 +10,7 @@ from ..models.encoder_config import EncoderConfig
 from ..models.moe import MoeConfig
 from ..models.survey import Survey
 from ..ops.api import SIGMOID, SOFTMAX_CHOSEN
-from .simulate.model_shape import shape_facts
+from ..plan.model_shape import shape_facts
 
 
 def layer_facts(config: ModelConfig) -> Iterator[tuple[str, str]]:

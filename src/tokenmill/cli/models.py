@@ -6,9 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from ..core.errors import ConfigError
 from ..core.units import format_bytes
 from ..formats import hub
 
@@ -45,17 +43,6 @@ def resolve_model(name: str, quiet: bool = False) -> hub.ResolvedModel:
     """The model on disk, fetched first where it is not cached."""
     with progress_bar(f"fetching {name}", quiet) as progress:
         return hub.resolve_model(name, progress=progress)
-
-
-def local_model(name: str) -> Path:
-    """The model's path, without fetching anything. Raises ConfigError where it would have to be fetched."""
-    path = Path(name).expanduser()
-    if name not in hub.ALIASES and path.exists():
-        return path
-    cached = hub.cached_path(name)
-    if cached is None and hub.is_fetched(name):
-        raise ConfigError(f"{name} is not in the cache. To fetch it: tokenmill pull {name}", param="model")
-    return cached or hub.resolve_model(name).path
 
 
 def pull(args: argparse.Namespace) -> int:

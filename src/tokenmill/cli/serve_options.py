@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..cluster.liveness import LIMIT_S
+from ..cluster.own_policies import OF_GATEWAYS
 from ..cluster.pools import DECISIONS
 from ..cluster.replication import POLICIES as REPLICATION
 from ..cluster.rescheduling import POLICIES
@@ -24,7 +25,6 @@ from ..node.policy_file import take_own_policies
 from ..server.config import KEYS, LOAD, LOGS, ServerConfig
 from .logs import FORMATS
 from .options import given_options, read_seed
-from .own_policies import OF_GATEWAYS
 from .parser import DEFAULT_MODEL
 from .state import OFF, default_state_dir
 

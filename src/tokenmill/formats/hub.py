@@ -162,6 +162,17 @@ def is_fetched(name: str) -> bool:
     return name in ALIASES or (_HUB_NAME.fullmatch(name) is not None and not name.endswith(".gguf"))
 
 
+def local_model(name: str) -> Path:
+    """The model's path, without fetching anything. Raises ConfigError where it would have to be fetched."""
+    path = Path(name).expanduser()
+    if name not in ALIASES and path.exists():
+        return path
+    cached = cached_path(name)
+    if cached is None and is_fetched(name):
+        raise ConfigError(f"{name} is not in the cache. To fetch it: tokenmill pull {name}", param="model")
+    return cached or resolve_model(name).path
+
+
 def list_models(*, cache_dir: Path | None = None) -> list[CachedModel]:
     """What the cache holds, by name."""
     cache_dir = default_cache_dir() if cache_dir is None else cache_dir

@@ -16,9 +16,9 @@ from ...bench.result import SCHEMA
 from ...core.config import BLOCK_SIZE
 from ...core.errors import ConfigError
 from ...core.step_records import Machine
+from ...plan.fit.black_box import Live, errors_of, fit
+from ...plan.fit.token_times import read_run
 from ..bench.load import read_tokenizer
-from .bunches import read_run
-from .replay import Live, errors_of, fit
 
 Json = dict[str, Any]
 

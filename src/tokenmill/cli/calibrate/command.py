@@ -11,12 +11,12 @@ from typing import Any
 
 from ...core.errors import ConfigError
 from ...core.step_records import LogFacts, Machine, StepRecords, read_steps
+from ...plan.fit.cost_model import Fitted, fit_law
+from ...plan.fit.edges import Point, backs, fit_line, fronts, gaps, passages
+from ...plan.fit.errors import errors_of
+from ...plan.fit.observed import Observed, observed
 from ...sim.calibrated import LEAST_SEEN, Calibrated, Error, Line
 from . import black_box
-from .beside import Observed, observed
-from .edges import Point, backs, fit_line, fronts, gaps, passages
-from .law import Fitted, fit_law
-from .regimes import errors_of
 
 NUM_BLOCKS, EACH = 25, 5
 """A log is cut into so many spans of busy time, and of so many one after the other the last is held out."""

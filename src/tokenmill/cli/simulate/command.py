@@ -20,17 +20,18 @@ from ...bench.load.show import runs_of
 from ...bench.output import console_beside, write_json
 from ...bench.result import Result, Run
 from ...core.errors import ConfigError
+from ...plan import fidelity as against
+from ...plan.chat_frame import chat_frame
+from ...plan.digest import digest_of
+from ...plan.play import About
+from ...plan.policies import ChosenPolicies, add_policy_argument, read_policies
+from ...plan.sources import sources_beside
 from ...sim.cluster_file import parse, read_deployment
 from ...sim.deployment import Deployment
 from ...sim.loop import VirtualLoop
 from ...sim.service import Service, ServiceReport
 from ..bench.load import read_text, read_tokenizer
-from . import against, loads
-from .chat_frame import chat_frame
-from .digest import digest_of
-from .files import sources_beside
-from .play import About
-from .policy import ChosenPolicies, add_policy_argument, read_policies
+from . import loads
 from .shared import fault_doubts, lines_of
 
 _OF_AGAINST = {"cluster", "policy", "against", "speed_factor", "name", "tokenizer", "json", "html", "help"}

@@ -30,8 +30,8 @@ from ...bench.load.search_options import add_search_arguments, make_search
 from ...bench.output import console_beside, write_json
 from ...bench.result import Goodput, GoodputSweep, Probe, Result, Run, Sweep
 from ...core.errors import ConfigError
+from ...plan.play import About, Lives, simulate, simulate_repeats
 from ...sim.loop import VirtualLoop
-from .play import About, Lives, simulate, simulate_repeats
 from .progress import Bar
 from .trace import TraceWriter
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...core.cost import StepLaw
-from ...core.errors import ConfigError
-from ...sim.calibrated import Calibrated
-from ...sim.cluster_file import parse
-from ...sim.fields import Fields
-from ...sim.hardware import Hardware
-from ...sim.models import ModelShape
-from ...sim.topology import Topology, read_topology
-from ...sim.worker_file import Sources
+from ..core.cost import StepLaw
+from ..core.errors import ConfigError
+from ..sim.calibrated import Calibrated
+from ..sim.cluster_file import parse
+from ..sim.fields import Fields
+from ..sim.hardware import Hardware
+from ..sim.models import ModelShape
+from ..sim.topology import Topology, read_topology
+from ..sim.worker_file import Sources
 from .machine import read_machine
 from .model_shape import read_shape
 

@@ -15,18 +15,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ...bench.html.fidelity import FIGURE_HEADER, REQUEST_HEADER, figure_rows, request_rows
-from ...bench.load.body import CHAT_APIS
-from ...bench.load.fidelity import Fidelity, compare, runs_in
-from ...bench.load.material import Vocabulary
-from ...bench.load.recorded_load import RecordedLoad, recorded_load
-from ...bench.result import SCHEMA, Run
-from ...cluster.gateway import Gateway
-from ...core.cost import StepLaw, Work
-from ...core.errors import ConfigError
-from ...sim.calibrated import Calibrated
-from ...sim.deployment import Deployment
-from ...sim.service import Service, ServiceReport
+from ..bench.html.fidelity import FIGURE_HEADER, REQUEST_HEADER, figure_rows, request_rows
+from ..bench.load.body import CHAT_APIS
+from ..bench.load.fidelity import Fidelity, compare, runs_in
+from ..bench.load.material import Vocabulary
+from ..bench.load.recorded_load import RecordedLoad, recorded_load
+from ..bench.result import SCHEMA, Run
+from ..cluster.gateway import Gateway
+from ..core.cost import StepLaw, Work
+from ..core.errors import ConfigError
+from ..sim.calibrated import Calibrated
+from ..sim.deployment import Deployment
+from ..sim.service import Service, ServiceReport
 from .chat_frame import Frame
 from .play import About, simulate
 

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from ...bench.load.giveup import GAVE_UP
-from ...bench.load.plan import Call
-from ...bench.load.player import OnDone
-from ...bench.load.stream import Exchange
-from ...bench.load.timer import LoopTimer
-from ...core import errors
-from ...core.errors import Overloaded, TokenmillError
-from ...core.events import FINISH_LENGTH, FINISH_STOP, Output, Timing
-from ...core.request import Request, SamplingParams
-from ...core.terms import USUAL, Terms
+from ..bench.load.giveup import GAVE_UP
+from ..bench.load.plan import Call
+from ..bench.load.player import OnDone
+from ..bench.load.stream import Exchange
+from ..bench.load.timer import LoopTimer
+from ..core import errors
+from ..core.errors import Overloaded, TokenmillError
+from ..core.events import FINISH_LENGTH, FINISH_STOP, Output, Timing
+from ..core.request import Request, SamplingParams
+from ..core.terms import USUAL, Terms
 from .prompts import Asked
 
 STATUSES = {

@@ -16,11 +16,11 @@ from ...core.step_records import LogFacts, Machine
 from ...sim.calibrated import Beside, Calibrated, Line
 from ...sim.cluster_file import read_deployment
 from ...sim.worker_file import Sources
-from ..simulate.against import on_deployment
-from .beside import Observed
-from .bunches import read_run, steps_of, ways_of
-from .law import TOKEN_KNOTS as USUAL_KNOTS
-from .law import fit_law
+from ..fidelity import on_deployment
+from .cost_model import TOKEN_KNOTS as USUAL_KNOTS
+from .cost_model import fit_law
+from .observed import Observed
+from .token_times import read_run, steps_of, ways_of
 
 Json = dict[str, Any]
 

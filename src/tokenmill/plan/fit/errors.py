@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from ...core.step_records import TimedStep
 from ...sim.calibrated import Calibrated, Error
-from .beside import Observed
-from .law import slowness_of
+from .cost_model import slowness_of
+from .observed import Observed
 
 SHORT = 128
 """Tokens of a short step of prompts at most."""

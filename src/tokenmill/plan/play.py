@@ -10,22 +10,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from ... import __version__
-from ...bench.load import measure
-from ...bench.load.body import CHAT_APIS
-from ...bench.load.plan import Call, Plan
-from ...bench.load.player import Player
-from ...bench.load.pool import pool
-from ...bench.load.run import Load, Observe, intervals
-from ...bench.load.stream import Exchange
-from ...bench.load.tally import KEPT_EVENTS, Tally
-from ...bench.load.timer import time_of
-from ...bench.result import Repeats, Run
-from ...core.errors import Unavailable
-from ...core.terms import Terms
-from ...sim.loop import VirtualLoop, rare_collections
-from ...sim.service import ServiceReport
-from ...sim.trace import Trace
+from .. import __version__
+from ..bench.load import measure
+from ..bench.load.body import CHAT_APIS
+from ..bench.load.plan import Call, Plan
+from ..bench.load.player import Player
+from ..bench.load.pool import pool
+from ..bench.load.run import Load, Observe, intervals
+from ..bench.load.stream import Exchange
+from ..bench.load.tally import KEPT_EVENTS, Tally
+from ..bench.load.timer import time_of
+from ..bench.result import Repeats, Run
+from ..core.errors import Unavailable
+from ..core.terms import Terms
+from ..sim.loop import VirtualLoop, rare_collections
+from ..sim.service import ServiceReport
+from ..sim.trace import Trace
 from .chat_frame import Frame
 from .client import Ended, Serves, VirtualClient, usual_terms
 from .prompts import Asked, PromptWriter

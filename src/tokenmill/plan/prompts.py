@@ -13,9 +13,9 @@ import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ...bench.load.material import Vocabulary
-from ...bench.load.plan import Call, Drawn, Literal, Part
-from ...bench.load.player import Replies
+from ..bench.load.material import Vocabulary
+from ..bench.load.plan import Call, Drawn, Literal, Part
+from ..bench.load.player import Replies
 from .chat_frame import Frame
 
 CHARS_A_TOKEN = 4

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from ...core.errors import ConfigError, InvalidRequest
-from ...text.chat import Renderer
-from ...text.load import TextModel
+from ..core.errors import ConfigError, InvalidRequest
+from ..text.chat import Renderer
+from ..text.load import TextModel
 
 Frame = Callable[[tuple[str, ...]], tuple[tuple[int, ...], ...]]
 """Roles of messages -> tokens before the first, between each two, and after the last."""

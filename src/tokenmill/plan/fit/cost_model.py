@@ -21,7 +21,7 @@ from ...core.cost import read_share
 from ...core.least_squares import non_negative
 from ...core.step_records import LogFacts, Machine, TimedStep
 from ...sim.calibrated import NOT_KNOWN, Beside, Calibrated, Curve, Kind, kind_of, shares, sharing_of
-from .beside import Observed
+from .observed import Observed
 
 TOKEN_KNOTS = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
 ROW_KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)

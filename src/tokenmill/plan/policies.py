@@ -17,25 +17,34 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from ...cluster.admission import Everybody
-from ...cluster.gateway import Gateway
-from ...cluster.pools import DECISIONS, decision_named
-from ...cluster.replication import POLICIES as REPLICATION
-from ...cluster.replication import replication_named
-from ...cluster.rescheduling import POLICIES as MIGRATION
-from ...cluster.rescheduling import policy_named
-from ...cluster.router import ROUTING_POLICIES
-from ...core.config import EngineConfig, check_name
-from ...core.errors import ConfigError, TokenmillError
-from ...core.own_policy import OwnPolicy
-from ...core.tiers import HOST, REMOTE
-from ...kv.tiers.policies import ADMISSIONS, REPLACEMENTS
-from ...node.options import EVICTIONS, SCHEDULING_POLICIES
-from ...node.policy_file import is_policy_file, read_policy
-from ...sim.deployment import Deployment
-from ...sim.tier_plan import TierSpecs
-from ..own_policies import KINDS
+from ..cluster.admission import Everybody
+from ..cluster.gateway import Gateway
+from ..cluster.own_policies import ADMISSION, OF_GATEWAYS
+from ..cluster.pools import DECISIONS, decision_named
+from ..cluster.replication import POLICIES as REPLICATION
+from ..cluster.replication import replication_named
+from ..cluster.rescheduling import POLICIES as MIGRATION
+from ..cluster.rescheduling import policy_named
+from ..cluster.router import ROUTING_POLICIES
+from ..core.config import EngineConfig, check_name
+from ..core.errors import ConfigError, TokenmillError
+from ..core.own_policy import Kind, OwnPolicy
+from ..core.tiers import HOST, REMOTE
+from ..kv.tiers.policies import ADMISSIONS, REPLACEMENTS
+from ..kv.tiers.replacement import Replacement, TierAdmission
+from ..node.options import EVICTIONS, OWN_POLICIES, SCHEDULING_POLICIES
+from ..node.policy_file import is_policy_file, read_policy
+from ..sim.deployment import Deployment
+from ..sim.tier_plan import TierSpecs
 
+KINDS = (
+    *OF_GATEWAYS.values(),
+    *OWN_POLICIES.values(),
+    ADMISSION,
+    Kind("tiering", Replacement, ("num_bytes",)),
+    Kind("tier-admission", TierAdmission, ("num_bytes",)),
+)
+"""That a file of one's own may hold, in the order in which they are told of."""
 _EVERYBODY = "everybody"
 NAMES: Mapping[str, Sequence[str]] = {
     "routing": ROUTING_POLICIES,

@@ -9,14 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import ConfigError
-from ...formats.checkpoint import open_checkpoint
-from ...models.config import ModelConfig
-from ...models.encoder_config import EncoderConfig
-from ...models.survey import survey
-from ...sim.fields import Fields
-from ...sim.models import ModelShape, read_model
-from ..models import local_model
+from ..core.errors import ConfigError
+from ..formats.checkpoint import open_checkpoint
+from ..formats.hub import local_model
+from ..models.config import ModelConfig
+from ..models.encoder_config import EncoderConfig
+from ..models.survey import survey
+from ..sim.fields import Fields
+from ..sim.models import ModelShape, read_model
 
 _UNITS = ("title", "source", "name")
 

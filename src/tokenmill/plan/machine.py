@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ...core.errors import ConfigError
-from ...sim.hardware import Hardware, hardware_named, measured_hardware
+from ..core.errors import ConfigError
+from ..sim.hardware import Hardware, hardware_named, measured_hardware
 
 
 def read_machine(name: str, where: str = "hardware") -> Hardware:
