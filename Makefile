@@ -2,7 +2,8 @@
 #
 #   make install   .venv with all that serving needs (the native kernels are built where a compiler is found)
 #   make serve     serve the default model on 127.0.0.1:8000          ARGS="--port 9000 --threads 4" passes more
-#   make test      run the tests                                       ARGS="-k engine" passes more
+#   make test      run the tests, a sample of the costly ones           ARGS="-k engine" passes more
+#   make test-all  run all of every test
 #   make clients   .venv-clients with the clients that others made (openai, litellm, ...), which the tests then try
 #   make fuzz      10,000 calls made by schemathesis from /openapi.json    ARGS="--examples 50" makes more
 #   make check     formatting, lint, types, house rules
@@ -21,7 +22,7 @@ SERVERS := live clients fuzz
 
 # `make` runs these one after another in one environment: parallel jobs would race on it.
 .NOTPARALLEL:
-.PHONY: install serve test clients fuzz check stress wheel oracle clean
+.PHONY: install serve test test-all clients fuzz check stress wheel oracle clean
 
 install: $(VENV)/installed
 
@@ -47,11 +48,13 @@ $(VENV)/extra-%: pyproject.toml | $(VENV)/installed
 serve: install
 	$(BIN)/tokenmill serve $(ARGS)
 
-# Tests that start servers have the machine to themselves; the others run two at a time.
-test: install $(VENV)/extra-test clients $(VENV)-fuzz/installed
+# Tests that start servers have the machine to themselves; the others run two at a time. `make test` runs the sample of
+# this commit of the tests that are marked `sampled` (tests/sampling.py).
+test: SAMPLE := --sample commit
+test test-all: install $(VENV)/extra-test clients $(VENV)-fuzz/installed
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(addprefix --ignore tests/,$(SERVERS))
-	$(BIN)/python -m pytest $(addprefix tests/,$(SERVERS))
+	$(BIN)/python -m pytest $(SAMPLE) --numprocesses 2 --dist loadfile $(addprefix --ignore tests/,$(SERVERS))
+	$(BIN)/python -m pytest $(SAMPLE) $(addprefix tests/,$(SERVERS))
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

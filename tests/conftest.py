@@ -8,8 +8,23 @@ from pathlib import Path
 import pytest
 
 from browser import Browser, chromium
+from sampling import Sample, tree
 from tokenmill.core.errors import FetchError
 from tokenmill.formats.hub import resolve_model
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sample",
+        metavar="SEED",
+        help="of the tests marked `sampled`, run a sample only; the seed 'commit' stands for what the commit contains",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    seed = config.getoption("--sample")
+    if seed is not None:
+        config.pluginmanager.register(Sample(tree() if seed == "commit" else seed))
 
 
 @pytest.fixture(scope="session", autouse=True)
