@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 NATIVE := CMakeLists.txt $(shell find native -type f 2>/dev/null)
 ARGS ?=
-SERVERS := live clients fuzz
+SERVERS := bench live clients fuzz
 
 # `make` runs these one after another in one environment: parallel jobs would race on it.
 .NOTPARALLEL:

@@ -1,6 +1,6 @@
 """Mixtures of experts and latent attention beside llama.cpp, and beside what memory allows.
 
-    python tests/live/bench_moe.py MODEL --llama-bin DIR [--load LOAD]... [--peer-model FILE] [--repeats N] [--new N]
+    python tests/bench/bench_moe.py MODEL --llama-bin DIR [--load LOAD]... [--peer-model FILE] [--repeats N] [--new N]
         [--threads N] [--json FILE]
 
 MODEL: a file of tests/random_models.py. Loads, by default prefill:512, decode:128 and 16x128:

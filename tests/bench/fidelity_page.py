@@ -33,7 +33,7 @@ HEAD = """# How near simulations come
 What the live CPU server did under loads that were not used to calibrate it, and what `tokenmill simulate` says of the
 same loads. This page is written by one command from saved results:
 
-    python tests/live/bench_fidelity.py report OUT --write docs/fidelity.md
+    python tests/bench/bench_fidelity.py report OUT --write docs/fidelity.md
 
 The figures are of one machine: {processor}, {cores} cores, {system}; tokenmill {version}, commit {commit}.
 They were measured by

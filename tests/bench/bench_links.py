@@ -1,8 +1,8 @@
 """What a link costs, and how soon a stopped engine is noticed.
 
-    python tests/live/bench_links.py                     one worker over TCP beside the front end's own engine
-    python tests/live/bench_links.py --baseline DIR      the same, and an engine of another checkout (DIR/src)
-    python tests/live/bench_links.py --stops 20          SIGSTOP of one of two workers under streams
+    python tests/bench/bench_links.py                     one worker over TCP beside the front end's own engine
+    python tests/bench/bench_links.py --baseline DIR      the same, and an engine of another checkout (DIR/src)
+    python tests/bench/bench_links.py --stops 20          SIGSTOP of one of two workers under streams
 
 Servers take turns, so that a drift of the machine meets all alike. Throughput: tokens a second of streams that run at
 once. TTFT: of short prompts one after the other, seen by a client. Both as medians of rounds, with the spread.
@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "live"))
 
 from front_ends import SECRET, Worker, free_port, front_end
 from kill import ask, write_model

@@ -1,8 +1,8 @@
 """How well a server of which only its clients' times are known is predicted. Prints errors beside the bar of 15 %.
 
-    python tests/live/bench_black_box.py --url http://127.0.0.1:8080 --max-num-seqs 8
-    python tests/live/bench_black_box.py --max-num-seqs 8 --serve "llama-server -m MODEL.gguf -np 8 --port {port}"
-    python tests/live/bench_black_box.py --max-num-seqs 8 --serve "tests/live/vllm_box.sh VENV CHECKPOINT {port} 8"
+    python tests/bench/bench_black_box.py --url http://127.0.0.1:8080 --max-num-seqs 8
+    python tests/bench/bench_black_box.py --max-num-seqs 8 --serve "llama-server -m MODEL.gguf -np 8 --port {port}"
+    python tests/bench/bench_black_box.py --max-num-seqs 8 --serve "tests/bench/vllm_box.sh VENV CHECKPOINT {port} 8"
 
 Three closed loops are fitted to; loads of another number of clients, and open loops below what the server can do, are
 not: each of these is sent twice, so that what two runs differ by stands beside the error. About four minutes; results

@@ -1,6 +1,6 @@
 """What it costs and saves that a keeper forks engines: memory of weights, speed of one stream, time until one is back.
 
-    python tests/live/bench_keeper.py [--model smollm2] [--rounds 5] [--kills 5] [--only memory|speed|return]
+    python tests/bench/bench_keeper.py [--model smollm2] [--rounds 5] [--kills 5] [--only memory|speed|return]
 
 memory  the share (PSS) that two engines and their keeper have of the mappings in which weights lie, against those of an
         engine that loaded for itself; and how much of them is in huge pages
@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "live"))
 
 from serving import Server, wait_until
 

@@ -1,6 +1,6 @@
 """Policies of routing, live: the conversations of a trace, made smaller, on one server with several workers.
 
-    python tests/live/bench_routing.py TRACE.jsonl[.gz] [--workers 3] [--requests 90] [--rate 2]
+    python tests/bench/bench_routing.py TRACE.jsonl[.gz] [--workers 3] [--requests 90] [--rate 2]
 
 Of the trace's conversations the first with three turns or more are taken; every 512 tokens of a prompt become 48.
 Requests come at `--rate` a second on average, in the trace's order, by gaps that are the same for each policy; each
@@ -22,7 +22,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "live"))
 from serving import Server
 
 TOKENS = 48

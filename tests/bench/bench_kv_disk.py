@@ -1,6 +1,6 @@
 """How fast KV blocks come from the disk tier, beside what the disk gives to anybody; and how long opening it takes.
 
-    python tests/live/bench_kv_disk.py [--folder DIR] [--gib 2] [--rounds 8] [--tokens 1008] [--open-gib 10] [--sealed]
+    python tests/bench/bench_kv_disk.py [--folder DIR] [--gib 2] [--rounds 8] [--tokens 1008] [--open-gib 10] [--sealed]
 
 Prefixes of so many tokens in blocks as the default model has them (16 tokens, 368,640 bytes) are written through the
 tier until there are so many GiB, then loaded in a random order, one at a time, in jobs of 8 MiB that overlap, as a KV

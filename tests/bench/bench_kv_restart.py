@@ -1,6 +1,6 @@
 """How soon a server that was started again answers about a document that it knows from before, and about a new one.
 
-    python tests/live/bench_kv_restart.py [--tokens 4000] [--rounds 5] [--uses 2] [--kill] [--folder DIR]
+    python tests/bench/bench_kv_restart.py [--tokens 4000] [--rounds 5] [--uses 2] [--kill] [--folder DIR]
 
 In each round one server is asked about a document of random words `--uses` times, with other questions, and stopped
 (with --kill: killed with all its processes, two seconds after the last answer). The next one, with the same folder, is
@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "live"))
 
 from serving import Server
 

@@ -1,7 +1,7 @@
 """llama-server without a build: the HTTP server of llama.cpp from the package xllamacpp, in an environment of its own.
 
     python3 -m venv /tmp/box && /tmp/box/bin/pip install xllamacpp
-    /tmp/box/bin/python tests/live/llama_box.py MODEL.gguf PORT SLOTS [THREADS]
+    /tmp/box/bin/python tests/bench/llama_box.py MODEL.gguf PORT SLOTS [THREADS]
 
 Runs until it is killed. Needs nothing of tokenmill.
 """

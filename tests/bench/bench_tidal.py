@@ -1,6 +1,6 @@
 """What interactive calls feel of work that can wait: alone, beside a batch, and with an idle command.
 
-    python tests/live/bench_tidal.py [--rate R] [--duration S] [--repeats N] [--model M]
+    python tests/bench/bench_tidal.py [--rate R] [--duration S] [--repeats N] [--model M]
 
 A script, not a test: timed, for an idle machine. One server of each kind serves the same open-loop load in turn, at
 half of what it answers at 16 at once (or --rate). Prints TTFT and TPOT of all rounds together, and what the batch and
@@ -19,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "live"))
 
 from serving import Server, wait_until
 

@@ -1,6 +1,6 @@
 """What it costs that one engine computes a prompt and another draws the answer: the time to the second token.
 
-By hand: `python tests/live/bench_handoff.py [--tokens N] [--rounds N] [--kv-transfer tcp]`; with --moves, the longest
+By hand: `python tests/bench/bench_handoff.py [--tokens N] [--rounds N] [--kv-transfer tcp]`; with --moves, the longest
 pause of streams whose worker is drained.
 
 Two servers run one after the other, with the same engines: one in which every request is handed over after its first
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "live"))
 
 from serving import Server
 

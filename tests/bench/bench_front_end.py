@@ -1,7 +1,7 @@
 """What one front end can do: streams open at once, streamed tokens a second, and what it adds to TTFT.
 
-    python tests/live/bench_front_end.py                       all parts, about two minutes
-    python tests/live/bench_front_end.py --parts rate --rates 20000 30000
+    python tests/bench/bench_front_end.py                       all parts, about two minutes
+    python tests/bench/bench_front_end.py --parts rate --rates 20000 30000
 
 Three processes: the front end (the app of `build_app`, its HTTP server and its helper, configured as `serve` does), an
 engine that computes nothing but keeps a pace (tests/paced_engine.py), and `tokenmill bench serve`. They share the cores

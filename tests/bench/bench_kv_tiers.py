@@ -1,7 +1,7 @@
 """What tiers do for a working set of four times the engine's pool: traces, replayed to servers with and without them.
 
-    python tests/live/bench_kv_tiers.py TRACE.jsonl[.gz] [--scale 0.25] [--requests 60] [--settings off,host,host+disk]
-    python tests/live/bench_kv_tiers.py --random [--rounds 4]
+    python tests/bench/bench_kv_tiers.py TRACE.jsonl[.gz] [--scale 0.25] [--requests 60] [--settings off,host,host+disk]
+    python tests/bench/bench_kv_tiers.py --random [--rounds 4]
 
 The requests of a trace (Mooncake: whole conversations, drawn from all over it, in its order; agentic: the first turns
 of some conversations, taken in turns) go to one server after another, one request at a time: what is measured is the
@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "live"))
 
 from bench_kv_restart import ask, document
 from serving import Server

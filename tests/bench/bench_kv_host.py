@@ -1,6 +1,6 @@
 """How fast KV comes out of a KV store's host memory into an engine's pool and goes in, beside plain copies.
 
-    python tests/live/bench_kv_host.py [--tokens N] [--rounds N]
+    python tests/bench/bench_kv_host.py [--tokens N] [--rounds N]
 
 A store in a process of its own, an engine's pool and its jobs as they are in a server: leases, copies, checksums of
 every block. Beside it, in turns: memcpy of as many bytes between blocks of the pool. And the time of a find. What was

@@ -1,7 +1,7 @@
 """How true the load generator is, against a server whose send times are known. Prints figures with pass or fail.
 
-    python tests/live/bench_selfcheck.py                    all checks, about two minutes
-    python tests/live/bench_selfcheck.py --streams 1 16     accuracy at these streams only
+    python tests/bench/bench_selfcheck.py                    all checks, about two minutes
+    python tests/bench/bench_selfcheck.py --streams 1 16     accuracy at these streams only
 
 - *accuracy*: p50 to p99 of TTFT, ITL and E2EL within 1 ms or 1 % of what the server's own send times say, from the
   client's send to the server's (p99.9 is printed beside them), streams in a closed loop.

@@ -1,6 +1,6 @@
 """How often the goodput search is right, on more queues and more searches than the tests have time for. Prints figures.
 
-    python tests/live/bench_virtual.py --runs 200 --probe-s 30 60 120
+    python tests/bench/bench_virtual.py --runs 200 --probe-s 30 60 120
 
 For each queue of known capacity: the median error of the answer, how many intervals hold the truth, how wide they are,
 and how many probes a search took. No sockets and no clock: everything runs on the virtual loop.

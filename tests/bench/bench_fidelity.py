@@ -1,11 +1,11 @@
 """Live runs against simulations of them, and docs/fidelity.md.
 
-    python tests/live/bench_fidelity.py all OUT --minutes 120           these one after the other:
+    python tests/bench/bench_fidelity.py all OUT --minutes 120           these one after the other:
 
-    python tests/live/bench_fidelity.py measure OUT --minutes 25 [--only one,two] [--requests 1000] [--slice-s 60]
-    python tests/live/bench_fidelity.py order OUT --minutes 10          ten settings, live, by `bench compare`
-    python tests/live/bench_fidelity.py simulate OUT                    what `measure` and `order` left, simulated
-    python tests/live/bench_fidelity.py report OUT --write docs/fidelity.md
+    python tests/bench/bench_fidelity.py measure OUT --minutes 25 [--only one,two] [--requests 1000] [--slice-s 60]
+    python tests/bench/bench_fidelity.py order OUT --minutes 10          ten settings, live, by `bench compare`
+    python tests/bench/bench_fidelity.py simulate OUT                    what `measure` and `order` left, simulated
+    python tests/bench/bench_fidelity.py report OUT --write docs/fidelity.md
 
 `measure` and `order` need a quiet machine; both go on where they were cut off. `simulate` can come later, anywhere. A
 model that is not there is left out (`--qwen3 PATH`: one of Qwen3-0.6B's shape, such as `tests/random_models.py` makes),
@@ -164,7 +164,7 @@ def _simulator(cluster: str, folder: Path, engine: str) -> sim.Simulate:
 
 def _facts(args: argparse.Namespace, environment: Json) -> Json:
     path = args.out / "command.txt"
-    commands = path.read_text().splitlines() if path.exists() else ["python tests/live/bench_fidelity.py measure OUT"]
+    commands = path.read_text().splitlines() if path.exists() else ["python tests/bench/bench_fidelity.py measure OUT"]
     return {
         "processor": environment.get("processor"),
         "cores": environment.get("cores"),

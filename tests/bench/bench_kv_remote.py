@@ -1,6 +1,6 @@
 """How fast KV blocks come from remote stores and peers, beside a plain client of each.
 
-    python tests/live/bench_kv_remote.py [--tokens 1008] [--prefixes 8] [--rounds 5] [--delay-ms 0] [--only redis,...]
+    python tests/bench/bench_kv_remote.py [--tokens 1008] [--prefixes 8] [--rounds 5] [--delay-ms 0] [--only redis,...]
 
 Prefixes of so many tokens in blocks as the default model has them (16 tokens, 368,640 bytes) are saved through the
 tier, then loaded in a random order, one at a time, in jobs of 8 MiB that overlap, as a KV store gives them; what comes

@@ -1,6 +1,6 @@
 """Weights beyond memory: what decoding and a prompt cost beside what the disk allows, and beside llama.cpp.
 
-    python tests/live/bench_expert_memory.py MODEL [--share N] [--new N] [--weights] [--llama-bin DIR] [--repeats N]
+    python tests/bench/bench_expert_memory.py MODEL [--share N] [--new N] [--weights] [--llama-bin DIR] [--repeats N]
 
 MODEL: a mixture of experts, of whose experts one in N (default 3) has room in memory; with --weights a dense model, of
 whose layers one in N. Each repeat measures

@@ -1,6 +1,6 @@
 """How soon a call stops the job of `--idle-command`: from its sending until each process of the job is stopped.
 
-    python tests/live/time_idle_command.py [--calls N]
+    python tests/bench/time_idle_command.py [--calls N]
 
 A script, not a test: timed. The job is two busy loops, which have the processors as the call comes.
 """
@@ -13,6 +13,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "live"))
 
 from serving import Server, wait_until
 from test_idle_command import SMALL, ask, is_stopped, pids_of

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "live"))
 from fidelity_cases import CALIBRATION, CALIBRATION_ROUNDS, CALIBRATION_S, Case, Setting
 from serving import Server
 
