@@ -22,12 +22,12 @@ import numpy as np
 from tokenmill.core.block import KVGroup
 from tokenmill.core.effects import FetchBlocks, FindBlocks, SaveBlocks
 from tokenmill.core.tiers import BlockFacts
+from tokenmill.kv.connector.worker.tiers import TierCopies
+from tokenmill.kv.store.child import KVStoreProcess
+from tokenmill.kv.store.options import TierOptions
+from tokenmill.kv.transfer.client import StoreClient
 from tokenmill.net.loop import run_event_loop
-from tokenmill.node.kv_store.child import KVStoreProcess
-from tokenmill.node.tier_options import TierOptions
 from tokenmill.ops.pool import HostPool
-from tokenmill.store.tiers.client import StoreClient
-from tokenmill.worker.tiers import TierCopies
 
 GROUP = KVGroup("all", num_layers=30, num_kv_heads=3, head_dim=64)
 """Of SmolLM2 135M: 368,640 bytes for 16 tokens."""

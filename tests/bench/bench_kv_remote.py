@@ -36,14 +36,14 @@ from remote_stores import KEY, RedisServer, S3Server, free_port
 from tokenmill.core.tier_jobs import LoadFrom, LookIn, SaveTo, Tier
 from tokenmill.core.tiers import NO_PLACE, BlockFacts, TierKey
 from tokenmill.core.units import MiB
-from tokenmill.node.kv_store.child import KVStoreProcess
-from tokenmill.node.tier_options import TierOptions
-from tokenmill.store.tiers.client import StoreClient
-from tokenmill.store.tiers.peer import PeerTier
-from tokenmill.store.tiers.remote import RemoteTier
-from tokenmill.store.tiers.remote.names import Names
-from tokenmill.store.tiers.seal import OVERHEAD, load_key
-from tokenmill.store.tiers.sums import block_sum
+from tokenmill.kv.store.child import KVStoreProcess
+from tokenmill.kv.store.options import TierOptions
+from tokenmill.kv.transfer.client import StoreClient
+from tokenmill.kv.transfer.remote import RemoteTier
+from tokenmill.kv.transfer.remote.names import Names
+from tokenmill.kv.transfer.remote.peer import PeerTier
+from tokenmill.kv.transfer.seal import OVERHEAD, load_key
+from tokenmill.kv.transfer.sums import block_sum
 
 MODEL = "0123456789abcdef"
 BLOCK_BYTES, BLOCK_TOKENS = 368_640, 16
@@ -172,7 +172,7 @@ async def bench_objects(name: str, url: str, bench: Bench, args: argparse.Namesp
     tier = RemoteTier(url, MODEL, [BLOCK_BYTES], bench.view, KEY)
     await tier.open()
     saves = await bench.save(tier)
-    from tokenmill.store.tiers.remote.address import open_backend
+    from tokenmill.kv.transfer.remote.address import open_backend
 
     backend: Any = open_backend(url)[0]
     names = Names(KEY, MODEL)

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 
 from tokenmill.core.tiers import BlockFacts, Lease, TierKey
+from tokenmill.kv.transfer.client import StoreClient
+from tokenmill.kv.transfer.sums import block_sum
 from tokenmill.net.loop import run_event_loop
-from tokenmill.store.tiers.client import StoreClient
-from tokenmill.store.tiers.sums import block_sum
 
 SIZE = 40_000
 NUMERICS = "numerics"

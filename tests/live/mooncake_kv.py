@@ -23,10 +23,10 @@ import mooncake
 from remote_stores import BLOCK_BYTES, KEY, Host, block, look, sum_of
 from tokenmill.core.tier_jobs import DropFrom
 from tokenmill.core.tiers import NO_PLACE, TierKey
-from tokenmill.store.tiers.remote import RemoteTier
-from tokenmill.store.tiers.remote.address import open_backend
-from tokenmill.store.tiers.remote.names import Names
-from tokenmill.store.tiers.sealed import Limits
+from tokenmill.kv.transfer.remote import RemoteTier
+from tokenmill.kv.transfer.remote.address import open_backend
+from tokenmill.kv.transfer.remote.names import Names
+from tokenmill.kv.transfer.remote.sealed import Limits
 
 MODEL = "model A"
 BLOCKS = [block(number) for number in range(20)]

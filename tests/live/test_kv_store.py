@@ -21,10 +21,10 @@ import pytest
 from kv_client import NUMERICS, SIZE, STAGES, blocks_of, get, join, put
 
 from tokenmill.core.errors import ConfigError
+from tokenmill.kv.store.child import KVStoreProcess
+from tokenmill.kv.store.options import TierOptions
+from tokenmill.kv.transfer.client import StoreClient
 from tokenmill.net.loop import run_event_loop
-from tokenmill.node.kv_store.child import KVStoreProcess
-from tokenmill.node.tier_options import TierOptions
-from tokenmill.store.tiers.client import StoreClient
 
 CLIENT = Path(__file__).with_name("kv_client.py")
 HOST = 16 << 20
@@ -268,8 +268,8 @@ def test_a_store_ends_with_its_parent() -> None:
     """However that ends."""
     code = (
         "import os, sys\n"
-        "from tokenmill.node.kv_store.child import KVStoreProcess\n"
-        "from tokenmill.node.tier_options import TierOptions\n"
+        "from tokenmill.kv.store.child import KVStoreProcess\n"
+        "from tokenmill.kv.store.options import TierOptions\n"
         "with KVStoreProcess(TierOptions(kv_host=1 << 25)) as process:\n"
         "    print(process.pid, process.path, flush=True); sys.stdin.read()"
     )

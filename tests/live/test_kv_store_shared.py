@@ -17,13 +17,13 @@ from remote_stores import BLOCK_BYTES, RedisServer, block, content, free_port, u
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.tiers import BlockFacts, Lease, TierKey
 from tokenmill.core.units import MiB
-from tokenmill.node.kv_store.child import KVStoreProcess
-from tokenmill.node.tier_options import TierOptions
-from tokenmill.store.tiers.client import StoreClient
-from tokenmill.store.tiers.remote.address import open_backend
-from tokenmill.store.tiers.remote.names import Names
-from tokenmill.store.tiers.seal import load_key
-from tokenmill.store.tiers.sums import block_sum
+from tokenmill.kv.store.child import KVStoreProcess
+from tokenmill.kv.store.options import TierOptions
+from tokenmill.kv.transfer.client import StoreClient
+from tokenmill.kv.transfer.remote.address import open_backend
+from tokenmill.kv.transfer.remote.names import Names
+from tokenmill.kv.transfer.seal import load_key
+from tokenmill.kv.transfer.sums import block_sum
 
 MODEL = "model A"
 BLOCKS = [block(number) for number in range(40)]

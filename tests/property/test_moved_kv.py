@@ -19,14 +19,14 @@ from tokenmill.core.moves import Continue, KVSource, Moved, Offer, PullBlocks, R
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.link import LocalFrontEnd, local_link
+from tokenmill.kv.connector.worker.moves import PeerMoves
+from tokenmill.kv.transfer.peer import client
 from tokenmill.models import registry
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
-from tokenmill.store.peer import client
 from tokenmill.worker import build
 from tokenmill.worker.build import Worker, build_worker
-from tokenmill.worker.moves import PeerMoves
 from tokenmill.worker.spec import WorkerSpec
 
 SIZE = 8

@@ -18,12 +18,13 @@ from tokenmill.core.events import Drain, Output, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.link import local_link
+from tokenmill.kv.connector.worker import transfers
+from tokenmill.kv.transfer.saved.folder import KVFolder
 from tokenmill.models import registry
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
-from tokenmill.store.folder import KVFolder
-from tokenmill.worker import build, transfers
+from tokenmill.worker import build
 from tokenmill.worker.build import build_worker
 from tokenmill.worker.spec import WorkerSpec
 

@@ -11,9 +11,9 @@ from tokenmill.cli.options import add_options, given_options
 from tokenmill.cli.parser import Parser
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.options import check, option, options_of, seconds, size
+from tokenmill.kv.store.options import TierOptions
 from tokenmill.llm.arguments import read_options
 from tokenmill.node.options import EngineOptions, TextOptions
-from tokenmill.node.tier_options import TierOptions
 
 
 @dataclass(frozen=True)

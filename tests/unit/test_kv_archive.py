@@ -10,8 +10,8 @@ from zlib import crc32
 import pytest
 
 from tokenmill.core.tiers import BlockFacts
-from tokenmill.store.tiers.archive import ArchiveHead, ArchiveWriter, BadArchive, read_blocks, read_head
-from tokenmill.store.tiers.sums import block_sum
+from tokenmill.kv.transfer.archive import ArchiveHead, ArchiveWriter, BadArchive, read_blocks, read_head
+from tokenmill.kv.transfer.sums import block_sum
 
 HEAD = ArchiveHead("numerics", (48, 20), 16)
 

@@ -18,14 +18,14 @@ import pytest
 from kv_disk import MODEL, SIZES, SLOT_BYTES, Host, blocks_bytes, data_of, opened, prefix
 from tokenmill.core.tier_jobs import LookIn, SaveTo
 from tokenmill.core.tiers import DISK, NO_PLACE, BlockFacts
-from tokenmill.store.tiers import disk
-from tokenmill.store.tiers.disk import DiskTier
-from tokenmill.store.tiers.disk_extent import PAGE_BYTES, EntryCodec, Extent, Head, padded
-from tokenmill.store.tiers.disk_read import DiskReader
-from tokenmill.store.tiers.disk_slots import DiskSlots
-from tokenmill.store.tiers.disk_space import DiskSpace
-from tokenmill.store.tiers.disk_write import Complaints, DiskCounts
-from tokenmill.store.tiers.sums import block_sum
+from tokenmill.kv.transfer.disk import tier as disk
+from tokenmill.kv.transfer.disk.extent import PAGE_BYTES, EntryCodec, Extent, Head, padded
+from tokenmill.kv.transfer.disk.read import DiskReader
+from tokenmill.kv.transfer.disk.slots import DiskSlots
+from tokenmill.kv.transfer.disk.space import DiskSpace
+from tokenmill.kv.transfer.disk.tier import DiskTier
+from tokenmill.kv.transfer.disk.write import Complaints, DiskCounts
+from tokenmill.kv.transfer.sums import block_sum
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:

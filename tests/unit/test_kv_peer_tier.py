@@ -28,16 +28,16 @@ from tokenmill.core.tiers import (
     Leased,
     TierKey,
 )
+from tokenmill.kv.store.peers import PeerService
 from tokenmill.kv.tiers.shell import TierShell
+from tokenmill.kv.transfer.peer.frames import Connection, receive_exactly
+from tokenmill.kv.transfer.peer.listener import Listener
+from tokenmill.kv.transfer.remote.peer import PeerTier, peer_door
+from tokenmill.kv.transfer.remote.peer_wire import PURPOSE
+from tokenmill.kv.transfer.remote.sealed import Limits
+from tokenmill.kv.transfer.seal import OVERHEAD, Seal
+from tokenmill.kv.transfer.sums import block_sum
 from tokenmill.net.clock import MonotonicClock
-from tokenmill.node.kv_store.peers import PeerService
-from tokenmill.store.peer.frames import Connection, receive_exactly
-from tokenmill.store.peer.listener import Listener
-from tokenmill.store.tiers.peer import PeerTier, peer_door
-from tokenmill.store.tiers.peer_wire import PURPOSE
-from tokenmill.store.tiers.seal import OVERHEAD, Seal
-from tokenmill.store.tiers.sealed import Limits
-from tokenmill.store.tiers.sums import block_sum
 
 MODEL = "model A"
 BLOCKS = [block(number) for number in range(20)]

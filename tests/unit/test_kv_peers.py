@@ -18,17 +18,17 @@ from links import certificate
 from tokenmill.cli.worker_options import LinkOptions
 from tokenmill.core.mac import TAMPERED, connection_macs
 from tokenmill.core.moves import KVSource, PullBlocks, Pulled
+from tokenmill.kv.transfer.peer import client as peer_client
+from tokenmill.kv.transfer.peer import door as peer_door
+from tokenmill.kv.transfer.peer import listener as peer_listener
+from tokenmill.kv.transfer.peer import server as peer_server
+from tokenmill.kv.transfer.peer.board import Board, Had, Refused
+from tokenmill.kv.transfer.peer.client import PeerClient, connect_plainly, dial
+from tokenmill.kv.transfer.peer.door import Door
+from tokenmill.kv.transfer.peer.frames import MOST_BYTES, BadPeer, Connection
+from tokenmill.kv.transfer.peer.memory import BlockMemory, CannotRead, can_read_memory, read_memory
+from tokenmill.kv.transfer.peer.server import PeerServer
 from tokenmill.net.tcp import Credentials
-from tokenmill.store.peer import client as peer_client
-from tokenmill.store.peer import door as peer_door
-from tokenmill.store.peer import listener as peer_listener
-from tokenmill.store.peer import server as peer_server
-from tokenmill.store.peer.board import Board, Had, Refused
-from tokenmill.store.peer.client import PeerClient, connect_plainly, dial
-from tokenmill.store.peer.door import Door
-from tokenmill.store.peer.frames import MOST_BYTES, BadPeer, Connection
-from tokenmill.store.peer.memory import BlockMemory, CannotRead, can_read_memory, read_memory
-from tokenmill.store.peer.server import PeerServer
 
 BLOCK_BYTES = 64
 

@@ -14,8 +14,8 @@ import pytest
 
 from remote_stores import RedisServer
 from tokenmill.core.errors import ConfigError
-from tokenmill.store.tiers.remote.address import open_backend
-from tokenmill.store.tiers.remote.redis import RedisBackend, _client
+from tokenmill.kv.transfer.remote.address import open_backend
+from tokenmill.kv.transfer.remote.redis import RedisBackend, _client
 
 MOST = 1000
 
@@ -153,7 +153,7 @@ def test_errors_do_not_repeat_the_password(said: bytes) -> None:
 def test_who_has_not_the_package_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """When the server starts, by the name of the extra."""
     monkeypatch.setitem(sys.modules, "redis", None)
-    monkeypatch.delitem(sys.modules, "tokenmill.store.tiers.remote.redis_connection", raising=False)
-    monkeypatch.delattr("tokenmill.store.tiers.remote.redis_connection", raising=False)
+    monkeypatch.delitem(sys.modules, "tokenmill.kv.transfer.remote.redis_connection", raising=False)
+    monkeypatch.delattr("tokenmill.kv.transfer.remote.redis_connection", raising=False)
     with pytest.raises(ConfigError, match=r"tokenmill\[kv-redis\]"):
         _client()

@@ -17,13 +17,13 @@ from remote_stores import BLOCK_BYTES, KEY, Host, RedisServer, S3Server, block, 
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.tier_jobs import DropFrom
 from tokenmill.core.tiers import NO_PLACE, TierKey
-from tokenmill.store.tiers.backend import Backend
-from tokenmill.store.tiers.remote import RemoteTier
-from tokenmill.store.tiers.remote.address import open_backend, parse
-from tokenmill.store.tiers.remote.names import Names
-from tokenmill.store.tiers.remote.redis import RedisBackend
-from tokenmill.store.tiers.seal import Seal
-from tokenmill.store.tiers.sealed import Limits, SealedStore
+from tokenmill.kv.transfer.remote import RemoteTier
+from tokenmill.kv.transfer.remote.address import open_backend, parse
+from tokenmill.kv.transfer.remote.backend import Backend
+from tokenmill.kv.transfer.remote.names import Names
+from tokenmill.kv.transfer.remote.redis import RedisBackend
+from tokenmill.kv.transfer.remote.sealed import Limits, SealedStore
+from tokenmill.kv.transfer.seal import Seal
 
 MODEL = "model A"
 BLOCKS = [block(number) for number in range(20)]

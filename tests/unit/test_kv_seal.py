@@ -9,17 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.core.errors import ConfigError
-from tokenmill.store.tiers.seal import (
-    CORRUPT,
-    FOREIGN,
-    OVERHEAD,
-    SHORT,
-    STALE,
-    BadSeal,
-    Seal,
-    derive,
-    load_key,
-)
+from tokenmill.kv.transfer.seal import CORRUPT, FOREIGN, OVERHEAD, SHORT, STALE, BadSeal, Seal, derive, load_key
 
 KEY = b"k" * 32
 BLOCK = (1, b"0123456789abcdef")

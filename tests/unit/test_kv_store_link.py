@@ -39,12 +39,12 @@ from tokenmill.core.tiers import (
     WatchTiers,
     Written,
 )
+from tokenmill.kv.store.server import KVStore, Parts, listen
+from tokenmill.kv.transfer.client import PART_BYTES, StoreClient
+from tokenmill.kv.transfer.slab import PAGE, Slab
+from tokenmill.kv.transfer.sums import block_sum
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.loop import run_event_loop
-from tokenmill.node.kv_store.server import KVStore, Parts, listen
-from tokenmill.store.tiers.client import PART_BYTES, StoreClient
-from tokenmill.store.tiers.slab import PAGE, Slab
-from tokenmill.store.tiers.sums import block_sum
 
 SIZE = 3 * PAGE + 5
 SLOT = 4 * PAGE

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from tokenmill.core.tiers import BlockFacts, Lease
 from tokenmill.core.units import MiB
+from tokenmill.kv.store.server import KVStore, Parts, listen
 from tokenmill.kv.tiers.config import TierConfig
 from tokenmill.kv.tiers.manager import TierManager
+from tokenmill.kv.transfer.client import StoreClient
+from tokenmill.kv.transfer.slab import Slab
+from tokenmill.kv.transfer.sums import block_sum
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.loop import run_event_loop
-from tokenmill.node.kv_store.server import KVStore, Parts, listen
-from tokenmill.store.tiers.client import StoreClient
-from tokenmill.store.tiers.slab import Slab
-from tokenmill.store.tiers.sums import block_sum
 
 SIZE = 300_000
 HOST = 64 * MiB

@@ -9,9 +9,9 @@ import pytest
 
 from tokenmill import SamplingParams
 from tokenmill.core.errors import ConfigError, InvalidRequest
+from tokenmill.kv.store.options import TierOptions
 from tokenmill.llm.arguments import GivenPrompt, read_conversations, read_options, read_prompts, read_sampling
 from tokenmill.node.options import TextOptions
-from tokenmill.node.tier_options import TierOptions
 
 IDS = GivenPrompt(None, (1, 2))
 TEXT = GivenPrompt("a", None)

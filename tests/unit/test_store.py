@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.store.extent import PARTIAL, BadExtent, StoredBlock, open_extent, write_extent
-from tokenmill.store.folder import KVFolder
-from tokenmill.worker.transfers import open_folder
+from tokenmill.kv.connector.worker.transfers import open_folder
+from tokenmill.kv.transfer.saved.extent import PARTIAL, BadExtent, StoredBlock, open_extent, write_extent
+from tokenmill.kv.transfer.saved.folder import KVFolder
 
 SIZES = (96, 40)
 MODEL = "0123456789abcdef0123456789abcdef"

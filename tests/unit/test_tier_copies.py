@@ -16,9 +16,9 @@ from tokenmill.core.block import BlockMove, KVGroup
 from tokenmill.core.effects import DropBlocks, FetchBlocks, FindBlocks, SaveBlocks
 from tokenmill.core.errors import EngineFailed
 from tokenmill.core.tiers import BlockFacts, Lease, TierKey
+from tokenmill.kv.connector.worker.tiers import SAVING_NICE, TierCopies
+from tokenmill.kv.transfer.slab import PAGE, Slab
 from tokenmill.ops.pool import HostPool
-from tokenmill.store.tiers.slab import PAGE, Slab
-from tokenmill.worker.tiers import SAVING_NICE, TierCopies
 
 GROUPS = [
     KVGroup("full", num_layers=2, num_kv_heads=2, head_dim=16, block_size=8),

@@ -10,9 +10,9 @@ import pytest
 from tokenmill.cli.main import main
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.tiers import DISK, HOST, PEER, REMOTE
+from tokenmill.kv.store.options import SMALL_HOST_BYTES, TierOptions
+from tokenmill.kv.store.own import own_store
 from tokenmill.node.options import EngineOptions
-from tokenmill.node.own_store import own_store
-from tokenmill.node.tier_options import SMALL_HOST_BYTES, TierOptions
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from tokenmill.core.effects import FindBlocks, SaveBlocks
-from tokenmill.store.folder import KVFolder
-from tokenmill.worker.transfers import Transfers
+from tokenmill.kv.connector.worker.transfers import Transfers
+from tokenmill.kv.transfer.saved.folder import KVFolder
 
 SIZE = 32
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..core.errors import ConfigError, InvalidRequest, Unavailable
 from ..core.tiers import TierKey
+from ..kv.transfer.client import StoreClient
 from ..server.kv.store import FOR_EVER
-from ..store.tiers.client import StoreClient
 
 
 class StoreDesk:

@@ -1,4 +1,4 @@
-"""Opens a worker to others: where they get KV from it, and how it gets theirs (`store.peer.door`)."""
+"""Opens a worker to others: where they get KV from it, and how it gets theirs (`kv.transfer.peer.door`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 import secrets
 from typing import TYPE_CHECKING
 
-from ..store.peer.door import NONCE_BYTES, Door
-from ..worker.moves import PeerMoves
+from ..kv.connector.worker.moves import PeerMoves
+from ..kv.transfer.peer.door import NONCE_BYTES, Door
 
 if TYPE_CHECKING:
     from ..core.events import WorkerFacts

@@ -1,4 +1,4 @@
-"""The process of a KV store, started by the one whose engines use it (see node.kv_store.child)."""
+"""The process of a KV store, started by the one whose engines use it (see kv.store.child)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import signal
 import sys
 
 from ..core.errors import TokenmillError
+from ..kv.store.child import report
+from ..kv.store.launch import StoreLaunch
 from ..net.loop import run_event_loop
-from ..node.kv_store.child import report
-from ..node.kv_store.launch import StoreLaunch
 from .logs import set_up_logging
 
 
@@ -17,7 +17,7 @@ def main() -> int:
     launch = StoreLaunch.from_json(sys.stdin.buffer.read())
     set_up_logging(launch.log_level, launch.log_format)
     # Imported here so that what it is told does not wait for the slow imports.
-    from ..node.kv_store.process import keep_store
+    from ..kv.store.process import keep_store
 
     try:
         run_event_loop(keep_store(launch))

@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..kv.store.options import TierOptions
+from ..kv.store.own import machine_beside, own_store
 from ..node.machine import MachineFacts, read_machine
 from ..node.options import EngineOptions
-from ..node.own_store import machine_beside, own_store
-from ..node.tier_options import TierOptions
 from .kv_desk import StoreDesk
 from .options import engine_options, given_options
 
 if TYPE_CHECKING:
-    from ..node.kv_store.child import KVStoreProcess
+    from ..kv.store.child import KVStoreProcess
 
 
 @dataclass(frozen=True, slots=True)

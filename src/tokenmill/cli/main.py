@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from .. import __version__
 from ..core.errors import TokenmillError
 from ..core.options import options_of
+from ..kv.store.options import TierOptions
 from ..node.options import TIERS, EngineOptions, TextOptions
-from ..node.tier_options import TierOptions
 from ..server.audit.options import AuditOptions
 from ..server.config import AUDIT, KEPT, KEYS, LOAD, LOGS, ServerConfig
 from .foreign_words import COMMANDS

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from ..core.errors import ConfigError
 from ..core.options import Option, option, options_of
+from ..kv.store.options import TierOptions
 from ..node.options import EngineOptions, TextOptions, count
 from ..node.policy_file import is_policy_file
-from ..node.tier_options import TierOptions
 from .spelling import breakers, unescape
 
 T = TypeVar("T")

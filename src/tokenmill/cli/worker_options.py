@@ -17,8 +17,8 @@ from ..server.workers.roster import POOL_NAME, POOL_RULE
 if TYPE_CHECKING:
     from ssl import SSLContext
 
+    from ..kv.transfer.peer.door import Door
     from ..net.tcp import Credentials
-    from ..store.peer.door import Door
 
 LAUNCHERS = ("local", "ray")
 SECRET_VARIABLE = "TOKENMILL_WORKER_SECRET"
@@ -114,7 +114,7 @@ class LinkOptions:
     def door(self, credentials: Credentials) -> Door:
         """To KV of workers on other machines. Any certificate of the authority will do: a front end says where a worker
         is to be had, and that may be an address of the moment, such as a pod's, which no certificate names."""
-        from ..store.peer.door import Door
+        from ..kv.transfer.peer.door import Door
 
         asking = self.tls(is_front_end=False)
         if asking is not None:

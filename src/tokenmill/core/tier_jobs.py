@@ -52,7 +52,7 @@ TierJob = LookIn | LoadFrom | SaveTo | DropFrom
 
 
 class Tier(Protocol):
-    """Where blocks are kept below host memory: store.tiers (disk, remote, peer), sim. All calls may overlap and be
+    """Where blocks are kept below host memory: kv.transfer (disk, remote), sim. All calls may overlap and be
     repeated; slots are neither read nor written after a call has returned. What fails for single blocks is in the
     result; what fails for all raises OSError."""
 

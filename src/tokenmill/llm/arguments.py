@@ -18,9 +18,9 @@ from ..core.errors import ConfigError, InvalidRequest
 from ..core.options import options_of, size
 from ..core.request import SamplingParams
 from ..core.units import GiB, parse_bytes
+from ..kv.store.options import TierOptions
 from ..node import foreign
 from ..node.options import EngineOptions, TextOptions
-from ..node.tier_options import TierOptions
 from ..server.constraints import structured_outputs
 from ..text.grammar.constraint import Constraint
 

@@ -21,6 +21,8 @@ from ..engine.link import local_link
 from ..formats.checkpoint import open_checkpoint
 from ..formats.hub import Progress, ResolvedModel, default_cache_dir, resolve_model
 from ..helper.parent import HelperProcess, materials
+from ..kv.store.options import TierOptions
+from ..kv.store.own import machine_beside, own_store
 from ..net.clock import MonotonicClock
 from ..net.entropy import new_seed, seeds_from
 from ..net.loop import new_event_loop
@@ -28,9 +30,7 @@ from ..node.joining import join_store, joining_later
 from ..node.load import load_engine
 from ..node.machine import MachineFacts, read_machine
 from ..node.options import EngineOptions, TextOptions
-from ..node.own_store import machine_beside, own_store
 from ..node.text import load_text_model
-from ..node.tier_options import TierOptions
 from ..server.client import EngineClient
 
 T = TypeVar("T")

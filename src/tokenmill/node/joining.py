@@ -21,8 +21,8 @@ from ..core.errors import ConfigError
 from ..core.events import Ready
 from ..core.tiers import TierFacts
 from ..core.units import format_bytes
-from ..store.tiers.client import StoreClient
-from ..worker.tiers import TierCopies
+from ..kv.connector.worker.tiers import TierCopies
+from ..kv.transfer.client import StoreClient
 
 if TYPE_CHECKING:
     from .load import Engine

@@ -1,9 +1,9 @@
 """A machine's KV store over virtual tiers, and a toy worker's end of it.
 
 The manager and the shell are the real ones; host memory is a dict of what lies at each offset. What the worker's end
-does is what the real one does (`store.tiers.client`, `worker.tiers`): it copies out of leased slots and compares sums,
-it fills granted slots and makes them, it goes on without a store that has gone and joins the next. A store that crashes
-takes its host memory with it; media live on.
+does is what the real one does (`kv.transfer.client`, `kv.connector.worker.tiers`): it copies out of leased slots and
+compares sums, it fills granted slots and makes them, it goes on without a store that has gone and joins the next. A
+store that crashes takes its host memory with it; media live on.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ STORE_S = 300.0
 
 
 def sum_of(block: TierKey, content: Any) -> int:
-    """The toy's `store.tiers.sums.block_sum`."""
+    """The toy's `kv.transfer.sums.block_sum`."""
     return int.from_bytes(blake2b(repr((block, content)).encode(), digest_size=8).digest()) >> 1
 
 

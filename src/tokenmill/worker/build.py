@@ -16,6 +16,8 @@ from ..core.config import EngineConfig
 from ..core.experts import ExpertLoad
 from ..formats.checkpoint import Checkpoint, open_checkpoint, weights_digest
 from ..formats.hub import default_cache_dir
+from ..kv.connector.worker.transfers import Transfers, open_folder
+from ..kv.transfer.saved.folder import KVFolder
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
 from ..models.lora import Base
@@ -24,7 +26,6 @@ from ..models.vectors import VectorModel, load_vector_model
 from ..models.weights import Progress
 from ..ops.api import Ops, StepBatch, StepLimits
 from ..ops.pool import KVPool
-from ..store.folder import KVFolder
 from ..text.grammar.matcher import Vocabulary
 from ..text.load import load_text
 from .adapters import Adapters
@@ -35,7 +36,6 @@ from .on_disk import kept_on_disk
 from .pooling import PoolingRunner
 from .runner import Runner
 from .spec import WorkerSpec
-from .transfers import Transfers, open_folder
 
 LAYOUT = "K[G,C,s]V[G,s,C]"
 """How a block's bytes are ordered (core/block.py): part of the numerics id."""

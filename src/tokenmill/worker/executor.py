@@ -34,15 +34,15 @@ from ..core.errors import EngineFailed, InvalidRequest, TokenmillError
 from ..core.events import LoadAdapter
 from ..core.moves import EndMove, PullBlocks, SendBlocks
 from ..core.step import StepPlan, StepResult
+from ..kv.connector.worker.moves import PeerMoves
+from ..kv.connector.worker.tiers import TierCopies
+from ..kv.connector.worker.transfers import Transfers
 from ..ops.pool import KVPool
 from ..ops.work import Ticket, WorkQueue
 from .adapters import Adapters
 from .grammars import Grammars
-from .moves import PeerMoves
 from .pooling import PoolingRunner
 from .runner import Runner
-from .tiers import TierCopies
-from .transfers import Transfers
 
 Work = Callable[[], Any]
 Collect = Callable[[Ticket], Any]

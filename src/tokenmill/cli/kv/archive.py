@@ -14,9 +14,9 @@ from typing import IO, Any
 from ...core.errors import ConfigError
 from ...core.tiers import BlockFacts, Lease
 from ...core.units import MiB, format_bytes
-from ...store.tiers.archive import ArchiveHead, ArchiveWriter, BadArchive, read_blocks, read_head
-from ...store.tiers.client import StoreClient
-from ...store.tiers.sums import block_sum
+from ...kv.transfer.archive import ArchiveHead, ArchiveWriter, BadArchive, read_blocks, read_head
+from ...kv.transfer.client import StoreClient
+from ...kv.transfer.sums import block_sum
 from ..kv_desk import StoreDesk
 from .documents import read_documents
 from .server import server_of, socket_of

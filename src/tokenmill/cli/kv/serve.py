@@ -12,10 +12,10 @@ from pathlib import Path
 from ... import __version__
 from ...core.config import BLOCK_SIZE
 from ...core.errors import ConfigError
+from ...kv.store.build import check_store
+from ...kv.store.child import KVStoreProcess
+from ...kv.store.options import TierOptions
 from ...net.loop import run_event_loop
-from ...node.kv_store.build import check_store
-from ...node.kv_store.child import KVStoreProcess
-from ...node.tier_options import TierOptions
 from ..logs import FORMATS, set_up_logging
 from ..options import add_options, given_options
 from ..plan import print_facts

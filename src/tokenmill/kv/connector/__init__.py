@@ -1,0 +1,1 @@
+"""What connects engines and workers to KV that is kept elsewhere."""

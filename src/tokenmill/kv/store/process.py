@@ -1,0 +1,96 @@
+"""The life of a KV store's process: memory, socket, tiers, and its end.
+
+It ends when its parent does, or on SIGTERM: then what is to be on disk and is not yet is written, within FLUSH_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import socket
+
+from ...core.errors import ConfigError
+from ...core.units import format_bytes
+from ...net.clock import MonotonicClock
+from ...net.lifeline import exit_when_parent_ends
+from ...node.machine import MemoryReader
+from ..transfer.slab import Slab
+from .build import parts_maker
+from .elastic import Elastic
+from .launch import StoreLaunch
+from .options import LEAST_HOST_BYTES
+from .server import KVStore
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 10.0
+LOOK_S = 1.0
+
+
+async def keep_store(launch: StoreLaunch) -> None:
+    """Serve until told to end. Raises TokenmillError where the store cannot be as it was asked."""
+    # The manager has millions of objects and no cycles of them: to walk them all would hold everybody up for seconds.
+    gc.freeze()
+    gc.set_threshold(10_000, 100, 1_000_000)
+    try:
+        slab = Slab(launch.options.host_bytes)
+    except OSError as error:
+        asked = format_bytes(launch.options.host_bytes)
+        raise ConfigError(f"--kv-host {asked} cannot be had: {error.strerror}.", param="kv_host") from error
+    clock = MonotonicClock()
+    elastic = Elastic(slab.num_bytes, LEAST_HOST_BYTES, MemoryReader().read().available_bytes)
+    store = KVStore(slab, parts_maker(launch.options, launch.block_size), clock, lambda: _host_counts(slab, elastic))
+    ending = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.set)
+    if launch.lifeline_fd >= 0:
+        exit_when_parent_ends(
+            launch.lifeline_fd, grace_s=FLUSH_S + 5, tell=lambda: loop.call_soon_threadsafe(ending.set)
+        )
+    with socket.socket(fileno=launch.listener_fd) as listener:
+        serving = asyncio.create_task(store.run(listener), name="kv-store-server")
+        serving.add_done_callback(lambda _: ending.set())
+        watching = asyncio.create_task(_keep_to_memory(store, elastic, clock), name="kv-store-memory")
+        try:
+            await ending.wait()
+            if not serving.done():
+                await _flush(store)
+        finally:
+            watching.cancel()
+            serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+            slab.close()
+
+
+async def _flush(store: KVStore) -> None:
+    with contextlib.suppress(TimeoutError, EOFError):
+        async with asyncio.timeout(FLUSH_S):
+            if store.desk is not None:
+                await store.desk.inquire("flush")
+
+
+async def _keep_to_memory(store: KVStore, elastic: Elastic, clock: MonotonicClock) -> None:
+    told_bytes, memory = elastic.num_bytes, MemoryReader()
+    while True:
+        await asyncio.sleep(LOOK_S)
+        num_bytes = elastic.look(memory.read(), store.slab.taken_bytes, clock.now())
+        if num_bytes != told_bytes and store.shell is not None:
+            if num_bytes < told_bytes:
+                log.warning("Memory is short: the KV store takes %s at most now.", format_bytes(num_bytes))
+            told_bytes = num_bytes
+            store.shell.resize(num_bytes)
+
+
+def _host_counts(slab: Slab, elastic: Elastic) -> dict[str, float]:
+    return {
+        "slab_bytes": slab.num_bytes,
+        "taken_bytes": slab.taken_bytes,
+        "may_take_bytes": elastic.num_bytes,
+        "num_shrunk": elastic.num_shrunk,
+        "num_grown": elastic.num_grown,
+    }

@@ -1,0 +1,1 @@
+"""The disk tier: a folder of extents, each a file of slots."""

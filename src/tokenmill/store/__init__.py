@@ -1,1 +1,0 @@
-"""KV bytes that outlive a process: files of blocks by key. Knows nothing of block ids or sequences."""
