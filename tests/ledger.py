@@ -146,6 +146,9 @@ class FakeLedger:
 
     # ---- the ledger ----
 
+    def add_drafts(self, most: int) -> None:
+        """Nothing is proposed."""
+
     @property
     def no_match(self) -> Match:
         return Match(0, ([],))

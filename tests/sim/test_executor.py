@@ -10,8 +10,9 @@ from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import PlanRow, StepPlan
-from tokenmill.sim.executor import StepFailure, ToyExecutor, Violation, introduction, solo_answer
+from tokenmill.sim.executor import StepFailure, ToyExecutor, Violation
 from tokenmill.sim.loop import VirtualLoop
+from tokenmill.sim.toy_model import introduction, solo_answer
 
 CONFIG = EngineConfig(
     groups=full_groups(8), max_model_len=32, block_size=4, steps_in_flight=2, max_num_batched_tokens=32

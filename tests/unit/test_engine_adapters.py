@@ -18,8 +18,9 @@ from tokenmill.engine.journal import Entry
 from tokenmill.engine.link import LocalFrontEnd, local_link
 from tokenmill.engine.outbox import Outbox
 from tokenmill.engine.replay import replay
-from tokenmill.sim.executor import ToyExecutor, solo_answer
+from tokenmill.sim.executor import ToyExecutor
 from tokenmill.sim.loop import VirtualLoop
+from tokenmill.sim.toy_model import solo_answer
 
 CONFIG = EngineConfig(
     groups=full_groups(64), max_model_len=64, block_size=4, max_num_batched_tokens=16, steps_in_flight=2

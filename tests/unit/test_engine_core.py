@@ -472,3 +472,49 @@ def test_who_is_not_begun_in_time_ends_and_who_is_goes_on() -> None:
         engine.add(make_request(f"r{number}", 4, terms=Terms(queue_s=1e6)))
         engine.abort(f"r{number}")
     assert len(engine.core.state.deadlines) < 80
+
+
+def drafted(request: Request, *drawn: RowResult) -> tuple[Engine, list[Output]]:
+    """An engine with one step in flight that serves `request` by these results, and the last step's outputs."""
+    engine = Engine(replace(CONFIG, steps_in_flight=1))
+    engine.add(request)
+    outputs: list[Output] = []
+    for result in drawn:
+        plan = engine.plan()
+        assert plan is not None
+        engine.in_flight.clear()
+        outputs = list(engine.core.commit(StepResult(plan.step, (result,)), 2.0).outputs)
+        engine.core.check()
+    return engine, outputs
+
+
+def test_drafts_that_are_accepted_come_out_together() -> None:
+    """Proposed tokens are in the next row; of them, those that were right are output with the token after them and
+    their log probabilities, and the next row begins behind them."""
+    first, scores = RowResult(0, (7,), drafts=(8, 9)), tuple(TokenLogprob(token, -1.0, 1) for token in (8, 3))
+    engine, outputs = drafted(make_request("a", 4), first, RowResult(0, (8, 3), scores))
+    assert [(each.tokens, each.logprobs, each.num_output) for each in outputs] == [((8, 3), scores, 3)]
+    plan = engine.plan()
+    assert plan is not None and plan.rows == (PlanRow(0, 6, (3,), sample=True),)
+    assert engine.core.stats().generation_tokens == 3
+
+
+def test_drafts_are_given_room_and_no_more() -> None:
+    """A row takes those that fit the last block, the answer's length and the step."""
+    engine, _ = drafted(make_request("a", 4), RowResult(0, (7,), drafts=(1, 2, 3, 4, 5)))
+    plan = engine.plan()
+    assert plan is not None and [(row.start, row.drafts) for row in plan.rows] == [(4, (1, 2, 3))]
+    engine, _ = drafted(make_request("a", 4, 3), RowResult(0, (7,), drafts=(1, 2, 3, 4, 5)))
+    plan = engine.plan()
+    assert plan is not None and [row.drafts for row in plan.rows] == [(1,)]
+
+
+def test_an_answer_ends_inside_what_was_accepted() -> None:
+    """At a stop token, which is left out, and at max_tokens; what was drawn after it is dropped."""
+    first = RowResult(0, (7,), drafts=(8, EOS, 9))
+    _, outputs = drafted(make_request("a", 4), first, RowResult(0, (8, EOS, 9, 9)))
+    assert [(each.tokens, each.finish_reason, each.stop_token, each.num_output) for each in outputs] == [
+        ((8,), "stop", EOS, 3)
+    ]
+    _, outputs = drafted(make_request("a", 4, 3), first, RowResult(0, (8, 5, 6)))
+    assert [(each.tokens, each.finish_reason, each.num_output) for each in outputs] == [((8, 5), "length", 3)]

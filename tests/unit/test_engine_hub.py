@@ -37,8 +37,9 @@ from tokenmill.engine.core import EngineCore
 from tokenmill.engine.hub import Hub
 from tokenmill.engine.link import LocalEngineEnd, LocalFrontEnd, local_link
 from tokenmill.engine.shell import EngineShell
-from tokenmill.sim.executor import ToyExecutor, solo_answer
+from tokenmill.sim.executor import ToyExecutor
 from tokenmill.sim.loop import VirtualLoop
+from tokenmill.sim.toy_model import solo_answer
 
 CONFIG = EngineConfig(groups=full_groups(64), max_model_len=64, max_num_seqs=6)
 VOCAB_SIZE = 64

@@ -175,3 +175,17 @@ def test_a_replay_of_what_is_no_journal_is_one_line(tmp_path: Path, capsys: pyte
     with pytest.raises(SystemExit):
         run.main(["--replay", str(tmp_path / "nowhere")])
     assert "No such file" in capsys.readouterr().err
+
+
+def test_drafts_are_written_where_there_are_some() -> None:
+    """Eight values of a plan's row and eleven of a result's; those with drafts have one more."""
+    plain, drafted = PlanRow(1, 5, (7,), sample=True), PlanRow(2, 5, (7,), sample=True, drafts=(8, 9))
+    entry = Planned(StepPlan(4, (plain, drafted)), 2.0)
+    line = entry_line(entry)
+    assert "[1,5,[7],-1,[],null,true,false],[2,5,[7],-1,[],null,true,false,[8,9]]" in line
+    result = Committed(StepResult(4, (RowResult(1, (7,)), RowResult(2, (8, 9, 1), drafts=(3,)))), 3.0)
+    lines = entry_line(result)
+    assert (
+        '[1,[7],[],[],"",false,"",false,0.0,false,0.0],[2,[8,9,1],[],[],"",false,"",false,0.0,false,0.0,[3]]' in lines
+    )
+    assert list(read_journal(map("{}\n".format, (header_line(CONFIG), line, lines)))[1]) == [entry, result]

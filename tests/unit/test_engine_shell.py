@@ -20,8 +20,9 @@ from tokenmill.engine.journal import Entry, Handled, Planned
 from tokenmill.engine.link import LocalFrontEnd, local_link
 from tokenmill.engine.pace import Pace
 from tokenmill.engine.replay import Replayed, replay
-from tokenmill.sim.executor import ToyExecutor, solo_answer
+from tokenmill.sim.executor import ToyExecutor
 from tokenmill.sim.loop import Deadlock, VirtualLoop
+from tokenmill.sim.toy_model import solo_answer
 
 CONFIG = EngineConfig(
     groups=full_groups(32), max_model_len=64, block_size=4, max_num_batched_tokens=16, steps_in_flight=2

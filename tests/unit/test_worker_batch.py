@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tokenmill.core.errors import EngineFailed
 from tokenmill.core.step import PlanRow
 from tokenmill.ops.api import StepLimits
 from tokenmill.worker.batch import Slots, build_batch, micro_batches, part_of_row
@@ -115,3 +116,9 @@ def test_broken_plans_are_caught():
         slots.append_blocks(slot, tuple(range(8)))
     with pytest.raises(KeyError):
         slots[999]
+
+
+def test_drafts_are_refused() -> None:
+    """A worker that cannot verify them says so, instead of leaving them out."""
+    with pytest.raises(EngineFailed, match="cannot verify drafts"):
+        part_of_row(0, PlanRow(1, 6, (1,), sample=True, drafts=(2, 3)), 0, num_prompt=6)

@@ -75,11 +75,11 @@ class StepLaw(Protocol):
 
 def work_of(rows: Iterable[PlanRow]) -> Work:
     num_rows = num_tokens = num_positions = num_context = num_drawn = 0
-    for _, start, tokens, from_step, _, _, is_drawing, _ in rows:
+    for _, start, tokens, from_step, _, _, is_drawing, _, drafts in rows:
         num_rows += 1
         num_context += start
-        num_drawn += is_drawing
-        num_new = 1 if from_step >= 0 else len(tokens)
+        num_drawn += is_drawing + len(drafts)
+        num_new = (1 if from_step >= 0 else len(tokens)) + len(drafts)
         num_tokens += num_new
         num_positions += start if num_new == 1 else num_new * start + num_new * (num_new - 1) // 2
     return Work(num_rows, num_tokens, num_positions, num_context, num_drawn)

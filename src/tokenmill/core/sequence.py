@@ -9,6 +9,9 @@ the rest. Only EngineCore writes these fields; others read.
 
     0 <= num_computed <= num_planned < len(tokens) + num_pending
 
+How many tokens a row with drafts draws is not known before its commit. Until then nothing of the sequence is planned,
+its draws are not in num_pending, its drafts not in num_planned, and num_planned = len(tokens) + num_pending.
+
     WAITING -> RUNNING -> FINISHED
     RUNNING -> WAITING              preempted: blocks released, num_computed = 0
     WAITING -> LOADING -> RUNNING   stored KV of its prefix is brought in

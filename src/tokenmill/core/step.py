@@ -9,6 +9,7 @@ Row geometry, for a row with start = 5 and three tokens:
     KV              read        written, then read causally
     sample          the logits of position 7 draw token 8
     score           the logits of 5, 6, 7 score the known tokens 6, 7, 8 (prompt logprobs)
+    drafts (d8, d9) the logits of 8 and 9 draw, too: token 9 if token 8 is d8, and then token 10 if token 9 is d9
 
 What is made anew for every row of every step is a NamedTuple, the cheapest thing that cannot be changed.
 
@@ -62,6 +63,9 @@ class PlanRow(NamedTuple):
     intro      present on a sequence's first row
     sample     draw a token from the logits of the last position; of a pooling sequence, give its vector
     score      report logprobs of the known prompt token after each position p of the row with p + 1 < prompt length
+    drafts     of a row that samples: tokens that may follow the one it draws. They are inputs after `tokens`, and
+               verified: each is accepted that equals what is drawn in its place, up to the first that does not. What is
+               written for the others is written again by later rows
     """
 
     seq: int
@@ -72,10 +76,11 @@ class PlanRow(NamedTuple):
     intro: Introduction | None = None
     sample: bool = False
     score: bool = False
+    drafts: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
-        return 1 if self.from_step >= 0 else len(self.tokens)
+        return (1 if self.from_step >= 0 else len(self.tokens)) + len(self.drafts)
 
 
 plan_row: Callable[[tuple[Any, ...]], PlanRow] = partial(tuple.__new__, PlanRow)
@@ -93,7 +98,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum([1 if row.from_step >= 0 else len(row.tokens) for row in self.rows])
+        return sum([row.num_tokens for row in self.rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +113,20 @@ class TokenLogprob:
 
 
 class RowResult(NamedTuple):
-    """What one row gave. `tokens`: drawn tokens (empty unless the row sampled). `logprobs`: one entry per drawn token
-    where the request wants them. `prompt_logprobs`: one entry per scored position, in order. `vector`: the output of a
-    pooling sequence, float32 in the machine's byte order. `is_corrupted`: the row's logits or vector are not finite,
-    and it gives nothing else. `error`: nor does a row that could not be drawn from; a sentence for the user.
-    `is_invalid`: who asked for it can mend that. `spent_s`: processor time that its grammar took beyond what is usual.
-    `is_late`: its mask was not made; it is to be drawn in another step. `slow_s`, where something was spent: what all
-    slow masks of the sequence have taken, which is bounded."""
+    """What one row gave.
+
+    tokens           drawn tokens; none unless the row sampled, several where drafts were accepted: these and one more
+    logprobs         one entry per drawn token where the request wants them
+    prompt_logprobs  one entry per scored position, in order
+    vector           the output of a pooling sequence, float32 in the machine's byte order
+    is_corrupted     the row's logits or vector are not finite, and it gives nothing else
+    error            nor does a row that could not be drawn from; a sentence for the user
+    is_invalid       who asked for it can mend that
+    spent_s          processor time that its grammar took beyond what is usual
+    is_late          its mask was not made; it is to be drawn in another step
+    slow_s           where something was spent: what all slow masks of the sequence have taken, which is bounded
+    drafts           tokens proposed to follow `tokens`, by a worker that can verify them
+    """
 
     seq: int
     tokens: tuple[int, ...] = ()
@@ -127,6 +139,7 @@ class RowResult(NamedTuple):
     spent_s: float = 0.0
     is_late: bool = False
     slow_s: float = 0.0
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,17 +28,22 @@ def check_state(state: EngineState, exports: Exports, holders: Iterable[Holder])
     )
     assert state.running == sorted(state.running, key=seniority), "running is out of order"
     in_flight: dict[int, int] = {}
+    drafting: set[int] = set()
     for step in state.in_flight:
-        for seq in step.sequences:
+        for row, seq in zip(step.rows, step.sequences, strict=True):
             if not step.is_void and seq.status is not Status.FINISHED:
+                assert seq.number not in drafting, seq
                 in_flight[seq.number] = in_flight.get(seq.number, 0) + 1
+                if row.drafts:
+                    drafting.add(seq.number)
     num_waiting = num_exporting = 0
     for seq in state.by_id.values():
         if seq.status is Status.EXPORTING:
             assert not len(seq.tables[0]) and exports.has(seq), seq
             num_exporting += 1
             continue
-        assert 0 <= seq.num_computed <= seq.num_planned < len(seq.tokens) + seq.num_pending, seq
+        num_known = len(seq.tokens) + seq.num_pending
+        assert 0 <= seq.num_computed <= seq.num_planned < num_known + (seq.number in drafting), seq
         assert seq.rows_in_flight == in_flight.get(seq.number, 0), seq
         assert seq.num_output + seq.num_pending <= seq.request.max_tokens, seq
         assert len({len(table) for table in seq.tables}) == 1, seq

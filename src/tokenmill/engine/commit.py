@@ -8,6 +8,9 @@ A result appends tokens, publishes the blocks that they fill, and says so to cli
                            the client sees the same tokens
     blocks they published  are withdrawn
 
+Of a row with drafts, the tokens up to the first that ends the sequence are appended. KV is computed of its input token
+and of the drafts that were accepted; the next row begins behind these, over what was written for the others.
+
 A row whose mask was not made (is_late) sends its sequence back to WAITING: it draws the same token in another step.
 
 A row with an error ends its sequence alone, and so does one whose logits are not finite. What that sequence holds in
@@ -92,7 +95,7 @@ def _count(state: EngineState, step: Step, duration_s: float) -> None:
 def _commit_rows(state: EngineState, exports: Exports, step: Step, results: Many[RowResult], now: float) -> None:
     tell, size, num_drawn = state.outbox.outputs.append, state.config.block_size, 0
     for row, seq, end, result in zip(step.rows, step.sequences, step.ends, results, strict=True):
-        number, drawn, _, prompt_logprobs, _, is_corrupted, error, _, spent_s, is_late, slow_s = result
+        number, drawn, _, prompt_logprobs, _, is_corrupted, error, _, spent_s, is_late, slow_s, drafts = result
         assert number == row[0], f"step {step.number}: result of {number} for row {row.seq}"
         if spent_s:
             state.service.note_masks(seq, spent_s)
@@ -111,11 +114,16 @@ def _commit_rows(state: EngineState, exports: Exports, step: Step, results: Many
             seq.prompt_logprobs += prompt_logprobs
         last: Output | None = None
         if drawn:
-            (token,) = drawn
             tokens = seq.tokens
-            tokens.append(token)
-            seq.num_pending -= 1
-            num_drawn += 1
+            if row[8]:  # not row.drafts
+                result = _accept(state, seq, result)
+                token, end = tokens[-1], seq.num_computed
+                num_drawn += len(result.tokens)
+            else:
+                (token,) = drawn
+                tokens.append(token)
+                seq.num_pending -= 1
+                num_drawn += 1
             num_tokens = len(tokens)
             num_output = num_tokens - seq.num_prompt
             num_full = (end if end < num_tokens else num_tokens) // size
@@ -123,16 +131,38 @@ def _commit_rows(state: EngineState, exports: Exports, step: Step, results: Many
                 last_step = state.in_flight[seq.last_step - step.number - 1] if seq.rows_in_flight else None
                 state.publish(seq, num_full, last_step)
             if token in seq.stop_ids and _may_stop(seq, num_output):
-                last = ended(seq, FINISH_STOP, now, stop_token=token)
+                last = ended(seq, FINISH_STOP, now, _without_last(result), stop_token=token)
             elif num_tokens >= seq.max_len:
                 last = ended(seq, seq.end_reason, now, result)
             else:
                 tell(progressed(seq, result, num_output, now))
+                if drafts:
+                    state.drafts[number] = drafts[seq.num_pending :]
         elif row.sample:
             last = ended(seq, FINISH_STOP, now, result)  # a vector
         if last is not None and (output := _finish(state, exports, seq, last, now)) is not None:
             tell(output)
     state.counters.generation_tokens += num_drawn
+
+
+def _accept(state: EngineState, seq: Sequence, result: RowResult) -> RowResult:
+    """Append what a row with drafts drew; of its result, what the sequence takes."""
+    num_before, num_taken = len(seq.tokens), 0
+    for token in result.tokens:
+        seq.tokens.append(token)
+        num_taken += 1
+        num_tokens = num_before + num_taken
+        is_stop = token in seq.stop_ids and _may_stop(seq, num_tokens - seq.num_prompt)
+        if is_stop or num_tokens >= seq.max_len:
+            break
+    seq.num_computed = seq.num_planned = len(seq.tokens) - 1
+    state.blocks.slide(seq.tables, seq.num_planned, seq.last_step)
+    return result._replace(tokens=result.tokens[:num_taken], logprobs=result.logprobs[:num_taken])
+
+
+def _without_last(result: RowResult) -> RowResult:
+    """A token that ends a sequence is not part of its output."""
+    return result._replace(tokens=result.tokens[:-1], logprobs=result.logprobs[:-1])
 
 
 def _may_stop(seq: Sequence, num_output: int) -> bool:

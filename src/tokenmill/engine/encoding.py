@@ -19,6 +19,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ..core.errors import TokenmillError
+from ..core.step import PlanRow, RowResult
 
 Decoder = Callable[[Any], Any]
 
@@ -50,8 +51,21 @@ def _plain(value: Any) -> Any:
     for name, default in _defaults(kind):
         field = getattr(value, name)
         if field is not default and field != default:
-            plain[name] = field
+            plain[name] = _shortened(field) if type(field) is tuple and field else field
     return plain
+
+
+_SHORTEST: dict[type, int] = {PlanRow: 8, RowResult: 11}
+"""How many values are written of what a journal has many of, where all others have their defaults."""
+
+
+def _shortened(rows: tuple[Any, ...]) -> tuple[Any, ...] | list[Any]:
+    kind: Any = type(rows[0])
+    num = _SHORTEST.get(kind)
+    if num is None:
+        return rows
+    others = tuple(kind._field_defaults.values())[num - len(kind._fields) :]
+    return [row[:num] if row[num:] == others else row for row in rows]
 
 
 _ENCODER = json.JSONEncoder(default=_plain, separators=(",", ":"), check_circular=False)

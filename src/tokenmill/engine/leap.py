@@ -243,7 +243,7 @@ class Leap:
 
     def _row(self, seq: Sequence, end: int, number: int) -> PlanRow:
         tokens, from_step = ((), number - 1) if self._depth > 1 else ((self._token,), -1)
-        return plan_row((seq.number, end - 1, tokens, from_step, (), None, True, False))
+        return plan_row((seq.number, end - 1, tokens, from_step, (), None, True, False, ()))
 
     def _fill(self, index: int) -> None:
         """Its tokens up to now."""

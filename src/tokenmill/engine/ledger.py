@@ -115,7 +115,7 @@ class StepLedger:
         is_drawing = end == num_known + seq.num_pending
         blocks = _unsent(seq) if num_blocks > seq.num_sent else ()
         if start >= num_known:
-            row = plan_row((seq.number, start, (), seq.last_step, blocks, None, is_drawing, False))
+            row = plan_row((seq.number, start, (), seq.last_step, blocks, None, is_drawing, False, ()))
         else:
             row = self._row_of_known(seq, start, end, blocks, is_drawing)
         seq.num_planned = end
@@ -147,7 +147,7 @@ class StepLedger:
                 continue
             end, num_pending = start + 1, seq.num_pending
             is_drawing = end == num_known + num_pending
-            add_row(plan_row((seq.number, start, (), seq.last_step, (), None, is_drawing, False)))
+            add_row(plan_row((seq.number, start, (), seq.last_step, (), None, is_drawing, False, ())))
             add_sequence(seq)
             add_end(end)
             seq.num_planned = end
@@ -158,6 +158,20 @@ class StepLedger:
             num_full = num_known // size
             if num_full > tables[-1].num_published:
                 self._state.publish(seq, num_full, step)
+
+    def add_drafts(self, most: int) -> None:
+        drafts, step, size = self._state.drafts, self.step, self._block_size
+        for index, seq in enumerate(step.sequences if drafts else ()):
+            row, end = step.rows[index], step.ends[index]
+            num_drafts = min(len(drafts.get(seq.number, ())), -end % size, seq.max_len - end - 1, most)
+            if num_drafts <= 0 or not row.sample:
+                continue
+            step.rows[index] = row._replace(drafts=drafts[seq.number][:num_drafts])
+            seq.num_pending -= 1
+            step.num_more_tokens += num_drafts
+            step.num_more_positions += num_drafts * end + num_drafts * (num_drafts - 1) // 2
+            most -= num_drafts
+        drafts.clear()
 
     def _row_of_known(self, seq: Sequence, start: int, end: int, blocks: tuple[int, ...], is_drawing: bool) -> PlanRow:
         self._state.counters.prompt_tokens_computed += max(0, min(end, seq.num_prompt) - start)

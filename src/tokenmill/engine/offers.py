@@ -93,7 +93,7 @@ class Offers:
         if seq.request.attempt != event.attempt or seq.status is Status.EXPORTING:
             return
         if seq.rows_in_flight:
-            _stop_after(seq, max(1, seq.num_pending))
+            _stop_after(seq, max(1, seq.num_planned + 1 - len(seq.tokens)))  # those that are drawn in any case
             return
         _stop_after(seq, 0)
         state.leave(seq)

@@ -42,7 +42,7 @@ def moved_before(request: Request, now: float) -> Output:
 
 
 def progressed(seq: Sequence, result: RowResult, num_output: int, now: float) -> Output:
-    """A token, the `num_output`th, that is not the last."""
+    """Tokens, up to the `num_output`th, of which none is the last."""
     if seq.first_token_s >= 0:
         request, num_cached = seq.request, seq.num_cached
         if num_cached > seq.num_prompt:

@@ -16,7 +16,7 @@ def may_leap(core: EngineCore, token: int) -> bool:
         return False
     if state.has_store or state.writes is not None or state.token_log is not None or core.is_recorded:
         return False
-    if any([pool.num_quarantined for pool in state.blocks.pools]):
+    if state.drafts or any([pool.num_quarantined for pool in state.blocks.pools]):
         return False
     if state.blocks.has_windows or not config.keeps_kv or state.service.is_shared or state.moving:
         return False

@@ -63,6 +63,7 @@ class EngineState:
     running       those that run, by seniority; the others are in `waiting`, or in `loading` by number
     in_flight     steps that were planned and not committed, oldest first
     deadlines     when first steps must have been planned
+    drafts        by sequence number, for the next step alone: tokens proposed to follow its known and pending ones
     released      numbers of sequences that the worker is to forget with the next plan
     work_done     the clock of work (core.work)
     service       what tenants and adapters have received
@@ -96,6 +97,7 @@ class EngineState:
         self.running: list[Sequence] = []
         self.loading: dict[int, Sequence] = {}
         self.in_flight: deque[Step] = deque()
+        self.drafts: dict[int, tuple[int, ...]] = {}
         self.released: list[int] = []
         self.work_done = 0
         self.last_commit_s = 0.0
@@ -246,10 +248,8 @@ class EngineState:
         num_cached = self.find_match(seq).num_blocks * self.config.block_size
         order, costs = self.policies.order, self.costs.costs
         waiting = Waiting(seq.request, len(seq.tokens), num_cached, seq.arrived, now, self.work_done, costs)
-        if seq.request.terms.ttft_s:
-            seq.due = slack.due(order, waiting, self.config.max_num_batched_tokens)
-        else:
-            seq.due = order.due(waiting)
+        most = self.config.max_num_batched_tokens
+        seq.due = slack.due(order, waiting, most) if seq.request.terms.ttft_s else order.due(waiting)
 
     def publish(self, seq: Sequence, num_full: int, step: Step | None) -> None:
         """Make the first `num_full` blocks matchable; they are withdrawn if `step`, the last one in flight that carries

@@ -7,7 +7,8 @@ later one depends on an earlier one: the blocks of a sequence can be matched by 
     each running decode takes one token
     prefills, running and waiting, share what is left, best rank first, while budget, rows and blocks last
 
-The tokens of decodes are reserved first, so that no prompt delays them, however long it is. Policies (`core.policy`)
+The tokens of decodes are reserved first, so that no prompt delays them, however long it is. Drafts of what decodes draw
+next get what is left of the budget in the end. Policies (`core.policy`)
 make three choices: the order of service, how much of the budget chunks of prompts may take, and who gives way.
 
 Budget and rows are given by rank, blocks by seniority: a sequence that gives way is junior to the one that needs its
@@ -147,6 +148,7 @@ class _Composition:
         self._admit(None)
         if running and self.is_busy and not (self.prefilling or way.is_squeezed or way.has_victims):
             self._fill(running)
+        self.ledger.add_drafts(self.budget)
 
     def _make_way(self, first: Sequence) -> None:
         """Have lower classes give way to the first that its tenant's share of the blocks lets in, and those behind."""

@@ -10,8 +10,8 @@ from ..core.events import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP
 from ..core.request import EXPORT, Request
 from ..core.step import TokenLogprob
 from ..sched.admission import refusal
-from .executor import SoloAnswer, solo_answer
 from .store import Stored, blocks_of
+from .toy_model import SoloAnswer, solo_answer
 from .workload import VOCAB_SIZE, Scenario
 
 

@@ -155,6 +155,7 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
             loop,
             vocab_size=VOCAB_SIZE,
             costs=scenario.costs,
+            most_drafts=scenario.most_drafts,
             network=peers,
             address=address,
             incarnation=incarnation,

@@ -7,11 +7,13 @@ entry changes the answer or trips a check:
 
     * every slot read must hold the position it stands for, the worker's own record of the token and the adapter's mark
     * a row may not write into a block that another sequence of an unfinished step can still see (quarantine)
+    * drafts are verified by rows that draw, in blocks that the sequence has
     * plans arrive in order; a sequence is introduced before its first row; draws of an earlier step exist
 
-`solo_answer` gives the answer of the same request run alone, from tokens only. A step takes modelled time, on whatever
-loop runs it. Failures are drawn from a seed: a failed step leaves garbage in the slots it would have written, and steps
-that were already submitted run on top of that garbage or fail too. Single rows are corrupted, too.
+`toy_model.solo_answer` gives the answer of the same request run alone, from tokens only. A step takes modelled time, on
+whatever loop runs it. Failures are drawn from a seed: a failed step leaves garbage in the slots it would have written,
+and steps that were already submitted run on top of that garbage or fail too. Single rows are corrupted, too. With each
+draw it proposes up to `most_drafts` tokens to follow, some of them right.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import random
 from array import array
-from dataclasses import dataclass
 from hashlib import blake2b
 
 from ..core.block import num_hidden_blocks
@@ -30,12 +31,12 @@ from ..core.errors import EngineFailed, InvalidRequest
 from ..core.events import LoadAdapter
 from ..core.moves import EndMove, PullBlocks, SendBlocks
 from ..core.ports import Clock
-from ..core.request import Request, SamplingParams
-from ..core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
+from ..core.step import PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from .peers import ToyNetwork, ToyPeer
 from .pools import ToyPool, ToySequence, give_back, mark_of
 from .store import Stored, ToyStore
 from .tier_store import ToyMachine, ToyTiers
+from .toy_model import draw, logprob
 
 BAD_GRAMMAR = "bad"
 _GARBAGE = -7
@@ -51,76 +52,6 @@ class StepFailure(RuntimeError):
 
 TOY_COSTS = Costs(step_s=0.004, token_s=0.0001)
 """What steps take where nothing else is said."""
-
-
-def draw(vocab_size: int, intro: Introduction, prefix: array[int], position: int) -> int:
-    """The toy model and its sampler: the token after `prefix`, as output number `position`.
-
-    A greedy draw depends on the prefix and the grammar alone; others on seed, choice and position too. Stop tokens are
-    masked until min_tokens outputs exist, as a real sampler masks them.
-    """
-    state = blake2b(prefix.tobytes(), digest_size=8)
-    sampling = intro.sampling
-    if sampling.temperature > 0:
-        state.update(f"{intro.seed}:{intro.choice}:{position}".encode())
-    state.update(sampling.grammar.encode())
-    token = int.from_bytes(state.digest(), "little") % vocab_size
-    if position < sampling.min_tokens:
-        masked = {*intro.eos_token_ids, *sampling.stop_token_ids}
-        while token in masked:
-            token = (token + 1) % vocab_size
-    return token
-
-
-def logprob(vocab_size: int, prefix: array[int], token: int) -> TokenLogprob:
-    """A made-up but reproducible score of `token` after `prefix`."""
-    digest = blake2b(prefix.tobytes() + token.to_bytes(8, "little"), digest_size=8).digest()
-    value = int.from_bytes(digest, "little")
-    return TokenLogprob(token, -(value % 1000) / 100.0, 1 + value % vocab_size)
-
-
-@dataclass(frozen=True, slots=True)
-class SoloAnswer:
-    """What a request gives when it runs alone, from its prompt to its end."""
-
-    tokens: tuple[int, ...]
-    finish_reason: str
-    stop_token: int | None
-    prompt_logprobs: tuple[TokenLogprob, ...]
-
-
-def introduction(request: Request) -> Introduction:
-    """What a worker must be told of a new request."""
-    return Introduction(
-        request.prompt_tokens,
-        request.output_tokens,
-        request.sampling,
-        request.seed,
-        request.choice,
-        request.end_token_ids,
-        adapter=request.adapter,
-    )
-
-
-def solo_answer(request: Request, vocab_size: int) -> SoloAnswer:
-    """The new tokens (without the stop token) of a request run alone, counted after its `output_tokens`."""
-    intro = introduction(request)
-    sampling: SamplingParams = request.sampling
-    stops = {*intro.eos_token_ids, *sampling.stop_token_ids}
-    prefix = array("q", [*request.prompt_tokens, *request.output_tokens])
-    num_before = len(request.output_tokens)
-    scores: tuple[TokenLogprob, ...] = ()
-    if sampling.prompt_logprobs is not None and not num_before:
-        prompt = request.prompt_tokens
-        scores = tuple(logprob(vocab_size, prefix[: p + 1], prompt[p + 1]) for p in range(len(prompt) - 1))
-    tokens: list[int] = []
-    for position in range(num_before, request.max_tokens):
-        token = draw(vocab_size, intro, prefix, position)
-        if token in stops and position >= sampling.min_tokens:
-            return SoloAnswer(tuple(tokens), "stop", token, scores)
-        prefix.append(token)
-        tokens.append(token)
-    return SoloAnswer(tuple(tokens), "length", None, scores)
 
 
 class ToyExecutor:
@@ -140,6 +71,7 @@ class ToyExecutor:
         address: str = "",
         incarnation: str = "",
         machine: ToyMachine | None = None,
+        most_drafts: int = 0,
     ) -> None:
         self._block_size = config.block_size
         self._max_tokens = config.max_num_batched_tokens
@@ -149,6 +81,9 @@ class ToyExecutor:
         self._costs = costs
         self._rng = random.Random(failure_seed)
         self._failure_rate = failure_rate
+        self._most_drafts = most_drafts
+        self._drafter = random.Random(f"drafts of {failure_seed}")
+        self.num_drafted = self.num_accepted = 0
         self._pools = tuple(ToyPool(group, config.block_size) for group in config.groups)
         self._sequences: dict[int, ToySequence] = {}
         self._adapters: dict[str, None] = {}
@@ -289,7 +224,8 @@ class ToyExecutor:
                         other is None or other is seq,
                         f"step {plan.step} writes block {block} of sequence {row.seq} while step {step} may touch it",
                     )
-        if row.sample:
+        self._require(row.sample or not row.drafts, f"sequence {row.seq} has drafts and does not draw")
+        if row.sample and not row.drafts:  # else nobody knows yet which output the last token of the row is
             seq.drawn_in[plan.step] = end - len(seq.intro.prompt_tokens)
         return seq
 
@@ -332,6 +268,7 @@ class ToyExecutor:
             self._require(not tokens, f"sequence {row.seq} has tokens and from_step")
             self._require(row.from_step in seq.drawn_in, f"sequence {row.seq} drew nothing in step {row.from_step}")
             tokens = (seq.outputs[seq.drawn_in[row.from_step]],)
+        tokens += row.drafts
         mark = mark_of(seq.intro.adapter)
         for pool, table in zip(self._pools, seq.tables, strict=True):
             slots = self._slots(table, row.start, row.start + len(tokens))
@@ -341,12 +278,12 @@ class ToyExecutor:
 
     def _read(self, plan: StepPlan, row: PlanRow, seq: ToySequence) -> RowResult:
         """Read back through the tables what the row sees, check it, and draw or score."""
-        end = row.start + row.num_tokens
+        end = row.start + row.num_tokens - len(row.drafts)
         prompt = seq.intro.prompt_tokens
         where = f"step {plan.step}, sequence {row.seq}"
         prefix = array("q", [*prompt, *seq.outputs])[:end]
         mark = mark_of(seq.intro.adapter)
-        stored = array("q", [token + mark for token in prefix])
+        stored = array("q", [token + mark for token in (*prefix, *row.drafts)])
         for pool, table in zip(self._pools, seq.tables, strict=True):
             # With a window, a row that neither draws nor scores may be the last to see a block.
             if pool.window or row.sample or row.score:
@@ -361,11 +298,38 @@ class ToyExecutor:
             return RowResult(row.seq, prompt_logprobs=tuple(scores))
         position = end - len(prompt)
         self._require(position == len(seq.outputs), f"{where}: draws output {position} of {len(seq.outputs)}")
-        token = draw(self._vocab_size, seq.intro, prefix, position)
-        seq.outputs.append(token)
-        wants = seq.intro.sampling.logprobs is not None
-        entries = (logprob(self._vocab_size, prefix, token),) if wants else ()
-        return RowResult(row.seq, (token,), entries, tuple(scores))
+        tokens, entries = self._verify(row, seq, prefix)
+        proposed = self._propose(seq) if self._most_drafts else ()
+        return RowResult(row.seq, tokens, entries, tuple(scores), drafts=proposed)
+
+    def _verify(
+        self, row: PlanRow, seq: ToySequence, prefix: array[int]
+    ) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
+        """Draw the token after `prefix`, and after each draft that is right the next; with their scores if wanted."""
+        tokens: list[int] = []
+        entries: list[TokenLogprob] = []
+        for draft in (*row.drafts, None):
+            token = draw(self._vocab_size, seq.intro, prefix, len(seq.outputs))
+            if seq.intro.sampling.logprobs is not None:
+                entries.append(logprob(self._vocab_size, prefix, token))
+            seq.outputs.append(token)
+            tokens.append(token)
+            if token != draft:
+                break
+            prefix.append(token)
+        self.num_drafted += len(row.drafts)
+        self.num_accepted += len(tokens) - 1
+        return tuple(tokens), tuple(entries)
+
+    def _propose(self, seq: ToySequence) -> tuple[int, ...]:
+        """What may follow the outputs."""
+        prefix, drafts = array("q", [*seq.intro.prompt_tokens, *seq.outputs]), list[int]()
+        for position in range(len(seq.outputs), len(seq.outputs) + self._drafter.randint(0, self._most_drafts)):
+            is_right = self._drafter.random() < 0.8
+            token = draw(self._vocab_size, seq.intro, prefix, position) if is_right else 1
+            drafts.append(token)
+            prefix.append(token)
+        return tuple(drafts)
 
     def _check_seen(self, pool: ToyPool, table: list[int], row: PlanRow, known: array[int], where: str) -> None:
         size, end = self._block_size, len(known)

@@ -275,9 +275,10 @@ class _Front:
         self._loop.call_later(5.0, self._tell, source, Release(ticket))
 
 
-def run_moves(seed: int, num_engines: int = 3) -> Report:
-    """Run the scenario of a seed to its end and check all; an AssertionError or a Violation tells what is wrong."""
-    scenario = make_scenario(seed)
+def run_moves(seed: int, num_engines: int = 3, scenario: Scenario | None = None) -> Report:
+    """Run a scenario (None: the seed's) to its end and check all. An AssertionError or a Violation tells what is
+    wrong."""
+    scenario = scenario or make_scenario(seed)
     arrivals = tuple(
         replace(each, requests=tuple(replace(request, handoff="") for request in each.requests))
         for each in scenario.arrivals
@@ -328,6 +329,7 @@ def _engine(
         loop,
         vocab_size=VOCAB_SIZE,
         costs=scenario.costs,
+        most_drafts=scenario.most_drafts,
         failure_seed=seed + place,
         failure_rate=scenario.failure_rate,
         network=network,

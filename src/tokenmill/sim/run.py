@@ -113,6 +113,7 @@ def run_scenario(scenario: Scenario, *, failure_seed: int = 0, relax_rate: float
         loop,
         vocab_size=VOCAB_SIZE,
         costs=scenario.costs,
+        most_drafts=scenario.most_drafts,
         failure_seed=failure_seed,
         failure_rate=scenario.failure_rate,
         stored=scenario.stored,

@@ -114,6 +114,7 @@ class _Node:
             run.loop,
             vocab_size=VOCAB_SIZE,
             costs=run.scenario.costs,
+            most_drafts=run.scenario.most_drafts,
             failure_seed=run.rng.randrange(1 << 30),
             failure_rate=run.scenario.failure_rate,
             incarnation=f"{self.name}.{self.num_lives}",
@@ -191,9 +192,9 @@ class _Node:
 
 
 class _Run:
-    def __init__(self, seed: int, trouble: Trouble | None) -> None:
+    def __init__(self, seed: int, trouble: Trouble | None, scenario: Scenario | None) -> None:
         self.rng = rng = random.Random(f"tiers {seed}")
-        scenario = make_scenario(seed)
+        scenario = scenario or make_scenario(seed)
         groups = tuple(replace(group, bytes_per_block=BLOCK_BYTES) for group in scenario.config.groups)
         config = replace(scenario.config, groups=groups, max_num_waiting=1000)
         costs = Costs(step_s=scenario.costs.step_s, token_s=rng.choice([0.0001, 0.002, 0.01]))  # stored KV is worth it
@@ -266,9 +267,10 @@ class _Run:
         self.machine.start()
 
 
-def run_tiers(seed: int, trouble: Trouble | None = None) -> TierReport:
-    """Run to the end of every request and check everything; an AssertionError or a Violation tells what is wrong."""
-    run = _Run(seed, trouble)
+def run_tiers(seed: int, trouble: Trouble | None = None, scenario: Scenario | None = None) -> TierReport:
+    """Run a scenario (None: the seed's) to the end of every request and check everything. An AssertionError or a
+    Violation tells what is wrong."""
+    run = _Run(seed, trouble, scenario)
     run.loop.run(run.main())
     run.counts["spoilt"] = run.machine.num_spoilt
     return TierReport(run.ends, run.counts)

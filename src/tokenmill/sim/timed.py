@@ -156,7 +156,7 @@ class TimedExecutor:
 
     def _rows(self, plan: StepPlan) -> tuple[RowResult, ...]:
         rows, sequences = [], self._sequences
-        for seq, start, tokens, from_step, _, _, is_drawing, _ in plan.rows:
+        for seq, start, tokens, from_step, _, _, is_drawing, _, _ in plan.rows:
             if is_drawing:
                 last, draws, ends = sequences[seq]
                 num_tokens = 1 if from_step >= 0 else len(tokens)

@@ -14,9 +14,9 @@ from ..core.config import EngineConfig
 from ..core.cost import Costs
 from ..core.request import EXPORT, IMPORT, Request, SamplingParams
 from ..engine.exports import SAVE_BYTES
-from .executor import solo_answer
 from .pools import mark_of
 from .store import Slots, Stored, blocks_of
+from .toy_model import solo_answer
 
 VOCAB_SIZE = 64
 EOS = 0
@@ -40,7 +40,7 @@ class Cancellation:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`stored`: what a store holds as the engine starts; None: there is no store."""
+    """`stored`: what a store holds as the engine starts; None: there is no store. `most_drafts`: as in ToyExecutor."""
 
     config: EngineConfig
     costs: Costs
@@ -48,6 +48,7 @@ class Scenario:
     arrivals: tuple[Arrival, ...]
     cancellations: tuple[Cancellation, ...]
     stored: Stored | None = None
+    most_drafts: int = 0
 
     @property
     def requests(self) -> list[Request]:

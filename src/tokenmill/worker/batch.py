@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..core.errors import EngineFailed
 from ..core.step import PlanRow
 from ..ops.api import StepBatch, StepLimits
 
@@ -105,6 +106,8 @@ class Slots:
 
 def part_of_row(index: int, row: PlanRow, slot: int, num_prompt: int) -> RowPart:
     """The whole row as one part. `num_prompt` matters only to rows that score."""
+    if row.drafts:
+        raise EngineFailed("This worker cannot verify drafts: none may be planned for it.")
     num_scored = max(0, min(row.num_tokens, num_prompt - 1 - row.start)) if row.score else 0
     tokens = None if row.from_step >= 0 else row.tokens
     return RowPart(index, slot, row.start, row.num_tokens, tokens, row.from_step, num_scored, row.sample)

@@ -1,0 +1,80 @@
+"""The toy model of simulations: its next token is a hash of all tokens before. `executor` runs it over KV."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from ..core.request import Request, SamplingParams
+from ..core.step import Introduction, TokenLogprob
+
+
+def draw(vocab_size: int, intro: Introduction, prefix: array[int], position: int) -> int:
+    """The toy model and its sampler: the token after `prefix`, as output number `position`.
+
+    A greedy draw depends on the prefix and the grammar alone; others on seed, choice and position too. Stop tokens are
+    masked until min_tokens outputs exist, as a real sampler masks them.
+    """
+    state = blake2b(prefix.tobytes(), digest_size=8)
+    sampling = intro.sampling
+    if sampling.temperature > 0:
+        state.update(f"{intro.seed}:{intro.choice}:{position}".encode())
+    state.update(sampling.grammar.encode())
+    token = int.from_bytes(state.digest(), "little") % vocab_size
+    if position < sampling.min_tokens:
+        masked = {*intro.eos_token_ids, *sampling.stop_token_ids}
+        while token in masked:
+            token = (token + 1) % vocab_size
+    return token
+
+
+def logprob(vocab_size: int, prefix: array[int], token: int) -> TokenLogprob:
+    """A made-up but reproducible score of `token` after `prefix`."""
+    digest = blake2b(prefix.tobytes() + token.to_bytes(8, "little"), digest_size=8).digest()
+    value = int.from_bytes(digest, "little")
+    return TokenLogprob(token, -(value % 1000) / 100.0, 1 + value % vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class SoloAnswer:
+    """What a request gives when it runs alone, from its prompt to its end."""
+
+    tokens: tuple[int, ...]
+    finish_reason: str
+    stop_token: int | None
+    prompt_logprobs: tuple[TokenLogprob, ...]
+
+
+def introduction(request: Request) -> Introduction:
+    """What a worker must be told of a new request."""
+    return Introduction(
+        request.prompt_tokens,
+        request.output_tokens,
+        request.sampling,
+        request.seed,
+        request.choice,
+        request.end_token_ids,
+        adapter=request.adapter,
+    )
+
+
+def solo_answer(request: Request, vocab_size: int) -> SoloAnswer:
+    """The new tokens (without the stop token) of a request run alone, counted after its `output_tokens`."""
+    intro = introduction(request)
+    sampling: SamplingParams = request.sampling
+    stops = {*intro.eos_token_ids, *sampling.stop_token_ids}
+    prefix = array("q", [*request.prompt_tokens, *request.output_tokens])
+    num_before = len(request.output_tokens)
+    scores: tuple[TokenLogprob, ...] = ()
+    if sampling.prompt_logprobs is not None and not num_before:
+        prompt = request.prompt_tokens
+        scores = tuple(logprob(vocab_size, prefix[: p + 1], prompt[p + 1]) for p in range(len(prompt) - 1))
+    tokens: list[int] = []
+    for position in range(num_before, request.max_tokens):
+        token = draw(vocab_size, intro, prefix, position)
+        if token in stops and position >= sampling.min_tokens:
+            return SoloAnswer(tuple(tokens), "stop", token, scores)
+        prefix.append(token)
+        tokens.append(token)
+    return SoloAnswer(tuple(tokens), "length", None, scores)

@@ -1,0 +1,151 @@
+"""What no model of ours uses yet runs in the simulator, through all that happens to KV, and gives what it gives alone.
+
+run      preemption, prefix hits, a store, failing steps, clients that go away
+moves    from engine to engine, with KV
+tiers    KV in tiers that lose and spoil it, engines that are killed
+cluster  engines that die, behind the gateway
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tokenmill.core.step import RowResult
+from tokenmill.engine import commit
+from tokenmill.engine.ledger import StepLedger
+from tokenmill.engine.state import EngineState
+from tokenmill.sim import cluster, executor, moves, run, tier_run
+from tokenmill.sim.cluster_kinds import make_deaths
+from tokenmill.sim.executor import ToyExecutor, Violation
+from tokenmill.sim.workload import Scenario, make_scenario
+
+NUM_SEEDS = 12
+NUM_DRAFTS = 4
+
+
+def drafting(scenario: Scenario) -> Scenario:
+    """Its executors propose drafts."""
+    return replace(scenario, most_drafts=NUM_DRAFTS)
+
+
+TOYS: dict[str, Callable[[Scenario], Scenario]] = {"drafts": drafting}
+
+
+def run_in(place: str, toy: Callable[[Scenario], Scenario], seed: int) -> Counter[str]:
+    """One seed, which checks itself; what happened in it."""
+    counts: Counter[str] = Counter()
+    scenario = toy(make_scenario(seed))
+    if place == "run":
+        report = run.run_scenario(scenario, failure_seed=seed)
+        counts.update(
+            ends=sum(number for _, number in report.ends),
+            preempted=report.stats.num_preemptions,
+            hits=report.stats.prefix_hits,
+            fetched=report.num_fetched,
+            failures=report.num_failures,
+        )
+    elif place == "moves":
+        moved = moves.run_moves(seed, scenario=scenario)
+        counts.update(ends=sum(moved.ends.values()), warm=moved.num_warm, pulled=moved.num_pulled)
+    elif place == "tiers":
+        tiered = tier_run.run_tiers(seed, scenario=scenario)
+        counts.update(ends=sum(tiered.ends.values()), fetched=tiered.counts["fetched"], saved=tiered.counts["saved"])
+    else:
+        deaths = make_deaths(seed)
+        died = cluster.run_cluster(replace(deaths, scenario=toy(deaths.scenario)), seed)
+        counts.update(ends=sum(number for _, number in died.ends), lost=died.num_left, resumed=died.num_resumed)
+    return counts
+
+
+@pytest.fixture
+def executors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ToyExecutor]]:
+    """Those that are made."""
+    made: list[ToyExecutor] = []
+    init = ToyExecutor.__init__
+
+    def make(self: ToyExecutor, *args: Any, **how: Any) -> None:
+        init(self, *args, **how)
+        made.append(self)
+
+    monkeypatch.setattr(executor.ToyExecutor, "__init__", make)
+    yield made
+
+
+@pytest.mark.parametrize("toy", TOYS)
+@pytest.mark.parametrize("place", ["run", "moves", "tiers", "cluster"])
+def test_toys_give_what_they_give_alone(place: str, toy: str) -> None:
+    """Every request of every seed ends as it would alone, and all that is to happen does."""
+    counts: Counter[str] = Counter()
+    for seed in range(NUM_SEEDS):
+        counts += run_in(place, TOYS[toy], seed)
+    wanted = {
+        "run": ("ends", "preempted", "hits", "fetched", "failures"),
+        "moves": ("ends", "warm", "pulled"),
+        "tiers": ("ends", "fetched", "saved"),
+        "cluster": ("ends", "lost", "resumed"),
+    }
+    assert all(counts[name] for name in wanted[place]), counts
+
+
+def test_drafts_make_fewer_steps(executors: list[ToyExecutor]) -> None:
+    """Drafts are verified, some accepted and some not; what is accepted needs no step of its own."""
+    scenarios = [replace(make_scenario(seed), failure_rate=0.0) for seed in range(NUM_SEEDS)]
+    plain = sum(run.run_scenario(each).stats.num_steps for each in scenarios)
+    assert not sum(each.num_drafted for each in executors)
+    drafted = sum(run.run_scenario(drafting(each)).stats.num_steps for each in scenarios)
+    num_accepted, num_drafted = (
+        sum(each.num_accepted for each in executors),
+        sum(each.num_drafted for each in executors),
+    )
+    assert 100 < num_accepted < num_drafted and drafted < plain
+
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def keep_rejected_drafts(patch: pytest.MonkeyPatch) -> None:
+    accept = commit._accept
+
+    def keep(state: EngineState, seq: Any, result: RowResult) -> RowResult:
+        end, accepted = seq.num_planned + NUM_DRAFTS, accept(state, seq, result)
+        seq.num_computed = seq.num_planned = min(end, len(seq.tokens) - 1 + (len(result.tokens) == 1))
+        return accepted
+
+    patch.setattr(commit, "_accept", keep)
+
+
+def draft_beyond_the_block(patch: pytest.MonkeyPatch) -> None:
+    add = StepLedger.add_drafts
+
+    def beyond(self: StepLedger, most: int) -> None:
+        size, self._block_size = self._block_size, 10**6
+        add(self, most)
+        self._block_size = size
+
+    patch.setattr(StepLedger, "add_drafts", beyond)
+
+
+def draft_beside_other_rows(patch: pytest.MonkeyPatch) -> None:
+    add = StepLedger.add_drafts
+
+    def also(self: StepLedger, most: int) -> None:
+        rows = len(self.step.rows)
+        add(self, most)
+        for index in range(rows):
+            self.step.sequences[index].num_pending += bool(self.step.rows[index].drafts)
+
+    patch.setattr(StepLedger, "add_drafts", also)
+
+
+@pytest.mark.parametrize("plant", [keep_rejected_drafts, draft_beyond_the_block, draft_beside_other_rows])
+def test_planted_bugs_of_drafts_are_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some seed of the suite fails."""
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, Violation, IndexError)):
+        for seed in range(NUM_SEEDS):
+            run_in("run", drafting, seed)
