@@ -172,7 +172,7 @@ async def bench_objects(name: str, url: str, bench: Bench, args: argparse.Namesp
     tier = RemoteTier(url, MODEL, [BLOCK_BYTES], bench.view, KEY)
     await tier.open()
     saves = await bench.save(tier)
-    from tokenmill.kv.transfer.remote.address import open_backend
+    from tokenmill.kv.transfer.remote.tier import open_backend
 
     backend: Any = open_backend(url)[0]
     names = Names(KEY, MODEL)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tokenmill.bench.load import goodput, measure
 from tokenmill.bench.load.compare import Side, choose_primary, decide, make_figures, make_ratio
+from tokenmill.bench.load.context import Context, Window
 from tokenmill.bench.load.datasets import Lengths, random_prompts
 from tokenmill.bench.load.fairness import jain
 from tokenmill.bench.load.giveup import GiveUp, hopeless_wait_s
@@ -65,7 +66,7 @@ def run_of(exchanges: list[Exchange], objectives: dict[str, float] | None = None
         "environment": {},
         "argv": [],
     }
-    filled = measure.Context(**(fields | context))
+    filled = Context(**(fields | context))
     return measure.summarise(filled, played, measure.make_rows(plan, played, filled.objectives))
 
 
@@ -159,7 +160,7 @@ def test_a_window_measures_the_steady_state() -> None:
     exchanges = [exchange(i, float(i), float(i), [i + 0.5, i + 1.0]) for i in range(10)]
     exchanges[0] = exchange(0, 0.0, 0.0, [], error="http_500", end=9.9)
     exchanges[9] = exchange(9, 9.0, 9.0, [9.9, 10.0])
-    run = run_of(exchanges, {"ttft_s": 1.0}, window=measure.Window(0.2, 3.0))
+    run = run_of(exchanges, {"ttft_s": 1.0}, window=Window(0.2, 3.0))
     assert run.window == {"from_s": 2.0, "to_s": 7.0, "num_requests": 5} and run.duration_s == 5.0
     assert (run.ttft_s.num, run.ttft_s.max, run.slo.attainment) == (5, 0.5, 1.0)
     assert run.requests_per_s == pytest.approx(1.0) and run.output_tokens_per_s == pytest.approx(2.0)
@@ -168,9 +169,9 @@ def test_a_window_measures_the_steady_state() -> None:
     both = pool([run, run])
     assert (both.num_requests, both.ttft_s.num, both.requests_per_s) == (20, 10, pytest.approx(1.0))
     with pytest.raises(ConfigError, match="leave no request"):
-        run_of(exchanges, window=measure.Window(8.0, 8.0))
+        run_of(exchanges, window=Window(8.0, 8.0))
     with pytest.raises(ConfigError, match="negative"):
-        measure.Window(-1.0)
+        Window(-1.0)
 
 
 def test_any_percentile_can_be_asked_for() -> None:

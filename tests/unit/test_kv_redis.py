@@ -14,8 +14,8 @@ import pytest
 
 from remote_stores import RedisServer
 from tokenmill.core.errors import ConfigError
-from tokenmill.kv.transfer.remote.address import open_backend
 from tokenmill.kv.transfer.remote.redis import RedisBackend, _client
+from tokenmill.kv.transfer.remote.tier import open_backend
 
 MOST = 1000
 

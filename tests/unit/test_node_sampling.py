@@ -19,11 +19,13 @@ CHAT = {"tokenizer.chat_template": "{{ messages }}"}
 def chosen(more: dict[str, Any] | None = None, **how: Any) -> SamplingChoice:
     """Of a GGUF file with this metadata, by whatever name."""
     metadata = {**byte_metadata(), "general.architecture": "llama", **(more or {})}
-    return choose_sampling(Checkpoint("gguf", Path("any.gguf"), metadata, {}), TextOptions(**how))
+    options = TextOptions(**how)
+    checkpoint = Checkpoint("gguf", Path("any.gguf"), metadata, {})
+    return choose_sampling(checkpoint, options.generation_config, options.override_generation_config)
 
 
 def of_folder(generation: dict[str, Any]) -> SamplingChoice:
-    return choose_sampling(Checkpoint("hf", Path("folder"), {}, {}, generation), TextOptions())
+    return choose_sampling(Checkpoint("hf", Path("folder"), {}, {}, generation), "auto")
 
 
 def test_a_file_that_says_nothing_is_drawn_from_as_llama_cpp_does() -> None:

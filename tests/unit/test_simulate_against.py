@@ -13,6 +13,7 @@ from rich.console import Console
 
 from tokenmill.bench.load import measure, options
 from tokenmill.bench.load.body import BodyFormat
+from tokenmill.bench.load.context import Context
 from tokenmill.bench.load.player import Played
 from tokenmill.bench.load.pool import pool
 from tokenmill.bench.load.recorded_load import RecordedLoad, digest_of
@@ -48,7 +49,7 @@ def answered(recorded: RecordedLoad, slower: float = 1.0) -> Run:
         "api": "completions", "prompt_format": "tokens", "model": "m", "ignore_eos": True, "extra_body": {},
         "scripted_replies": True,
     }  # fmt: skip
-    context = measure.Context(
+    context = Context(
         "server", "2026-01-01T00:00", {}, recorded.load.schedule.facts(),
         {**plan.facts, "seed": plan.seed, "digest": digest_of(recorded)}, endpoint, {}, recorded.load.argv,
     )  # fmt: skip

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..core.block import BlockKey, BlockTable
 from ..core.config import EngineConfig
@@ -30,6 +30,7 @@ from ..core.kv_events import TokenEvent
 from ..core.policy import Waiting
 from ..core.request import Request
 from ..core.sequence import Sequence, Status
+from ..core.tiers import TierKey
 from ..kv.blocks import eviction, unreferenced
 from ..kv.blocks.groups import KVBlocks, Match
 from ..sched.policies import pick, slack
@@ -47,8 +48,17 @@ from .settings import SettingsLedger
 from .steps import Counters, Step
 from .token_log import TokenLog
 
-if TYPE_CHECKING:
-    from .writes import Writes
+
+class BlockWrites(Protocol):
+    """What takes published blocks to a store with tiers (`writes`)."""
+
+    def published(self, seq: Sequence, firsts: list[int]) -> None: ...
+
+    def used(self, seq: Sequence, first: int, end: int) -> None: ...
+
+    def want(self, blocks: Iterable[TierKey]) -> None: ...
+
+    def forget(self, seq: Sequence, unpublish: Callable[[], None]) -> None: ...
 
 
 class EngineState:
@@ -86,7 +96,7 @@ class EngineState:
         self.outbox = Outbox()
         self.kv_events = KVLog(self.blocks, self.outbox)
         self.token_log: TokenLog | None = None
-        self.writes: Writes | None = None
+        self.writes: BlockWrites | None = None
         self.adapters = AdapterLedger(self.outbox)
         self.settings = SettingsLedger()
         self.membership = Membership(self.outbox)

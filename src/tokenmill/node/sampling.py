@@ -17,7 +17,6 @@ from ..core.errors import ConfigError, InvalidRequest
 from ..core.request import SamplingParams
 from ..formats.checkpoint import Checkpoint
 from ..text.sampling import recommended
-from .options import TextOptions
 
 LLAMA_CPP: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """llama.cpp's own defaults, which those who choose GGUF files expect."""
@@ -61,11 +60,13 @@ class SamplingChoice:
         return f"{settings or 'temperature 1'} where a request names none ({self.reason})"
 
 
-def choose_sampling(checkpoint: Checkpoint, options: TextOptions) -> SamplingChoice:
+def choose_sampling(
+    checkpoint: Checkpoint, generation_config: str, override: Mapping[str, Any] | None = None
+) -> SamplingChoice:
     """generation_config: 'auto' follows the model, 'vllm' does not; the override comes before all else. Raises
     ConfigError for an unknown name or a bad value in it, and BadCheckpoint."""
-    given = _checked(options.override_generation_config or {})
-    follows = options.generation_config != "vllm"
+    given = _checked(override or {})
+    follows = generation_config != "vllm"
     defaults, reason, notes = _follow(checkpoint) if follows else ({}, "the API's default", ())
     if given:
         reason = f"{', '.join(given)} as asked" if given.keys() >= defaults.keys() else f"as asked, else {reason}"

@@ -15,7 +15,7 @@ from .sampling import SamplingChoice, choose_sampling
 
 def load_text_model(checkpoint: Checkpoint, options: TextOptions) -> tuple[TextModel, SamplingChoice]:
     """And why it samples as it does. Raises ConfigError and BadCheckpoint."""
-    sampling = choose_sampling(checkpoint, options)
+    sampling = choose_sampling(checkpoint, options.generation_config, options.override_generation_config)
     text = load_text(
         checkpoint,
         _read_template(options.chat_template),

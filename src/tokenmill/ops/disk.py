@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ..core.errors import ConfigError
 from ..core.experts import WeightReads
-
-if TYPE_CHECKING:
-    from .api import RawTensor, Stack, Weight
+from .weights import RawTensor, Stack, Weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from .. import __version__
 from ..bench.load import measure
 from ..bench.load.body import CHAT_APIS
+from ..bench.load.context import Context
 from ..bench.load.plan import Call, Plan
 from ..bench.load.player import Player
 from ..bench.load.pool import pool
@@ -142,7 +143,7 @@ async def _measure(
         played = await player.play(observe)
     await client.close()
     await service.stop()
-    context = measure.Context(
+    context = Context(
         name=name,
         started_at=STARTED_AT,
         objectives=load.objectives,

@@ -1,13 +1,12 @@
 """Published durations of steps against the law of `roofline`: its coefficients for each software, fitted to some of
 them, and how far off it is on the others.
 
-`python -m tokenmill.sim.published` prints docs/cost-model.md, with the coefficients that are in `tables/reached.toml`;
-`--fit` fits them anew and prints that table. Points are in `tables/published.toml`, each with its source.
+`published_page` shows them, with the coefficients that are in `tables/reached.toml`. Points are in
+`tables/published.toml`, each with its source.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import math
 import statistics
@@ -245,7 +244,7 @@ def as_table(found: Mapping[tuple[str, Cell], Reached]) -> str:
     """The TOML of `tables/reached.toml`."""
     head = (
         "# Coefficients of reached.Reached by software, of some by generation and family of models, with their errors\n"
-        "# on what is held out: `python -m tokenmill.sim.published --fit` prints this file.\n"
+        "# on what is held out: `python -m tokenmill.sim.published_page --fit` prints this file.\n"
     )
     parts = [head]
     for (name, cell), reached in found.items():
@@ -259,17 +258,3 @@ def as_table(found: Mapping[tuple[str, Cell], Reached]) -> str:
 def summary(errors: Sequence[float]) -> tuple[float, float, float]:
     """Median and largest absolute error, and the mean with its sign."""
     return statistics.median(map(abs, errors)), max(map(abs, errors)), statistics.fmean(errors)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    from .published_loads import loads_section
-    from .published_page import page
-
-    parser = argparse.ArgumentParser(prog="python -m tokenmill.sim.published", description="Errors of the cost model.")
-    parser.add_argument("--fit", action="store_true", help="fit coefficients anew and print their table")
-    options = parser.parse_args(arguments)
-    print(as_table(fit_all()) if options.fit else page(loads_section()), end="")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,22 @@
-"""The page docs/cost-model.md: the law's coefficients, and its errors on published points, fitted and held out."""
+"""The page docs/cost-model.md: the law's coefficients, and its errors on published points, fitted and held out.
+
+`python -m tokenmill.sim.published_page` prints it; `--fit` fits the coefficients anew and prints their table.
+"""
 
 from __future__ import annotations
 
+import argparse
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from .hardware import all_hardware
 from .models import models
-from .published import FITTED, Series, published, summary
+from .published import FITTED, Series, as_table, fit_all, published, summary
+from .published_loads import loads_section
 
 _HEAD = """# What a step costs on machines that are not here
 
-Made by `python -m tokenmill.sim.published`; do not edit.
+Made by `python -m tokenmill.sim.published_page`; do not edit.
 
 `sim/roofline.py` tells how long a step takes from what it has to do (`core.cost.Work`), a model's shape, a device's
 peaks, how the model is spread, and in what precision. It is one of the laws of steps that the simulator takes
@@ -185,3 +190,16 @@ def _reached_table(found: Iterable[Series]) -> str:
 
 def _sources(found: Iterable[Series]) -> list[str]:
     return [f"- {source}\n" for source in dict.fromkeys(each.source for each in found)]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tokenmill.sim.published_page", description="Errors of the cost model."
+    )
+    parser.add_argument("--fit", action="store_true", help="fit coefficients anew and print their table")
+    options = parser.parse_args(arguments)
+    print(as_table(fit_all()) if options.fit else page(loads_section()), end="")
+
+
+if __name__ == "__main__":
+    main()

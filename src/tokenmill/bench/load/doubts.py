@@ -6,15 +6,12 @@ Pure, as `measure` is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..result import ClientCost, RequestRow
 from .body import CHAT_APIS, POOLING_APIS
+from .context import Context
 from .histogram import describe
 from .player import Played
-
-if TYPE_CHECKING:
-    from .measure import Context
 
 LATENESS_LIMIT_S = 0.005
 LOOP_LAG_LIMIT_S = 0.001

@@ -15,12 +15,12 @@ from ..recorded import without_secrets
 from . import argument_types, datasets, day, traces
 from .address import Address, make_tls, parse_url
 from .body import APIS, POOLING_APIS, BodyFormat
+from .context import Window
 from .giveup import GiveUp, Manners
 from .goodput import parse_goals
 from .histogram import QUANTILES
 from .load_file import LoadFile, settle
 from .material import Material, Vocabulary, token_material, word_material
-from .measure import Window
 from .plan import Plan
 from .run import Load, run_async
 from .schedule import Ramp, Schedule

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..result import ClientCost, RequestRow, Run
 from . import measure
+from .context import Context
 from .stats import merge_warnings
 
 RATES = (
@@ -36,7 +37,7 @@ def pool(runs: Sequence[Run], percentiles: tuple[float, ...] = ()) -> Run:
         loop_lag_s=max((run.client.loop_lag_s for run in runs), key=lambda lag: lag.p99 or 0.0),
     )
     joules = [run.energy.joules for run in runs if run.energy is not None]
-    context = measure.Context(
+    context = Context(
         name=first.name,
         started_at=first.started_at,
         objectives=first.slo.objectives,

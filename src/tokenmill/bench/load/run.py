@@ -16,6 +16,7 @@ from .. import machine
 from ..result import Repeats, Run
 from . import measure, scrape
 from .body import BodyWriter
+from .context import Context, Window
 from .giveup import GiveUp, Manners
 from .goodput import Goal
 from .http import Client
@@ -66,7 +67,7 @@ class Load:
     keep_event_times: bool = True
     give_up: GiveUp = field(default_factory=GiveUp)
     manners: Manners = field(default_factory=Manners)
-    window: measure.Window = field(default_factory=measure.Window)
+    window: Window = field(default_factory=Window)
     percentiles: tuple[float, ...] = ()
     vocabulary: Vocabulary | None = None
     is_lean: bool = False
@@ -117,7 +118,7 @@ async def run_load(
         page_after = await asyncio.to_thread(scrape.scrape, target.metrics_url, target.address)
     finally:
         await client.close()
-    context = measure.Context(
+    context = Context(
         name=name or target.name,
         started_at=started_at,
         objectives=load.objectives,

@@ -34,7 +34,7 @@ def check_store(options: TierOptions) -> None:
     for address in options.peers:
         check_address(address)
     if options.kv_remote is not None:
-        from ..transfer.remote.address import open_backend
+        from ..transfer.remote.tier import open_backend
 
         open_backend(options.kv_remote)[0].close()
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from ....core.errors import ConfigError
-from .backend import Backend
 
 PARAM = "kv_remote"
 _MOST_DIGITS = 9
@@ -49,21 +48,6 @@ class Address:
             return Path(path).read_text(encoding="utf8").strip()
         except (OSError, ValueError) as error:
             raise ConfigError(f"--kv-remote: {option} {path} cannot be read.", param=PARAM) from error
-
-
-def open_backend(text: str) -> tuple[Backend, Address]:
-    """Nothing is connected yet. Raises ConfigError."""
-    from .mooncake import MooncakeBackend
-    from .objects import ObjectBackend
-    from .redis import RedisBackend
-
-    kinds = {scheme: kind for kind in (RedisBackend, ObjectBackend, MooncakeBackend) for scheme in kind.SCHEMES}
-    kind = kinds.get(text.partition("://")[0])
-    if kind is None:
-        known = ", ".join(f"{scheme}://" for scheme in kinds)
-        raise ConfigError("--kv-remote takes an address that begins with one of: " + known, param=PARAM)
-    address = parse(text, (*OPTIONS, *kind.OPTIONS))
-    return kind(address), address
 
 
 def parse(text: str, known: Sequence[str]) -> Address:

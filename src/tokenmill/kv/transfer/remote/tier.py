@@ -11,7 +11,8 @@ from ....core.errors import ConfigError
 from ....core.tier_jobs import DropFrom, LoadFrom, LookIn, SaveTo
 from ....core.tiers import NO_PLACE, REMOTE, TierEntry, TierFacts
 from ..seal import Seal
-from .address import PARAM, open_backend
+from .address import OPTIONS, PARAM, Address, parse
+from .backend import Backend
 from .calls import ASK, said
 from .fence import Fence
 from .names import Names
@@ -121,3 +122,18 @@ class RemoteTier:
                 await self._enter(self._limits.call_s)
             except (OSError, EOFError) as error:
                 self._store.calls.breaker.fail(said(error))
+
+
+def open_backend(text: str) -> tuple[Backend, Address]:
+    """Nothing is connected yet. Raises ConfigError."""
+    from .mooncake import MooncakeBackend
+    from .objects import ObjectBackend
+    from .redis import RedisBackend
+
+    kinds = {scheme: kind for kind in (RedisBackend, ObjectBackend, MooncakeBackend) for scheme in kind.SCHEMES}
+    kind = kinds.get(text.partition("://")[0])
+    if kind is None:
+        known = ", ".join(f"{scheme}://" for scheme in kinds)
+        raise ConfigError("--kv-remote takes an address that begins with one of: " + known, param=PARAM)
+    address = parse(text, (*OPTIONS, *kind.OPTIONS))
+    return kind(address), address
