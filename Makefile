@@ -22,7 +22,7 @@ SERVERS := bench live clients fuzz
 
 # `make` runs these one after another in one environment: parallel jobs would race on it.
 .NOTPARALLEL:
-.PHONY: install serve test test-all clients fuzz check stress wheel oracle clean
+.PHONY: install serve test test-all environments clients fuzz check stress wheel oracle clean
 
 install: $(VENV)/installed
 
@@ -51,13 +51,16 @@ serve: install
 # Tests that start servers have the machine to themselves; the others run two at a time. `make test` runs the sample of
 # this commit of the tests that are marked `sampled` (tests/sampling.py).
 test: SAMPLE := --sample commit
-test test-all: install $(VENV)/extra-test clients $(VENV)-fuzz/installed
+test test-all: install $(VENV)/extra-test environments
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/python -m pytest $(SAMPLE) --numprocesses 2 --dist loadfile $(addprefix --ignore tests/,$(SERVERS))
 	$(BIN)/python -m pytest $(SAMPLE) $(addprefix tests/,$(SERVERS))
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+# Apart from ours, so that continuous integration can install them while the kernels are built.
+environments: clients $(VENV)-fuzz/installed
 
 # Clients' packages have an environment of their own, so that their pins never meet ours. Without them tests are skipped.
 clients: $(VENV)-clients/installed
