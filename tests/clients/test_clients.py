@@ -47,12 +47,14 @@ def test_the_openai_package(script: str, chat_server: Server, tmp_path: Path) ->
     run(script, sys.executable, chat_server, "smollm2", tmp_path)
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("script", [name for name in ALL if name not in NEWEST])
 def test_a_client(script: str, clients_python: str, chat_server: Server, tmp_path: Path) -> None:
     """The same of the clients that have an environment of their own."""
     run(script, clients_python, chat_server, "smollm2", tmp_path)
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("family", ["hermes", "llama3_json", "mistral"])
 def test_tools_in_the_form_of_a_family(family: str, smollm2: Path, tmp_path: Path) -> None:
     """A template is all that tells the family; clients see the same calls whatever form the model writes them in."""

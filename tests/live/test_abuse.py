@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 from serving import Server, resident_bytes
 
 MOST_TTFT_S = 1.5
@@ -209,6 +210,7 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
+@pytest.mark.sampled(1 / 3)
 def test_abuse_harms_only_the_abuser(smollm2: Path) -> None:
     with Server("--kv-cache-memory-bytes", "2GiB", "--trust-request-chat-template") as server:
         first_token_s(server)
@@ -233,6 +235,7 @@ def test_abuse_harms_only_the_abuser(smollm2: Path) -> None:
 WAITS = re.compile(r"The wait would be ([\d.]+) s, and at most 1 s are allowed; retry in (\d+) s\.")
 
 
+@pytest.mark.sampled(1 / 3)
 def test_refusals_of_a_burst_to_a_fresh_server_tell_one_story(smollm2: Path) -> None:
     """More than may wait, twice: of what is refused for its wait, Retry-After is what the message says, and no
     less than the wait is too long. The rest is answered."""
@@ -274,6 +277,7 @@ def processor_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.sampled(1 / 3)
 def test_grammars_that_explode_cost_an_engine_little(smollm2: Path) -> None:
     """Eight at once, four times, each pattern new: refused as bad requests, and the engine neither grows nor works."""
     with Server("--kv-cache-memory-bytes", "50MiB") as server:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
 from kill_batch import run
 
 
+@pytest.mark.sampled(1 / 3)
 def test_a_batch_outlives_its_servers(tmp_path: Path) -> None:
     """Killed three times on the way, whole process group, and once stopped in order, it ends with the answers that an
     undisturbed batch gets, each once and in whole lines; and each line is billed once."""

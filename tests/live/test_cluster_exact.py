@@ -109,6 +109,7 @@ class Schedule:
         wait_until(is_back, "another life")
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(LAYOUTS)), ids=["workers", "one and one", "one and two"])
 def test_whatever_happens_to_workers_answers_are_those_of_one_engine(

@@ -70,6 +70,7 @@ def second(pair: tuple[int, list[Worker], Server], model: str) -> Iterator[tuple
         yield port, server, first
 
 
+@pytest.mark.sampled(1 / 3)
 def test_a_killed_front_end_takes_its_requests_along_and_nothing_else(
     pair: tuple[int, list[Worker], Server], model: str
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_later_life_of_a_worker_replaces_it(second: tuple[int, Server, Server]
             assert it.request("GET", "/health")[0] == 200
 
 
+@pytest.mark.sampled(1 / 3)
 def test_adapters_reach_workers_that_have_no_files_of_theirs(model: str, tmp_path: Path) -> None:
     """Late joiners too. One that had them in an earlier life needs no files of the front end any more."""
     port = free_port()

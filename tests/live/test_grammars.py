@@ -50,6 +50,7 @@ def prompt(number: int) -> str:
     return f"Person {number} as JSON:"
 
 
+@pytest.mark.sampled(1 / 3)
 def test_together_is_as_alone(llm):
     """Constrained and free requests that come and go, more than there are rows, with steps planned ahead: each answer
     is the one it gives alone, and what ends by itself fits."""

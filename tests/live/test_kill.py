@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import kill
+import pytest
 from serving import Server
 
 from tokenmill.cli.poison import CRASH
@@ -18,10 +19,12 @@ from tokenmill.cli.poison import CRASH
 POISON = 666
 
 
+@pytest.mark.sampled(1 / 3)
 def test_calls_of_every_kind_outlive_kills_bit_for_bit() -> None:
     assert not kill.run(num_kills=2, seed=1, max_tokens=400)
 
 
+@pytest.mark.sampled(1 / 3)
 def test_a_request_that_ends_engines_ends_with_its_own_error_and_nobody_elses(tmp_path: Path) -> None:
     folder = kill.write_model(tmp_path)
     lora = ("--enable-lora", "--lora-modules", f"lora={folder / 'lora'}")

@@ -12,12 +12,14 @@ import pytest
 ARGS = ("--kv-cache-memory-bytes", "64MiB", "--threads", "1")
 
 
+@pytest.mark.sampled(1 / 3)
 def test_no_stream_notices_that_workers_are_killed_and_stopped() -> None:
     args = (*ARGS, "--workers", "3")
     count = kill_workers.run("tiny", args, num_kills=3, num_stops=1, num_streams=4, seed=1)
     assert count.is_clean and count.num_streams >= 4, count.failed
 
 
+@pytest.mark.sampled(1 / 3)
 def test_nobody_but_a_poison_is_blamed_for_kills_faster_than_engines_come_back() -> None:
     args = (*kill_storm.ARGS, "--workers", "3")
     count, told = kill_storm.run("tiny", args, num_streams=8, num_kills=15, every_s=0.5, num_poisons=1, seed=3)
@@ -25,6 +27,7 @@ def test_nobody_but_a_poison_is_blamed_for_kills_faster_than_engines_come_back()
     assert [was for found in told.values() for was, _ in found] == [True, True]
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.slow
 def test_no_stream_of_a_real_model_notices_that_workers_are_killed() -> None:
     args = (*ARGS, "--workers", "3")

@@ -139,6 +139,7 @@ def complete(port: int, number: int, path: str = "/v1/completions") -> str:
         return str(json.loads(response.read())["choices"][0]["text"])
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.slow
 def test_the_manifests_own_commands_serve_and_a_rollout_loses_nothing(smollm2: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="tm") as name, ExitStack() as held:

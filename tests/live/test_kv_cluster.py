@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from serving import Server
 
 TEXT = " ".join(f"Item {number} of the list costs {number * 7 % 50} coins." for number in range(50))
@@ -45,6 +46,7 @@ def metric(server: Server, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
 
+@pytest.mark.sampled(1 / 3)
 def test_a_worker_has_from_the_store_what_another_computed_before_it_left(smollm2: Path) -> None:
     """The front end knows of the store from one worker, and when that one has gone, from the other."""
     with Server("--workers", "2", "--replication", "off", *SMALL) as server:
@@ -62,6 +64,7 @@ def test_a_worker_has_from_the_store_what_another_computed_before_it_left(smollm
         assert salted["choices"] == first["choices"] and num_cached(salted) == 0
 
 
+@pytest.mark.sampled(1 / 3)
 def test_a_request_is_routed_to_what_the_store_has_and_a_prefetch_brings_it_into_a_pool(smollm2: Path) -> None:
     """Other prompts are brought into each pool by name: where requests would go depends on how fast steps were."""
     with Server("--workers", "2", "--replication", "off", *SMALL) as server:
@@ -85,6 +88,7 @@ def test_a_request_is_routed_to_what_the_store_has_and_a_prefetch_brings_it_into
         assert ask(server, "/admin/kv/prefetch", prompt=TEXT)["to"] == "host"
 
 
+@pytest.mark.sampled(1 / 3)
 def test_prompt_and_answer_by_two_workers_that_meet_in_the_store_alone(smollm2: Path) -> None:
     with Server(*SMALL) as alone:
         wanted = [ask(alone, **BODY | {"seed": seed})["choices"] for seed in range(4)]

@@ -14,6 +14,7 @@ TEXT = " ".join(f"Part {number} of the machine costs {number * 7 % 50} coins." f
 SYSTEM = "You answer from the list."
 
 
+@pytest.mark.sampled(1 / 3)
 def test_documents_are_computed_once_and_carried_to_where_they_are_wanted(
     smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -158,6 +158,7 @@ class Schedule:
         self._server.request("POST", "/admin/kv/clear", {"tier": "host"})
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_whatever_happens_to_tiers_answers_are_those_without(

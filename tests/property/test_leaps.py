@@ -113,6 +113,7 @@ class Machine:
         return num
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("first", range(0, 12, 3))
 def test_leaps_leave_what_steps_leave(first: int) -> None:
     assert sum(num_leapt(seed) for seed in range(first, first + 3)) > 100, "hardly a leap"

@@ -448,6 +448,7 @@ def run(seed: int, num_steps: int = 250) -> Storm:
     return storm
 
 
+@pytest.mark.sampled(1 / 10)
 @pytest.mark.parametrize("part", range(10))
 def test_nothing_is_used_twice_lost_or_left_unanswered(part: int) -> None:
     """Slots, bytes, leases, quotas, watchers and answers, over hundreds of seeds."""

@@ -43,6 +43,7 @@ def run_or_tell(seed: int, trouble: Trouble | None = None) -> TierReport:
         raise
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_TEST))
 def test_every_seed_holds(first: int) -> None:
     """Half of the requests' prefixes come again, on other engines or after their blocks were evicted."""
@@ -54,6 +55,7 @@ def test_every_seed_holds(first: int) -> None:
     assert all(totals[name] for name in wanted), totals
 
 
+@pytest.mark.sampled(1 / 2)
 def test_the_worst_of_all_at_once() -> None:
     """Blocks go wrong in the tiers and on their way; engines and store die: each wrong one is noticed."""
     totals: Counter[str] = Counter()
@@ -73,6 +75,7 @@ def compute_while_loading(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(worth, "CLEARLY", 1e9)
 
 
+@pytest.mark.sampled(1 / 2)
 @pytest.mark.parametrize(("first", "trouble"), [(2040, None), (1010, WORST)], ids=["any", "worst"])
 def test_heads_that_are_computed_while_tails_load(
     first: int, trouble: Trouble | None, monkeypatch: pytest.MonkeyPatch

@@ -42,6 +42,7 @@ def run(
     return None
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("how", [{}, {"slower": 1.09}, {"misses": 0.02}])
 def test_a_canary_that_is_as_good_stays(how: dict[str, float]) -> None:
     """Of 200, at most 1 % and the spread of that are taken back; times within the tolerance count as equal."""
@@ -49,6 +50,7 @@ def test_a_canary_that_is_as_good_stays(how: dict[str, float]) -> None:
     assert sum(each is not None for each in found) <= 6
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize(
     ("sign", "how", "most"),
     [
@@ -68,6 +70,7 @@ def test_a_canary_that_is_worse_is_taken_back_soon(sign: str, how: dict[str, flo
     assert signs[sign] == max(signs.values())
 
 
+@pytest.mark.sampled(1 / 3)
 def test_a_canary_that_turns_bad_is_found_as_one_that_was() -> None:
     """Evidence for it does not pile up: each window begins anew."""
     found = [run(seed, 4 * 800, share=0.25, errors=0.3, bad_after=400) for seed in range(SEEDS // 2)]

@@ -36,6 +36,7 @@ def with_terms(scenario: Scenario, seed: int) -> Scenario:
     return replace(scenario, arrivals=tuple(arrivals))
 
 
+@pytest.mark.sampled(1 / 5)
 @pytest.mark.parametrize("first", range(0, 250, SEEDS_PER_TEST))
 def test_every_request_ends_as_it_would_alone(first: int) -> None:
     """With preemption between classes, held-back rows, shares of KV, failed steps, windows and stores."""

@@ -34,6 +34,7 @@ def run_seed_or_tell(seed: int, kind: str) -> ClusterReport:
         raise
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_TEST))
 def test_every_seed_holds(first: int) -> None:
     """Crashes, stopped and slow workers, links that break or stand still, drains: each request ends as it would alone,
@@ -52,6 +53,7 @@ def test_every_seed_holds(first: int) -> None:
 MOVING = [("splits", 0), ("moves", 0), *(("mixed", first) for first in range(0, NUM_SEEDS, SEEDS_PER_TEST))]
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize(("kind", "first"), MOVING)
 def test_requests_that_move_hold(kind: str, first: int) -> None:
     """Prompts and answers in workers of their own, one and one or two and two; requests that change workers at random
@@ -67,6 +69,7 @@ def test_requests_that_move_hold(kind: str, first: int) -> None:
     assert kind != "mixed" or min(totals["copied"], totals["uncopied"]) > 0, totals
 
 
+@pytest.mark.sampled(1 / 2)
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS // 2, SEEDS_PER_TEST))
 def test_requests_hold_with_stores_that_crash_fail_and_lie(first: int) -> None:
     """As those that move; and KV stores of the machines lose, spoil and refuse blocks, end and come back, and tell

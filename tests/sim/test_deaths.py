@@ -23,6 +23,7 @@ NUM_SEEDS = 100
 SEEDS_PER_TEST = 25
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_TEST))
 def test_every_seed_holds(first: int) -> None:
     """A failure prints the command that repeats it."""

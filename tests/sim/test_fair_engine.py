@@ -122,6 +122,7 @@ def bound(run: Run, weight: float = 1.0) -> float:
     return 2 * min(promised, found) / weight + 2 * tolerance
 
 
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize("first", range(0, 240, SEEDS_PER_TEST))
 def test_tenants_that_wait_receive_the_same(first: int) -> None:
     """Over any interval in which both wait, whatever the depth of their queues, the lengths of their requests, what the

@@ -127,6 +127,7 @@ LOOKED_AT = (24, 56, 225)
 """Where something would be chosen otherwise if what is looked at (`Router.looks_at`, `Late.younger`) were not told."""
 
 
+@pytest.mark.sampled(2 / 5)
 @pytest.mark.parametrize("seeds", [*(range(first, first + 4) for first in range(0, 16, 4)), LOOKED_AT])
 def test_leaps_change_nothing_that_is_heard(seeds: Sequence[int]) -> None:
     total = 0

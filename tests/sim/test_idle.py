@@ -28,6 +28,7 @@ def some_idle(scenario: Scenario, seed: int) -> Scenario:
     return replace(scenario, arrivals=arrivals)
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("first", range(0, 160, SEEDS_PER_TEST))
 def test_idle_work_takes_no_time_from_prompts(first: int) -> None:
     """Whatever comes when: each request ends as it would alone; idle rows are in steps of their own, and in one of some

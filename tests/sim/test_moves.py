@@ -20,6 +20,7 @@ from tokenmill.sim.pools import ToyPool
 SEEDS = range(60)
 
 
+@pytest.mark.sampled(1 / 2)
 def test_moved_requests_are_their_solo_runs_and_no_block_is_lost() -> None:
     """Over all seeds moves with and without KV, losses, preemptions, cancellations and copies of prefixes happen."""
     total = Report()

@@ -57,6 +57,7 @@ def with_grammars(seed: int) -> Scenario:
     return replace(changed, stored={place: slots for place, slots in changed.stored.items() if place[1] in known})
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("first", range(0, 75, SEEDS_PER_TEST))
 def test_requests_with_grammars_hold(first: int) -> None:
     """They wait for their grammar, are cancelled meanwhile, preempted, resumed and lose steps, and each ends as alone.
@@ -72,6 +73,7 @@ def test_requests_with_grammars_hold(first: int) -> None:
     assert all(totals[name] for name in ("stop", "length", "abort", "preemptions", "failures", "constrained")), totals
 
 
+@pytest.mark.sampled(1 / 10)
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_TEST))
 def test_every_seed_holds(first: int) -> None:
     """Every request of every seed ends once, as it would alone; a failure prints the command that repeats it."""

@@ -29,6 +29,7 @@ def with_targets(scenario: Scenario, seed: int) -> Scenario:
     return replace(scenario, arrivals=tuple(arrivals))
 
 
+@pytest.mark.sampled(1 / 2)
 @pytest.mark.parametrize("first", range(0, 60, SEEDS_PER_TEST))
 def test_targets_change_no_token(first: int) -> None:
     """Whatever comes with which targets, with failures and preemption: each request ends as it would alone."""
