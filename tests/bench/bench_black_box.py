@@ -23,8 +23,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tokenmill.bench.load.fidelity import compare
-from tokenmill.cli.calibrate.black_box import HEAD, error_line, machine_of, read_lives, tables_of
-from tokenmill.plan.fit.black_box import errors_of, fit, replay
+from tokenmill.cli.calibrate.black_box import HEAD, error_line, read_lives
+from tokenmill.plan.fit.black_box import errors_of, fit, machine_of, replay, tables_of
 
 WORDS = ("--random-range-ratio", "0.8", "--ignore-eos")
 CALIBRATING = ((1, 12), (3, 24), (8, 40))

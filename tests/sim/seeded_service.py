@@ -16,8 +16,7 @@ from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.tiers import DISK, HOST
-from tokenmill.plan.digest import digest_of
-from tokenmill.plan.play import About, simulate
+from tokenmill.plan.play import About, digest_of, simulate
 from tokenmill.plan.policies import read_policies
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 from tokenmill.sim.fault_script import Fault, FaultRunner

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import random
 
-from tokenmill.cli.calibrate.command import fit
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Work
@@ -16,6 +15,7 @@ from tokenmill.core.step_records import SIZE, LogFacts, Machine, StepRecords, St
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.link import local_link
 from tokenmill.engine.step_log import StepLog
+from tokenmill.plan.fit.logs import fit
 from tokenmill.sim.calibrated import Calibrated, Curve, Line
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.network import Network, Shape

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tokenmill.bench.load.options import add_serve_arguments, make_load
+from tokenmill.cli.simulate.command import add_policy_argument
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import ConfigError
-from tokenmill.plan.digest import digest_of
-from tokenmill.plan.play import About, Simulated, simulate
-from tokenmill.plan.policies import KINDS, NAMES, add_policy_argument, read_policies
+from tokenmill.plan.play import About, Simulated, digest_of, simulate
+from tokenmill.plan.policies import KINDS, NAMES, read_policies
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 from tokenmill.sim.service import Service
 from tokenmill.sim.tier_plan import TierSpec, TierSpecs

@@ -14,14 +14,14 @@ import pytest
 from tokenmill.bench.load import options
 from tokenmill.bench.load.body import BodyFormat
 from tokenmill.bench.load.recorded_load import RecordedLoad, digest_of
-from tokenmill.cli.calibrate.black_box import error_line, machine_of, read_lives, tables_of
+from tokenmill.cli.calibrate.black_box import error_line, read_lives
 from tokenmill.cli.main import main
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs, StepLaw, Work
 from tokenmill.core.step_records import Machine
 from tokenmill.plan.fidelity import on_deployment
-from tokenmill.plan.fit.black_box import errors_of, fit, replay
+from tokenmill.plan.fit.black_box import errors_of, fit, machine_of, replay, tables_of
 from tokenmill.plan.fit.token_times import Heard, steps_of
 from tokenmill.sim.calibrated import Calibrated, Curve
 from tokenmill.sim.deployment import Deployment, WorkerPlan

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from tokenmill.cli.calibrate.command import describe, fit, speed_factor
+from tokenmill.cli.calibrate.command import describe
 from tokenmill.cli.main import main
 from tokenmill.core.cost import Work, read_share, work_of
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.step import PlanRow
 from tokenmill.core.step_records import SIZE, LogFacts, Machine, StepRecords, StepWriter, TimedRequest, TimedStep
 from tokenmill.plan.fit.edges import Point, backs, fit_line, fronts, gaps, passages
+from tokenmill.plan.fit.logs import fit, speed_factor
 from tokenmill.plan.fit.observed import observed
 from tokenmill.sim.calibrated import NOT_KNOWN, Beside, Calibrated, Curve, Kind, Line, shares
 

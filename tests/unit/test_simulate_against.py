@@ -20,12 +20,13 @@ from tokenmill.bench.load.recorded_load import RecordedLoad, digest_of
 from tokenmill.bench.load.stream import Exchange
 from tokenmill.bench.output import write_json
 from tokenmill.bench.result import Repeats, Run
+from tokenmill.cli.simulate.command import show_fidelity
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs, StepLaw, Work
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.step_records import Machine
-from tokenmill.plan.fidelity import Slower, hold_against, on_deployment, show, slowed
+from tokenmill.plan.fidelity import Slower, hold_against, on_deployment, slowed
 from tokenmill.sim.calibrated import Calibrated, Curve, Line
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 from tokenmill.sim.parts import CorePlan, PartsPlan
@@ -83,7 +84,7 @@ def test_a_right_simulation_has_no_error_and_its_speed_is_applied(tmp_path: Path
         assert missed.median == pytest.approx(1 / 1.2 - 1, abs=1e-5)
     assert right.speed == [1.2] and wrong.speed == []
     console = Console(record=True, width=120)
-    show(wrong, console)
+    show_fidelity(wrong, console)
     text = console.export_text()
     assert "-16.7 %" in text and "E2EL p50" in text
 

@@ -9,7 +9,7 @@ import pytest
 
 from tokenmill.core.cost import Costs, Work
 from tokenmill.core.errors import ConfigError
-from tokenmill.plan.machine import read_machine
+from tokenmill.plan.sources import read_machine
 from tokenmill.sim.cluster_file import read_deployment
 from tokenmill.sim.hardware import hardware_named
 from tokenmill.sim.models import model_named

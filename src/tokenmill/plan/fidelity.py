@@ -12,10 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from ..bench.html.fidelity import FIGURE_HEADER, REQUEST_HEADER, figure_rows, request_rows
 from ..bench.load.body import CHAT_APIS
 from ..bench.load.fidelity import Fidelity, compare, runs_in
 from ..bench.load.material import Vocabulary
@@ -118,23 +114,6 @@ class Slower:
 
     def predict(self, work: Work) -> float:
         return self.factor * self.law.predict(work)
-
-
-def show(fidelity: Fidelity, console: Console) -> None:
-    """Two tables: figures, and errors of single requests."""
-    result = fidelity.to_json()
-    for header, rows in ((FIGURE_HEADER, figure_rows(result)), (REQUEST_HEADER, request_rows(result))):
-        table = Table(title=fidelity.name if header is FIGURE_HEADER else None)
-        for i, column in enumerate(header):
-            table.add_column(column, justify="right" if i else "left")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-    for queue in fidelity.queues:
-        if queue.distance is not None:
-            console.print(f"requests {queue.name}: {queue.distance:.1%} of the live mean apart, on average")
-    if fidelity.num_left_out:
-        console.print(f"{fidelity.num_left_out} requests that failed in either run are left out.")
 
 
 def _read(path: Path) -> Json:

@@ -6,8 +6,10 @@ Plan, player, definitions and names are bench's own. What differs is said in the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
 from typing import Any, Generic, Protocol, TypeVar
 
 from .. import __version__
@@ -211,3 +213,13 @@ def simulate_repeats(
     if not load.keep_event_times:
         runs = [replace(run, requests=[replace(row, event_s=None) for row in run.requests]) for run in runs]
     return Repeats(pooled, intervals(runs), runs), services
+
+
+def digest_of(requests: Iterable[Any]) -> str:
+    """One hash of all that clients saw in a run: each request's times and results, to the last bit. Equal seeds give
+    equal digests, whatever PYTHONHASHSEED and the machine. Of the rows of `bench.result.Run`, in their order; 16
+    hexadecimal digits. Of floats the shortest text counts that reads back the same."""
+    total = blake2b(digest_size=8)
+    for row in requests:
+        total.update(json.dumps(asdict(row), sort_keys=True).encode("utf8") + b"\n")
+    return total.hexdigest()

@@ -11,7 +11,6 @@ takes: nothing is written anew for the simulator.
 
 from __future__ import annotations
 
-import argparse
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,17 +57,6 @@ NAMES: Mapping[str, Sequence[str]] = {
     "tier-admission": tuple(ADMISSIONS),
 }
 """Of each kind, those that come with us."""
-
-
-def add_policy_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--policy",
-        action="append",
-        default=[],
-        metavar="[KIND=]NAME|FILE.py[:NAME]",
-        help=f"use this policy, whatever the cluster file says: one of ours by name, or one's own from a file"
-        f" (repeatable); kinds: {', '.join(NAMES)}",
-    )
 
 
 @dataclass(frozen=True, slots=True)

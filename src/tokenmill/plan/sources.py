@@ -3,6 +3,7 @@ from the file's folder; checkpoints also as everywhere, by alias or hub name."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from ..core.cost import StepLaw
@@ -10,11 +11,10 @@ from ..core.errors import ConfigError
 from ..sim.calibrated import Calibrated
 from ..sim.cluster_file import parse
 from ..sim.fields import Fields
-from ..sim.hardware import Hardware
+from ..sim.hardware import Hardware, hardware_named, measured_hardware
 from ..sim.models import ModelShape
 from ..sim.topology import Topology, read_topology
 from ..sim.worker_file import Sources
-from .machine import read_machine
 from .model_shape import read_shape
 
 
@@ -40,6 +40,18 @@ def sources_beside(folder: Path) -> Sources:
             raise ConfigError(f"{path}: {error.message}") from None
 
     return Sources(calibration, shape, hardware, topology)
+
+
+def read_machine(name: str, where: str = "hardware") -> Hardware:
+    """Of the table, or, where `name` ends in `.json`, of a file that `tokenmill bench kernels --json` wrote; how much
+    memory that machine has is not in it. Raises ConfigError, at `where`."""
+    if not name.endswith(".json"):
+        return hardware_named(name, where)
+    try:
+        report = json.loads(Path(name).read_text(encoding="utf8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: {name} cannot be read: {error}", param=where) from None
+    return measured_hardware(report if isinstance(report, dict) else {}, name, where=where)
 
 
 def _text(path: Path, hint: str) -> str:

@@ -13,17 +13,14 @@ from typing import Any
 from ...bench.load.fidelity import Fidelity, runs_in
 from ...bench.load.recorded_load import recorded_load
 from ...bench.result import SCHEMA
-from ...core.config import BLOCK_SIZE
 from ...core.errors import ConfigError
 from ...core.step_records import Machine
-from ...plan.fit.black_box import Live, errors_of, fit
+from ...plan.fit.black_box import Live, errors_of, file_of, fit, machine_of, tables_of
 from ...plan.fit.token_times import read_run
 from ..bench.load import read_tokenizer
 
 Json = dict[str, Any]
 
-NUM_BLOCKS = 65536
-"""Of KV: how much a server has cannot be seen; this much is never short."""
 MOST_TOKENS = 2048
 """Of a step, where nobody says: the default of llama-server and of vLLM on processors."""
 MOST_IN_TURN = 6
@@ -126,50 +123,6 @@ def read_lives(path: str) -> list[Live]:
             raise ConfigError(f"{path}: {error.message}", param="black_box") from error
         lives.append(Live(f"{Path(path).name}{f' #{number}' if len(runs) > 1 else ''}", run, load))
     return lives
-
-
-def machine_of(lives: Sequence[Live], max_num_seqs: int | None, max_num_batched_tokens: int) -> Machine:
-    """Raises ConfigError for runs of different servers."""
-    endpoints = {(str(live.result["endpoint"].get("url")), str(live.result["endpoint"].get("model"))) for live in lives}
-    if len(endpoints) > 1:
-        (url, model), (other_url, other_model) = sorted(endpoints)[:2]
-        told = f"The runs are of different endpoints: {model} at {url} and {other_model} at {other_url}."
-        raise ConfigError(f"{told} Calibrate each alone.", param="black_box")
-    most = max(round(live.result["max_in_flight"]) for live in lives)
-    for value, name in ((max_num_seqs, "max-num-seqs"), (max_num_batched_tokens, "max-num-batched-tokens")):
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name} must be at least 1.", param=name.replace("-", "_"))
-    return Machine(
-        model=endpoints.pop()[1],
-        numerics_id="black box",
-        block_size=BLOCK_SIZE,
-        num_blocks=NUM_BLOCKS,
-        max_num_seqs=max_num_seqs or max(256, most),
-        max_num_batched_tokens=max(max_num_batched_tokens, max_num_seqs or 1),
-    )
-
-
-def tables_of(calibration: str, machine: Machine, prefix_caching: bool) -> Json:
-    """Of a cluster's file with one worker of this server's settings."""
-    engine = {
-        "steps_in_flight": 1,
-        "scheduling_policy": "fcfs",
-        "enable_prefix_caching": prefix_caching,
-        "max_num_waiting": 1_000_000,
-    }
-    no_gateway = {"admission": "off", "max_queue_s": 0.0, "shares_rows": False}
-    return {"admission": no_gateway, "workers": [{"calibration": calibration, "engine": engine}]}
-
-
-def file_of(calibration: str, prefix_caching: bool) -> str:
-    tables = tables_of(calibration, Machine(), prefix_caching)
-    (worker,) = tables["workers"]
-    lines = ["[admission]", *_lines(tables["admission"]), "", "[[workers]]", *_lines({"calibration": calibration})]
-    return "\n".join([*lines, "[workers.engine]", *_lines(worker["engine"]), ""])
-
-
-def _lines(table: Json) -> list[str]:
-    return [f"{name} = {json.dumps(value)}" for name, value in table.items()]
 
 
 def describe(lives: Sequence[Live], errors: Sequence[Fidelity], machine: Machine) -> list[str]:

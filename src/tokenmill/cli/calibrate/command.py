@@ -5,22 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
-from ...core.step_records import LogFacts, Machine, StepRecords, read_steps
-from ...plan.fit.cost_model import Fitted, fit_law
-from ...plan.fit.edges import Point, backs, fit_line, fronts, gaps, passages
+from ...core.step_records import StepRecords, read_steps
 from ...plan.fit.errors import errors_of
-from ...plan.fit.observed import Observed, observed
+from ...plan.fit.logs import check_same_engine, fit, spans_of, speed_factor
+from ...plan.fit.observed import observed
 from ...sim.calibrated import LEAST_SEEN, Calibrated, Error, Line
 from . import black_box
 
-NUM_BLOCKS, EACH = 25, 5
-"""A log is cut into so many spans of busy time, and of so many one after the other the last is held out."""
-LEAST_STEPS = 100
 _HEAD = "error                       steps   median   amount: median   90 %   at the span's speed   all seconds"
 _STEADY = 1.25
 """By how much spans may differ on a machine that does nothing else."""
@@ -72,35 +67,12 @@ def calibrate(args: argparse.Namespace) -> int:
     return 0
 
 
-def fit(logs: Sequence[StepRecords], runs: Sequence[tuple[dict[str, Any], str]] = ()) -> Fitted:
-    """The law of all steps of the logs, whose errors are of one that was fitted without those held out. Raises
-    ConfigError for logs of different engines, and of too few steps."""
-    facts = logs[0].facts
-    for log in logs[1:]:
-        _compare(facts, log.facts, "The first log")
-    seen = [observed(log, logs) for log in logs]
-    spans = [span for each in seen for span in _split(each)]
-    held, kept = (
-        [span for number, span in enumerate(spans) if (number % EACH == EACH - 1) == is_held]
-        for is_held in (True, False)
-    )
-    num_steps = sum(map(len, spans))
-    if num_steps < LEAST_STEPS or not any(held) or not any(kept):
-        told = f"The logs have {num_steps} steps; a law needs {LEAST_STEPS}, over some time."
-        raise ConfigError(f"{told} Send the server more requests.", param="log")
-    errors = errors_of(fit_law(kept, facts).law, held)
-    gap = fit_line([point for each in seen for point in gaps([one.step for one in each])])
-    front, back = _edges(logs, runs)
-    law, slowness = fit_law(spans, facts)
-    return Fitted(replace(law, errors=errors, gap=gap, front=front, back=back), slowness)
-
-
 def check(law: Calibrated, logs: Sequence[StepRecords], name: str) -> list[str]:
     """What a calibration, of file `name`, says of logs that it was not fitted to. Raises ConfigError for those of
     another engine, and for logs without steps."""
     for log in logs:
-        _compare(law.machine, log.facts, name)
-    spans = [span for log in logs for span in _split(observed(log, logs))]
+        check_same_engine(law.machine, log.facts, name)
+    spans = [span for log in logs for span in spans_of(observed(log, logs))]
     steps = [each for span in spans for each in span]
     if not steps:
         raise ConfigError("The logs have no steps.", param="log")
@@ -109,46 +81,6 @@ def check(law: Calibrated, logs: Sequence[StepRecords], name: str) -> list[str]:
     lines.append(f"{unseen} of {len(steps)} steps are of kinds that the calibration has not seen")
     lines.append(f"speed factor: {speed_factor(law, steps):.4f} (all seconds measured, of those predicted)")
     return lines
-
-
-def speed_factor(law: Calibrated, steps: Sequence[Observed]) -> float:
-    """How many times as long as by the law these steps took: what `Calibrated.scaled` takes."""
-    return sum(each.step.duration_s for each in steps) / sum(each.predicted(law) for each in steps)
-
-
-def _compare(machine: Machine | LogFacts, facts: LogFacts, name: str) -> None:
-    """Raises ConfigError where steps of the two are not of one law."""
-    for field in ("numerics_id", "processor", "isa", "threads"):
-        mine, its = getattr(machine, field), getattr(facts, field)
-        if mine != its:
-            told = f"{name} and a log are of different engines: {field} is {mine} and {its}."
-            raise ConfigError(f"{told} Calibrate each alone.", param="log")
-
-
-def _split(seen: Sequence[Observed]) -> list[list[Observed]]:
-    """By spans of busy time: neighbours are too alike for one to be a test of what the other taught, and a server that
-    did nothing for an hour has learned nothing in it."""
-    span_s = sum(each.step.duration_s for each in seen) / NUM_BLOCKS
-    parts: list[list[Observed]] = [[] for _ in range(NUM_BLOCKS)]
-    busy_s = 0.0
-    for each in seen:
-        parts[min(NUM_BLOCKS - 1, int(busy_s / span_s))].append(each)
-        busy_s += each.step.duration_s
-    return parts
-
-
-def _edges(logs: Sequence[StepRecords], runs: Sequence[tuple[dict[str, Any], str]]) -> tuple[Line, Line]:
-    """front and back."""
-    before: list[Point] = []
-    after: list[Point] = []
-    for run, name in runs:
-        found = passages(run, logs, name)
-        before += fronts(found, logs)
-        after += backs(found, logs)
-    if runs and not after:
-        told = f"No request of {runs[0][1]} is in the logs; it must be of the same load and machine."
-        raise ConfigError(told, param="run")
-    return fit_line(before), fit_line(after)
 
 
 def describe(

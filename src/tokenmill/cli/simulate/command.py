@@ -11,20 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
+from ...bench.html.fidelity import FIGURE_HEADER, REQUEST_HEADER, figure_rows, request_rows
 from ...bench.html.report import write_report
 from ...bench.load.body import CHAT_APIS
 from ...bench.load.command import check_outputs
+from ...bench.load.fidelity import Fidelity
 from ...bench.load.load_file import apply_load, given_flags
 from ...bench.load.show import runs_of
 from ...bench.output import console_beside, write_json
 from ...bench.result import Result, Run
 from ...core.errors import ConfigError
-from ...plan import fidelity as against
 from ...plan.chat_frame import chat_frame
-from ...plan.digest import digest_of
-from ...plan.play import About
-from ...plan.policies import ChosenPolicies, add_policy_argument, read_policies
+from ...plan.fidelity import hold_against, on_deployment
+from ...plan.play import About, digest_of
+from ...plan.policies import NAMES, ChosenPolicies, read_policies
 from ...plan.sources import sources_beside
 from ...sim.cluster_file import parse, read_deployment
 from ...sim.deployment import Deployment
@@ -36,6 +38,17 @@ from .shared import fault_doubts, lines_of
 
 _OF_AGAINST = {"cluster", "policy", "against", "speed_factor", "name", "tokenizer", "json", "html", "help"}
 """Flags that --against takes, by their destinations."""
+
+
+def add_policy_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="[KIND=]NAME|FILE.py[:NAME]",
+        help=f"use this policy, whatever the cluster file says: one of ours by name, or one's own from a file"
+        f" (repeatable); kinds: {', '.join(NAMES)}",
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,15 +167,32 @@ def _hold_against(args: argparse.Namespace, deployment: Deployment, chosen: Chos
     facts = _facts(args.cluster, deployment, chosen)
     model = None if args.tokenizer is None else read_text(args.tokenizer)
     frame = None if model is None or model.chat is None else chat_frame(model, args.tokenizer)
-    simulated = against.on_deployment(deployment, facts, chosen.set_up, doubts_of, frame)
+    simulated = on_deployment(deployment, facts, chosen.set_up, doubts_of, frame)
     name = args.name or args.cluster.stem
-    fidelity = against.hold_against(args.against, simulated, args.speed_factor, name, read_tokenizer)
-    against.show(fidelity, console)
+    fidelity = hold_against(args.against, simulated, args.speed_factor, name, read_tokenizer)
+    show_fidelity(fidelity, console)
     plain = fidelity.to_json()
     write_json(args.json, plain)
     if args.html is not None:
         write_report([plain], args.html)
     return 0
+
+
+def show_fidelity(fidelity: Fidelity, console: Console) -> None:
+    """Two tables: figures, and errors of single requests."""
+    result = fidelity.to_json()
+    for header, rows in ((FIGURE_HEADER, figure_rows(result)), (REQUEST_HEADER, request_rows(result))):
+        table = Table(title=fidelity.name if header is FIGURE_HEADER else None)
+        for i, column in enumerate(header):
+            table.add_column(column, justify="right" if i else "left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    for queue in fidelity.queues:
+        if queue.distance is not None:
+            console.print(f"requests {queue.name}: {queue.distance:.1%} of the live mean apart, on average")
+    if fidelity.num_left_out:
+        console.print(f"{fidelity.num_left_out} requests that failed in either run are left out.")
 
 
 def _tell(console: Console, result: Result, services: Sequence[Service], took_s: float) -> None:

@@ -1,9 +1,10 @@
-"""Fits a law of steps to what clients saw of a server (`bunches`), and replays runs by it: what the clients would have
-seen of a simulated server with this law.
+"""Fits a cost model of steps to what clients saw of a server (`token_times`), and replays runs by it: what the clients
+would have seen of a simulated server with this model. Of the server's settings nothing can be seen from outside.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import median
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ...bench.load.fidelity import Fidelity, compare
 from ...bench.load.recorded_load import RecordedLoad
+from ...core.config import BLOCK_SIZE
 from ...core.errors import ConfigError
 from ...core.step_records import LogFacts, Machine
 from ...sim.calibrated import Beside, Calibrated, Line
@@ -27,6 +29,8 @@ Json = dict[str, Any]
 LEAST_STEPS = 100
 TOKEN_KNOTS = tuple(sorted({*USUAL_KNOTS, *range(8)}))
 """Loads of few clients draw few rows, and what a kernel takes for each number of them differs."""
+NUM_BLOCKS = 65536
+"""Of KV: how much a server has cannot be seen; this much is never short."""
 READ_S = 0.0002
 """Before the next of several calls that come at once is with the engine: an idle one begins with the first."""
 
@@ -78,3 +82,47 @@ def fit(lives: Sequence[Live], machine: Machine, tables: Mapping[str, Any]) -> F
     # Calls are read one after the other; what they are under way besides passes, and takes no core.
     law = replace(law, front=front, beside=Beside(request_s=READ_S, num=max(1, front.num)))
     return Fit(law, tuple(errors_of(law, live, tables) for live in lives))
+
+
+def machine_of(lives: Sequence[Live], max_num_seqs: int | None, max_num_batched_tokens: int) -> Machine:
+    """Raises ConfigError for runs of different servers."""
+    endpoints = {(str(live.result["endpoint"].get("url")), str(live.result["endpoint"].get("model"))) for live in lives}
+    if len(endpoints) > 1:
+        (url, model), (other_url, other_model) = sorted(endpoints)[:2]
+        told = f"The runs are of different endpoints: {model} at {url} and {other_model} at {other_url}."
+        raise ConfigError(f"{told} Calibrate each alone.", param="black_box")
+    most = max(round(live.result["max_in_flight"]) for live in lives)
+    for value, name in ((max_num_seqs, "max-num-seqs"), (max_num_batched_tokens, "max-num-batched-tokens")):
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name} must be at least 1.", param=name.replace("-", "_"))
+    return Machine(
+        model=endpoints.pop()[1],
+        numerics_id="black box",
+        block_size=BLOCK_SIZE,
+        num_blocks=NUM_BLOCKS,
+        max_num_seqs=max_num_seqs or max(256, most),
+        max_num_batched_tokens=max(max_num_batched_tokens, max_num_seqs or 1),
+    )
+
+
+def tables_of(calibration: str, machine: Machine, prefix_caching: bool) -> Json:
+    """Of a cluster's file with one worker of this server's settings."""
+    engine = {
+        "steps_in_flight": 1,
+        "scheduling_policy": "fcfs",
+        "enable_prefix_caching": prefix_caching,
+        "max_num_waiting": 1_000_000,
+    }
+    no_gateway = {"admission": "off", "max_queue_s": 0.0, "shares_rows": False}
+    return {"admission": no_gateway, "workers": [{"calibration": calibration, "engine": engine}]}
+
+
+def file_of(calibration: str, prefix_caching: bool) -> str:
+    tables = tables_of(calibration, Machine(), prefix_caching)
+    (worker,) = tables["workers"]
+    lines = ["[admission]", *_lines(tables["admission"]), "", "[[workers]]", *_lines({"calibration": calibration})]
+    return "\n".join([*lines, "[workers.engine]", *_lines(worker["engine"]), ""])
+
+
+def _lines(table: Json) -> list[str]:
+    return [f"{name} = {json.dumps(value)}" for name, value in table.items()]
