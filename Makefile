@@ -18,7 +18,6 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 NATIVE := CMakeLists.txt $(shell find native -type f 2>/dev/null)
 ARGS ?=
-SERVERS := bench live clients fuzz
 
 # `make` runs these one after another in one environment: parallel jobs would race on it.
 .NOTPARALLEL:
@@ -48,13 +47,12 @@ $(VENV)/extra-%: pyproject.toml | $(VENV)/installed
 serve: install
 	$(BIN)/tokenmill serve $(ARGS)
 
-# Tests that start servers have the machine to themselves; the others run two at a time. `make test` runs the sample of
-# this commit of the tests that are marked `sampled` (tests/sampling.py).
+# Two files at a time, those of servers first, which take longest. `make test` runs the sample of this commit of the tests
+# that are marked `sampled` (tests/sampling.py).
 test: SAMPLE := --sample commit
 test test-all: install $(VENV)/extra-test environments
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/python -m pytest $(SAMPLE) --numprocesses 2 --dist loadfile $(addprefix --ignore tests/,$(SERVERS))
-	$(BIN)/python -m pytest $(SAMPLE) $(addprefix tests/,$(SERVERS))
+	$(BIN)/python -m pytest $(SAMPLE) --numprocesses 2 --dist loadfile --no-loadscope-reorder
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

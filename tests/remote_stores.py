@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from ports import free_port
 from tokenmill.core.tier_jobs import LoadFrom, LookIn, SaveTo, Tier
 from tokenmill.core.tiers import NO_PLACE, BlockFacts, TierKey
 from tokenmill.kv.transfer.sums import block_sum
@@ -163,12 +164,6 @@ class S3Server:
         status = connection.getresponse().status
         connection.close()
         assert status == 200, status
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _answers(family: socket.AddressFamily, where: object) -> bool:

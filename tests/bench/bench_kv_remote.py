@@ -32,7 +32,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from remote_stores import KEY, RedisServer, S3Server, free_port
+from ports import free_port
+from remote_stores import KEY, RedisServer, S3Server
 from tokenmill.core.tier_jobs import LoadFrom, LookIn, SaveTo, Tier
 from tokenmill.core.tiers import NO_PLACE, BlockFacts, TierKey
 from tokenmill.core.units import MiB

@@ -27,9 +27,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "live"))
 
-from front_ends import SECRET, Worker, free_port, front_end
+from front_ends import SECRET, Worker, front_end
 from kill import ask, write_model
 from serving import Server, wait_until
+
+from ports import free_port
 
 ENGINE = ("--kv-cache-memory-bytes", "256MiB", "--max-model-len", "2048")
 

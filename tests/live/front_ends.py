@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -13,11 +12,6 @@ from serving import Server
 
 SECRET = {"TOKENMILL_WORKER_SECRET": "a secret of the tests only"}
 BYTES = ("--kv-cache-memory-bytes", "64MiB", "--kv-cache-dtype", "int8")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def front_end(model: str, port: int, *args: str) -> Server:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from front_ends import Worker, free_port, front_end
+from front_ends import Worker, front_end
 from kill import ask, write_model
 from serving import Server, wait_until
+
+from ports import free_port
 
 NUM_CALLS = 4
 

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,8 @@ from typing import Any
 import pytest
 from serving import wait_until
 
+from ports import free_port
+
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 
 CHART = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
@@ -39,14 +40,6 @@ def manifests(values: dict[str, Any]) -> list[dict[str, Any]]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return list(module.Chart().manifests("mill", values))
-
-
-def free_ports(number: int) -> list[int]:
-    with ExitStack() as held:
-        ends = [held.enter_context(socket.socket()) for _ in range(number)]
-        for end in ends:
-            end.bind(("127.0.0.1", 0))
-        return [end.getsockname()[1] for end in ends]
 
 
 class Pod:
@@ -111,7 +104,7 @@ def _cache() -> str:
 @contextmanager
 def cluster(model: Path, folder: Path) -> Iterator[tuple[int, Pod, dict[str, Any]]]:
     """A front end alone: its port, its pod and the values."""
-    http, links, health = free_ports(3)
+    http, links, health = free_port(), free_port(), free_port()
     values = {
         "model": {"path": str(model), "maxModelLen": 1024},
         "front": {
@@ -150,7 +143,7 @@ def test_the_manifests_own_commands_serve_and_a_rollout_loses_nothing(smollm2: P
 
         workloads = []
         for _ in range(2):  # two pods on one machine, which in a cluster have addresses of their own
-            health, kv = free_ports(2)
+            health, kv = free_port(), free_port()
             again = values | {"workers": values["workers"] | {"healthPort": health, "kvPort": kv}}
             workloads.append(next(each for each in manifests(again) if each["kind"] == "Deployment"))
         workers = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from serving import Server
 
 TEXT = " ".join(f"Item {number} of the list costs {number * 7 % 50} coins." for number in range(60))
@@ -16,6 +17,7 @@ def ask(server: Server, **more: object) -> tuple[int, dict]:
     return status, json.loads(text)
 
 
+@pytest.mark.sampled(1 / 3)
 def test_one_server_prefills_and_another_decodes(smollm2: Path, tmp_path: Path) -> None:
     """Both run all the time on one folder; the second answers with the bits that it gives alone."""
     args = ("--kv-save", str(tmp_path), "--kv-cache-memory-bytes", "100MiB")

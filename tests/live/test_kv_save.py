@@ -31,6 +31,7 @@ def stop(server: Server) -> None:
     server._reader.join(10)
 
 
+@pytest.mark.sampled(1 / 3)
 def test_a_restarted_server_keeps_its_hits(smollm2: Path, tmp_path: Path) -> None:
     """The same tokens and logprobs, most of the prompt from the folder, which only its owner can read; a server whose
     files were damaged computes them, and says so in one line."""

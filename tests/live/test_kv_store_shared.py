@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from remote_stores import BLOCK_BYTES, RedisServer, block, content, free_port, until
+from ports import free_port
+from remote_stores import BLOCK_BYTES, RedisServer, block, content, until
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.tiers import BlockFacts, Lease, TierKey
 from tokenmill.core.units import MiB

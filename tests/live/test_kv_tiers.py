@@ -61,6 +61,7 @@ def stop(server: Server) -> None:
     server._reader.join(10)
 
 
+@pytest.mark.sampled(1 / 3)
 def test_what_the_pool_has_given_up_comes_back_from_host_memory(smollm2: Path) -> None:
     with Server(*ARGS, "--kv-host", "200MB") as server:
         assert "host 190.7 MiB" in server.output and "KV store" in server.output
@@ -76,6 +77,7 @@ def test_what_the_pool_has_given_up_comes_back_from_host_memory(smollm2: Path) -
         assert metrics["tokenmill:kv_tier_hits_total"] > MUCH // 16 and metrics["tokenmill:kv_store_up"] == 1
 
 
+@pytest.mark.sampled(1 / 3)
 def test_a_restarted_server_answers_from_disk_and_never_from_what_is_damaged(smollm2: Path, tmp_path: Path) -> None:
     """Warmed by the command, over a kill; then with every file changed in places."""
     args = (*ARGS, "--kv-disk", f"{tmp_path / 'kv'}:300MB")
@@ -104,6 +106,7 @@ def test_a_restarted_server_answers_from_disk_and_never_from_what_is_damaged(smo
         assert third == first and cached == 0
 
 
+@pytest.mark.sampled(1 / 3)
 def test_what_one_worker_computed_another_gets_from_the_store(smollm2: Path) -> None:
     with Server(*ARGS, "--workers", "2", "--kv-host", "200MB") as server:
         first, _ = ask(server, 0)
@@ -114,6 +117,7 @@ def test_what_one_worker_computed_another_gets_from_the_store(smollm2: Path) -> 
         assert again == first and cached > MUCH
 
 
+@pytest.mark.sampled(1 / 3)
 def test_a_store_that_is_killed_or_stopped_costs_time_alone(smollm2: Path) -> None:
     """Under load, again and again: every answer is the one without; then the store is there again."""
     with Server(*ARGS) as server:
@@ -164,6 +168,7 @@ def test_a_model_in_this_process_has_tiers_too(smollm2: Path, tmp_path: Path) ->
         wait_until(lambda: llm.generate(prompts[0], sampling)[0].usage.cached_tokens > MUCH, "it is fetched", 20)
 
 
+@pytest.mark.sampled(1 / 3)
 def test_servers_share_a_store_that_outlives_them_and_refuses_what_is_unlike(smollm2: Path, tmp_path: Path) -> None:
     path = str(tmp_path / "kv.sock")
     command = [sys.executable, "-m", "tokenmill.cli.main", "kv", "serve", "--socket", path, "--kv-host", "100MB"]

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from front_ends import SECRET, Worker, free_port, front_end
+from front_ends import SECRET, Worker, front_end
 from kill import ask, write_model
 from serving import Server, wait_until
 
+from ports import free_port
 from tokenmill.core.mac import TAMPERED
 from tokenmill.net.handshake import GREETING_BYTES, PROTOCOL
 
@@ -59,6 +60,7 @@ def served(model: str) -> Iterator[tuple[int, Server]]:
         yield port, server
 
 
+@pytest.mark.sampled(1 / 3)
 def test_strangers_are_turned_away_and_a_stream_goes_on(served: tuple[int, Server]) -> None:
     """1,000 connections, some of which stay as long as they may, while an answer is streamed."""
     port, server = served
@@ -193,6 +195,7 @@ class NoisyWire:
             target.shutdown(socket.SHUT_WR)
 
 
+@pytest.mark.sampled(1 / 3)
 def test_bits_that_change_on_the_way_end_links_and_no_stream_says_another_thing(model: str) -> None:
     """Both workers come by wires that flip three bits each. Streams go on in the other worker, or wait for one."""
     port = free_port()

@@ -18,6 +18,7 @@ BODY: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(1 / 3)
 def test_a_stopped_engine_is_replaced_and_an_idle_one_that_was_stopped_is_not(tmp_path: Path) -> None:
     """What is idle is found out when it gets work and does not do it."""
     with Server(*ARGS, model=str(write_model(tmp_path))) as server, ThreadPoolExecutor(1) as pool:
@@ -38,6 +39,7 @@ def test_a_stopped_engine_is_replaced_and_an_idle_one_that_was_stopped_is_not(tm
         assert server.engine_pid not in (None, second)
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.slow
 def test_a_long_prefill_is_no_false_alarm(smollm2: Path) -> None:
     """4,000 tokens in one step, and many short ones beside a second such prompt."""

@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from front_ends import SECRET, Worker, free_port
+from front_ends import SECRET, Worker
 from serving import Server, wait_until
 
 from links import certificate
+from ports import free_port
 
 SMALL = ("--kv-cache-memory-bytes", "128MiB", "--max-model-len", "1024", "--threads", "1")
 NUM_STREAMS = 8

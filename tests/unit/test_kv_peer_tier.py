@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager, closing, contextmanager
 
 import pytest
 
-from remote_stores import BLOCK_BYTES, KEY, SLOT_BYTES, Host, block, content, free_port, look, until
+from ports import free_port
+from remote_stores import BLOCK_BYTES, KEY, SLOT_BYTES, Host, block, content, look, until
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.tier_jobs import Gone, LoadFrom, LookIn, Said, TierEffects, TierInput
 from tokenmill.core.tiers import (

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from remote_stores import BLOCK_BYTES, KEY, Host, RedisServer, S3Server, block, free_port, look, sum_of, until
+from ports import free_port
+from remote_stores import BLOCK_BYTES, KEY, Host, RedisServer, S3Server, block, look, sum_of, until
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.tier_jobs import DropFrom
 from tokenmill.core.tiers import NO_PLACE, TierKey
