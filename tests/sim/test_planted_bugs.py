@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from tokenmill.core.effects import JobEnded
+from tokenmill.core.outputs import exported
 from tokenmill.core.sequence import Sequence, Status
 from tokenmill.core.step import Introduction
 from tokenmill.engine import check, commit, exports, ledger, state
 from tokenmill.engine.exports import Exports, _Save
 from tokenmill.engine.ledger import StepLedger
-from tokenmill.engine.outputs import exported
 from tokenmill.engine.shell import EngineShell
 from tokenmill.engine.state import EngineState
 from tokenmill.engine.transfers import Transfers

@@ -11,12 +11,12 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.effects import DropAdapter, Job, JobEnded
 from tokenmill.core.errors import EngineFailed, InvalidRequest
 from tokenmill.core.events import AdapterLoaded, Drain, LoadAdapter, Output, StepOutputs, Submit, UnloadAdapter
+from tokenmill.core.outbox import Outbox
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.adapters import AdapterLedger
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.journal import Entry
 from tokenmill.engine.link import LocalFrontEnd, local_link
-from tokenmill.engine.outbox import Outbox
 from tokenmill.engine.replay import replay
 from tokenmill.sim.executor import ToyExecutor
 from tokenmill.sim.loop import VirtualLoop

@@ -25,7 +25,7 @@ from tokenmill.core.step_records import LogFacts, StepWriter
 from tokenmill.engine.flight import FlightRecorder, Watcher
 from tokenmill.engine.state import EngineState
 from tokenmill.engine.step_log import StepLog
-from tokenmill.engine.steps import Step
+from tokenmill.sched.steps import Step
 from tokenmill.server.observe.observer import Observer
 
 _TIMES, _REPEATS = 10_000, 5

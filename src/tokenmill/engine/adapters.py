@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..core.effects import DropAdapter, JobEnded
 from ..core.events import AdapterLoaded, LoadAdapter, UnloadAdapter
-from .outbox import Outbox
+from ..core.outbox import Outbox
 
 
 @dataclass(slots=True)

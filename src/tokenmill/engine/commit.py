@@ -26,13 +26,13 @@ from copy import copy
 from ..core.effects import StepFailed
 from ..core.errors import EngineFailed, InvalidRequest, TokenmillError
 from ..core.events import FINISH_ERROR, FINISH_MOVED, FINISH_STOP, Output
+from ..core.outputs import ended, progressed
 from ..core.request import EXPORT
 from ..core.sequence import Sequence, Status
 from ..core.step import RowResult, StepResult
+from ..sched.steps import Step
 from .exports import Exports
-from .outputs import ended, progressed
 from .state import EngineState
-from .steps import Step
 
 _RUNNING = Status.RUNNING
 """A member of an Enum is slow to get at, and this one is compared with for every row."""

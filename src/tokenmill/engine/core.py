@@ -37,6 +37,7 @@ from ..core.events import Abort, Drain, EngineStats, LoadAdapter, SetPool, ShowC
 from ..core.hints import KeepKV, PromoteKV
 from ..core.kv_events import WatchKV
 from ..core.moves import Continue, Offer, Prefetch, PullBlocks, Release, SendBlocks, Yield
+from ..core.outputs import aborted, refused
 from ..core.request import Request
 from ..core.step import StepPlan, StepResult
 from ..core.work import step_work
@@ -52,7 +53,6 @@ from .journal import Committed, Handled, Planned, Recorder
 from .lean import Lean
 from .ledger import StepLedger
 from .offers import Offers
-from .outputs import aborted, refused
 from .prefixes import shown_cache
 from .pulls import Pulls
 from .state import EngineState

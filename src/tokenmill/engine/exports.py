@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from ..core.block import BlockMove, cut_moves
 from ..core.effects import JobEnded, SaveBlocks
 from ..core.events import Output
+from ..core.outputs import exported
 from ..core.sequence import Sequence, Status
 from ..core.tiers import BlockFacts
 from ..core.units import MiB
 from ..kv.blocks.fetch import gather, pin_published
 from ..kv.blocks.groups import Tables
-from .outputs import exported
 from .state import EngineState
 
 SAVE_BYTES = 64 * MiB

@@ -13,8 +13,8 @@ from typing import Protocol
 from ..core.events import Output
 from ..core.flight import CHUNK, FAILED, NUM_REQUESTS, PREEMPTED, VOID, FlightWriter, RequestRecord
 from ..core.sequence import Sequence, Status
+from ..sched.steps import Step
 from .state import EngineState
-from .steps import Step
 
 
 class Watcher(Protocol):

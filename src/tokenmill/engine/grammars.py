@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 from ..core.effects import JobEnded, PrepareGrammar
 from ..core.errors import EngineFailed, InvalidRequest, TokenmillError
+from ..core.outputs import aborted_before, moved_before, refused
 from ..core.request import Request
-from .outputs import aborted_before, moved_before, refused
 from .state import EngineState
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ..core.block import BlockKey
 from ..core.kv_events import CLEARED, REMOVED, STORED, KVEvent, KVEvents, WatchKV
+from ..core.outbox import Outbox
 from ..kv.blocks.groups import KVBlocks
-from .outbox import Outbox
 
 
 class KVLog:

@@ -24,9 +24,9 @@ from ..core.step import PlanRow, StepPlan, plan_row
 from ..core.work import step_work
 from ..sched.admission import max_running
 from ..sched.policies import slack
+from ..sched.steps import Step
 from .core import EngineCore
 from .stats import count_blocks
-from .steps import Step
 
 _PLACES = [
     EngineStats._fields.index(name)

@@ -9,8 +9,8 @@ from ..core.sequence import Sequence
 from ..core.step import Introduction, PlanRow, plan_row
 from ..kv.blocks.groups import Match
 from ..sched.admission import blocks_for
+from ..sched.steps import Step
 from .state import EngineState, wants_scores
-from .steps import Step
 from .transfers import Transfers
 
 

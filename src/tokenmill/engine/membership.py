@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core.events import PoolChanged, SetPool
-from .outbox import Outbox
+from ..core.outbox import Outbox
 
 
 class Membership:

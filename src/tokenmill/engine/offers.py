@@ -21,12 +21,12 @@ from ..core.block import BlockTable, num_hidden_blocks
 from ..core.effects import JobEnded
 from ..core.events import FINISH_MOVED
 from ..core.moves import EndMove, Offer, Release, SendBlocks, Yield
+from ..core.outputs import ended
 from ..core.request import EXPORT
 from ..core.sequence import Sequence, Status
 from ..kv.blocks.groups import Tables
 from ..sched.admission import blocks_for
 from .grammars import GrammarLedger
-from .outputs import ended
 from .state import EngineState, wants_scores
 
 

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from ..core.effects import JobEnded
 from ..core.moves import Continue, EndMove, Moved, Prefetch, Prefetched, PullBlocks, Pulled, Staged
 from ..core.sequence import Sequence, Status
+from ..kv.blocks import keys
 from ..kv.blocks.fetch import claim, is_intact
 from ..kv.blocks.groups import Tables
 from ..sched.admission import blocks_for, max_running
-from . import keys
 from .grammars import GrammarLedger
 from .pull import Pull, ids_wanted, meets, num_usable
 from .state import EngineState, wants_scores

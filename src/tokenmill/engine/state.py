@@ -27,25 +27,24 @@ from ..core.cost import CostModel
 from ..core.errors import EXPIRED, Overloaded
 from ..core.events import FINISH_ERROR, Output
 from ..core.kv_events import TokenEvent
+from ..core.outbox import Outbox
+from ..core.outputs import ended
 from ..core.policy import Waiting
 from ..core.request import Request
 from ..core.sequence import Sequence, Status
 from ..core.tiers import TierKey
-from ..kv.blocks import eviction, unreferenced
+from ..kv.blocks import eviction, keys, unreferenced
 from ..kv.blocks.groups import KVBlocks, Match
 from ..sched.policies import pick, slack
 from ..sched.queue import WaitingQueue
 from ..sched.rank import seniority
 from ..sched.service import Service
-from . import keys
+from ..sched.steps import Counters, Step
 from .adapters import AdapterLedger
 from .deadlines import Deadlines
 from .kv_events import KVLog
 from .membership import Membership
-from .outbox import Outbox
-from .outputs import ended
 from .settings import SettingsLedger
-from .steps import Counters, Step
 from .token_log import TokenLog
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from ..core.events import Output
 from ..core.sequence import Sequence, Status
 from ..core.step_records import FAILED, VOID, StepWriter, TimedRequest
+from ..sched.steps import Step
 from .flight import Watcher
 from .state import EngineState
-from .steps import Step
 
 _MOST_OPEN = 4096
 """Requests after which those are looked for whose ends nobody told."""

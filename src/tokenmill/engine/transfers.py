@@ -29,10 +29,10 @@ from ..core.sequence import Sequence, Status
 from ..core.tiers import TierKey
 from ..kv.blocks.fetch import Claim, claim, is_intact, num_in
 from ..kv.blocks.groups import Match, Tables
+from ..sched.steps import Step
 from .folder import Folder
 from .pieces import Catalogue, Piece, parted
 from .state import EngineState
-from .steps import Step
 from .tails import Tails
 from .tiers import Tiers
 

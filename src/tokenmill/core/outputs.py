@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.errors import TokenmillError
-from ..core.events import FINISH_ABORT, FINISH_ERROR, FINISH_MOVED, Output, Timing, output_of
-from ..core.request import Request
-from ..core.sequence import Sequence
-from ..core.step import RowResult
+from .errors import TokenmillError
+from .events import FINISH_ABORT, FINISH_ERROR, FINISH_MOVED, Output, Timing, output_of
+from .request import Request
+from .sequence import Sequence
+from .step import RowResult
 
 
 def refused(request: Request, error: TokenmillError, now: float) -> Output:

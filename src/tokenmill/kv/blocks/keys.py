@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..core.block import KEY_BYTES, split_keys
-from ..core.config import EngineConfig
-from ..core.sequence import Sequence
-from ..kv.blocks.hashing import extend_keys, root_key
+from ...core.block import KEY_BYTES, split_keys
+from ...core.config import EngineConfig
+from ...core.sequence import Sequence
+from .hashing import extend_keys, root_key
 
 
 def extend(seq: Sequence, config: EngineConfig) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..core.effects import Effects, Job
-from ..core.events import FromEngine, Output
+from .effects import Effects, Job
+from .events import FromEngine, Output
 
 _NOTHING = Effects()
 
