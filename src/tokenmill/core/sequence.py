@@ -99,3 +99,11 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+
+def wants_scores(seq: Sequence) -> bool:
+    """Whether prompt logprobs are still to be computed: then nothing may come from the prefix cache.
+
+    They are handed out with the first token, so a sequence that has output has had them.
+    """
+    return seq.request.sampling.prompt_logprobs is not None and seq.num_output == 0

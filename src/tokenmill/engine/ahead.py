@@ -20,7 +20,7 @@ from ..core.moves import Prefetch, Prefetched
 from ..core.tiers import TierKey
 from ..kv.blocks.fetch import Claim, claim, is_intact, num_in, reach
 from ..kv.blocks.groups import Tables
-from .state import EngineState
+from .port import EnginePort
 from .tiers import FIND_S, PIECE_BYTES
 
 NO_STORE = "It has no store with tiers."
@@ -47,7 +47,7 @@ class _Ahead:
 class Ahead:
     """Does nothing until a store with tiers was opened."""
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EnginePort) -> None:
         self._state = state
         self._by_job: dict[int, _Ahead] = {}
         self._num_jobs = 0

@@ -75,7 +75,7 @@ class EngineCore:
         self._exports = Exports(state, numbers)
         self._writes = Writes(state, numbers, transfers.is_stored)
         self._ahead = ahead = Ahead(state)
-        hints, lean = Hints(state), Lean(state)
+        hints, lean = Hints(state, self._writes), Lean(state)
         self.lean = lean
         self._grammars = grammars = GrammarLedger(state, self._adapter_refusal)
         self._offers = offers = Offers(state, grammars)
@@ -253,6 +253,8 @@ class EngineCore:
     def _open_store(self, event: StoreOpened, now: float) -> None:
         self._transfers.open_store(event, now)
         self._writes.open_store(event, now)
+        if self._writes.is_open:
+            self.state.writes = self._writes
 
     def _show_cache(self, event: ShowCache, now: float) -> None:
         self.state.outbox.answers.append(shown_cache(self.state, event))

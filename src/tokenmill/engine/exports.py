@@ -24,7 +24,7 @@ from ..core.tiers import BlockFacts
 from ..core.units import MiB
 from ..kv.blocks.fetch import gather, pin_published
 from ..kv.blocks.groups import Tables
-from .state import EngineState
+from .port import EnginePort
 
 SAVE_BYTES = 64 * MiB
 """Of one job that saves: what the executor copies aside at once."""
@@ -48,7 +48,7 @@ class _Save:
 class Exports:
     """Does nothing until a store was opened. numbers: of jobs that save."""
 
-    def __init__(self, state: EngineState, numbers: Iterator[int]) -> None:
+    def __init__(self, state: EnginePort, numbers: Iterator[int]) -> None:
         self._state = state
         self._numbers = numbers
         self._saves: deque[_Save] = deque()  # a job of the first is under way

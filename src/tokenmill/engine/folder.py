@@ -12,13 +12,13 @@ from ..core.tiers import TierKey
 from ..kv.blocks.fetch import reach
 from ..kv.blocks.groups import Match
 from .pieces import Piece
-from .state import EngineState
+from .port import EnginePort
 
 
 class Folder:
     """transfers.Catalogue. Its keys are in the engine's state."""
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EnginePort) -> None:
         self._state = state
         self._lookups: dict[int, Sequence] = {}
         self._next_number = 0

@@ -6,21 +6,23 @@ from ..core.block import split_keys
 from ..core.effects import PinBlocks, PromoteBlocks
 from ..core.hints import KeepKV, PromoteKV
 from ..core.tiers import TierKey
-from .state import EngineState
+from .port import EnginePort
+from .writes import Writes
 
 
 class Hints:
     """Does nothing until a store with tiers was opened."""
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EnginePort, writes: Writes) -> None:
         self._state = state
+        self._writes = writes
 
     def keep(self, event: KeepKV, now: float) -> None:
         if self._state.has_tiers and event.keys:
             wanted = self._wanted(event.keys)
             self._state.outbox.jobs.append(PinBlocks(wanted, event.seconds, event.owner))
-            if self._state.writes is not None and event.seconds:
-                self._state.writes.want(wanted)
+            if event.seconds:
+                self._writes.want(wanted)
 
     def promote(self, event: PromoteKV, now: float) -> None:
         if self._state.has_tiers and event.keys:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 from ..core.cost import Costs
-from ..core.sequence import Sequence
+from ..core.sequence import Sequence, wants_scores
 from ..core.step import Introduction, PlanRow, plan_row
 from ..kv.blocks.groups import Match
 from ..sched.admission import blocks_for
 from ..sched.steps import Step
-from .state import EngineState, wants_scores
+from .state import EngineState
 from .transfers import Transfers
 
 

@@ -23,11 +23,10 @@ from ..core.events import FINISH_MOVED
 from ..core.moves import EndMove, Offer, Release, SendBlocks, Yield
 from ..core.outputs import ended
 from ..core.request import EXPORT
-from ..core.sequence import Sequence, Status
+from ..core.sequence import Sequence, Status, wants_scores
 from ..kv.blocks.groups import Tables
 from ..sched.admission import blocks_for
-from .grammars import GrammarLedger
-from .state import EngineState, wants_scores
+from .port import EnginePort, Entrance
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +51,7 @@ class _Offer:
 class Offers:
     """`grammars`: has requests that have not entered yet."""
 
-    def __init__(self, state: EngineState, grammars: GrammarLedger) -> None:
+    def __init__(self, state: EnginePort, grammars: Entrance) -> None:
         self._state = state
         self._grammars = grammars
         self._offers: dict[str, _Offer] = {}

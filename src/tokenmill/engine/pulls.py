@@ -18,14 +18,13 @@ from collections.abc import Iterator
 
 from ..core.effects import JobEnded
 from ..core.moves import Continue, EndMove, Moved, Prefetch, Prefetched, PullBlocks, Pulled, Staged
-from ..core.sequence import Sequence, Status
+from ..core.sequence import Sequence, Status, wants_scores
 from ..kv.blocks import keys
 from ..kv.blocks.fetch import claim, is_intact
 from ..kv.blocks.groups import Tables
 from ..sched.admission import blocks_for, max_running
-from .grammars import GrammarLedger
+from .port import EnginePort, Entrance
 from .pull import Pull, ids_wanted, meets, num_usable
-from .state import EngineState, wants_scores
 
 NO_ROOM = "There is no room for it."
 NO_USE = "It computes its whole prompt here."
@@ -35,7 +34,7 @@ NO_CACHE = "No prefixes are cached here."
 class Pulls:
     """`grammars`: has requests that have not entered yet."""
 
-    def __init__(self, state: EngineState, grammars: GrammarLedger) -> None:
+    def __init__(self, state: EnginePort, grammars: Entrance) -> None:
         self._state = state
         self._grammars = grammars
         self._by_seq: dict[int, Pull] = {}

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from ..core.block import BlockKey, BlockTable
 from ..core.config import EngineConfig
@@ -31,8 +30,7 @@ from ..core.outbox import Outbox
 from ..core.outputs import ended
 from ..core.policy import Waiting
 from ..core.request import Request
-from ..core.sequence import Sequence, Status
-from ..core.tiers import TierKey
+from ..core.sequence import Sequence, Status, wants_scores
 from ..kv.blocks import eviction, keys, unreferenced
 from ..kv.blocks.groups import KVBlocks, Match
 from ..sched.policies import pick, slack
@@ -46,18 +44,7 @@ from .kv_events import KVLog
 from .membership import Membership
 from .settings import SettingsLedger
 from .token_log import TokenLog
-
-
-class BlockWrites(Protocol):
-    """What takes published blocks to a store with tiers (`writes`)."""
-
-    def published(self, seq: Sequence, firsts: list[int]) -> None: ...
-
-    def used(self, seq: Sequence, first: int, end: int) -> None: ...
-
-    def want(self, blocks: Iterable[TierKey]) -> None: ...
-
-    def forget(self, seq: Sequence, unpublish: Callable[[], None]) -> None: ...
+from .writes import Writes
 
 
 class EngineState:
@@ -95,7 +82,7 @@ class EngineState:
         self.outbox = Outbox()
         self.kv_events = KVLog(self.blocks, self.outbox)
         self.token_log: TokenLog | None = None
-        self.writes: BlockWrites | None = None
+        self.writes: Writes | None = None
         self.adapters = AdapterLedger(self.outbox)
         self.settings = SettingsLedger()
         self.membership = Membership(self.outbox)
@@ -294,14 +281,6 @@ class EngineState:
 
 def _is_targeted(request: Request) -> bool:
     return request.terms.ttft_s > 0 or request.terms.tpot_s > 0
-
-
-def wants_scores(seq: Sequence) -> bool:
-    """Whether prompt logprobs are still to be computed: then nothing may come from the prefix cache.
-
-    They are handed out with the first token, so a sequence that has output has had them.
-    """
-    return seq.request.sampling.prompt_logprobs is not None and seq.num_output == 0
 
 
 def _pools_all(seq: Sequence) -> bool:

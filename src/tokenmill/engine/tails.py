@@ -25,7 +25,7 @@ from ..core.effects import FetchBlocks, JobEnded
 from ..core.sequence import Sequence
 from ..kv.blocks.groups import Match, Tables
 from .pieces import Catalogue, Piece, parted
-from .state import EngineState
+from .port import EnginePort
 
 MOST_WAITING = 1
 """The sequence itself."""
@@ -66,7 +66,7 @@ class _Tail:
 
 
 class Tails:
-    def __init__(self, state: EngineState, numbers: count[int]) -> None:
+    def __init__(self, state: EnginePort, numbers: count[int]) -> None:
         self._state = state
         self._numbers = numbers
         self._tail: _Tail | None = None

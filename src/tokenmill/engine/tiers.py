@@ -24,8 +24,8 @@ from ..core.units import MiB
 from ..kv.blocks.groups import Match
 from ..sched.fitting import num_wanted
 from .pieces import Piece
+from .port import EnginePort
 from .rates import Rates
-from .state import EngineState
 from .worth import Computing, Place, Run, Speed, best_run, ends, meeting
 
 PIECE_BYTES = 16 * MiB
@@ -68,7 +68,7 @@ class _Known:
 class Tiers:
     """transfers.Catalogue."""
 
-    def __init__(self, state: EngineState, facts: tuple[TierFacts, ...]) -> None:
+    def __init__(self, state: EnginePort, facts: tuple[TierFacts, ...]) -> None:
         self._state = state
         self._rates = Rates(facts)
         self._known: dict[int, _Known] = {}  # by the number of the sequence

@@ -32,7 +32,7 @@ from ..kv.blocks.groups import Match, Tables
 from ..sched.steps import Step
 from .folder import Folder
 from .pieces import Catalogue, Piece, parted
-from .state import EngineState
+from .port import EnginePort
 from .tails import Tails
 from .tiers import Tiers
 
@@ -60,7 +60,7 @@ class _Fetch:
 class Transfers:
     """Does nothing until a store was opened."""
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EnginePort) -> None:
         self._state = state
         self._catalogue: Catalogue | None = None
         self._fetches: dict[int, _Fetch] = {}  # by the number of a job

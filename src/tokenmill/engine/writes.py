@@ -24,7 +24,7 @@ from ..core.sequence import Sequence
 from ..core.tiers import BlockFacts, TierKey
 from ..core.units import MiB
 from ..kv.blocks.manager import BlockManager
-from .state import EngineState
+from .port import EnginePort
 
 BATCH_BYTES = 16 * MiB
 """Of one job, at most."""
@@ -53,7 +53,7 @@ class Writes:
     known to have a block of a sequence."""
 
     def __init__(
-        self, state: EngineState, numbers: Iterator[int], is_stored: Callable[[Sequence, TierKey], bool]
+        self, state: EnginePort, numbers: Iterator[int], is_stored: Callable[[Sequence, TierKey], bool]
     ) -> None:
         self._state = state
         self._numbers = numbers
@@ -73,6 +73,11 @@ class Writes:
         self._costs = UNKNOWN
         self._told = (0.0, 0.0)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is to be told what is published and used."""
+        return bool(self._policy)
+
     def open_store(self, event: StoreOpened, now: float) -> None:
         state = self._state
         if not event.tiers or not state.config.caches_prefixes:
@@ -81,7 +86,6 @@ class Writes:
             self._open_anew()
             return
         self._policy = event.writes or WRITE_THROUGH
-        state.writes = self
         state.borders.append(self._look)
         for group, pool in enumerate(state.blocks.pools):
             pool.listeners.append(_Evictions(self, group))
