@@ -16,11 +16,13 @@ from house_figures import SRC, circles, import_graph, imports, room_of, upward_a
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "kv/blocks": {"core"},
+    "kv/events": {"core", "kv/blocks"},
     "kv/tiers": {"core"},
+    "kv/connector/scheduler": {"core", "kv/blocks", "kv/events", "sched"},
     "sched": {"core", "kv/blocks"},
     "cluster": {"core", "kv/blocks"},
-    "engine": {"core", "kv/blocks", "sched"},
-    "sim": {"core", "kv/blocks", "kv/tiers", "sched", "engine", "cluster"},
+    "engine": {"core", "kv/blocks", "kv/events", "kv/connector/scheduler", "sched"},
+    "sim": {"core", "kv/blocks", "kv/events", "kv/tiers", "kv/connector/scheduler", "sched", "engine", "cluster"},
     "formats": {"core"},
     "text": {"core", "formats"},
     "ops": {"core"},
@@ -41,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
         "text",
         "ops",
         "kv/transfer",
+        "kv/connector/scheduler",
         "kv/connector/worker",
         "models",
         "worker",
@@ -53,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
 ALLOWED["llm"] = set(ALLOWED) - {"bench", "sim", "plan"}
 WIRING = {"cli"}
 ROOMS = {*ALLOWED, *WIRING}
-PURE = {"core", "kv/blocks", "kv/tiers", "cluster", "sched", "engine", "sim"}
+PURE = {"core", "kv/blocks", "kv/events", "kv/tiers", "kv/connector/scheduler", "cluster", "sched", "engine", "sim"}
 
 # Whatever reads a clock, draws unseeded randomness or starts a thread; `asyncio.wait` because it iterates a set.
 BANNED_MODULES = {"time", "datetime", "threading", "secrets", "socket", "multiprocessing", "subprocess", "os"}

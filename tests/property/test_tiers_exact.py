@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tokenmill.engine import rates, tails, transfers, worth
-from tokenmill.engine.tails import Tails
-from tokenmill.engine.tiers import Tiers
-from tokenmill.engine.transfers import Transfers
-from tokenmill.engine.writes import Writes
 from tokenmill.kv.blocks import fetch
 from tokenmill.kv.blocks.manager import BlockManager
+from tokenmill.kv.connector.scheduler import rates, tails, transfers, worth
+from tokenmill.kv.connector.scheduler.tails import Tails
+from tokenmill.kv.connector.scheduler.tiers import Tiers
+from tokenmill.kv.connector.scheduler.transfers import Transfers
+from tokenmill.kv.connector.scheduler.writes import Writes
 from tokenmill.sim import tier_store
 from tokenmill.sim.tier_run import TierReport, Trouble, run_tiers
 from tokenmill.sim.tiers import TierFaults

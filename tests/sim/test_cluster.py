@@ -16,7 +16,7 @@ import pytest
 from tokenmill.cluster.events import Leaves, Stepped
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.core.effects import FetchBlocks
-from tokenmill.engine.transfers import Transfers
+from tokenmill.kv.connector.scheduler.transfers import Transfers
 from tokenmill.sim.cluster import ClusterReport, run_seed
 from tokenmill.sim.executor import Violation
 from tokenmill.sim.loop import Deadlock, TimeLimit

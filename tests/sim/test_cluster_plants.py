@@ -15,9 +15,9 @@ from tokenmill.cluster.links import EngineLink
 from tokenmill.cluster.moves import Move, Moves
 from tokenmill.cluster.placing import Placing
 from tokenmill.core.moves import Continue, Release
-from tokenmill.engine.offers import Offers, _Offer
-from tokenmill.engine.pull import Pull
-from tokenmill.engine.pulls import Pulls
+from tokenmill.kv.connector.scheduler.offers import Offers, _Offer
+from tokenmill.kv.connector.scheduler.pull import Pull
+from tokenmill.kv.connector.scheduler.pulls import Pulls
 from tokenmill.sim.cluster import run_seed
 from tokenmill.sim.executor import Violation
 from tokenmill.sim.loop import Deadlock, TimeLimit

@@ -11,18 +11,19 @@ from tokenmill.core.effects import JobEnded
 from tokenmill.core.outputs import exported
 from tokenmill.core.sequence import Sequence, Status
 from tokenmill.core.step import Introduction
-from tokenmill.engine import check, commit, exports, ledger, state
-from tokenmill.engine.exports import Exports, _Save
+from tokenmill.engine import check, commit, ledger, state
 from tokenmill.engine.ledger import StepLedger
 from tokenmill.engine.shell import EngineShell
 from tokenmill.engine.state import EngineState
-from tokenmill.engine.transfers import Transfers
 from tokenmill.kv.blocks import groups, manager
 from tokenmill.kv.blocks.allocator import BlockAllocator
 from tokenmill.kv.blocks.fetch import Claim
 from tokenmill.kv.blocks.groups import KVBlocks
 from tokenmill.kv.blocks.manager import BlockManager
 from tokenmill.kv.blocks.radix import RadixTree
+from tokenmill.kv.connector.scheduler import exports
+from tokenmill.kv.connector.scheduler.exports import Exports, _Save
+from tokenmill.kv.connector.scheduler.transfers import Transfers
 from tokenmill.sched import scheduler
 from tokenmill.sched.giving_way import GivingWay
 from tokenmill.sim.run import run_seed

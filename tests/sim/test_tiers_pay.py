@@ -16,9 +16,9 @@ from tokenmill.core.effects import StoreOpened
 from tokenmill.core.events import Drain, EngineStats, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.tiers import DISK, HOST, TierFacts
-from tokenmill.engine import worth
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.link import local_link
+from tokenmill.kv.connector.scheduler import worth
 from tokenmill.kv.tiers.config import TierConfig
 from tokenmill.sim.executor import ToyExecutor
 from tokenmill.sim.loop import VirtualLoop

@@ -9,8 +9,8 @@ from tokenmill.core.block import split_keys
 from tokenmill.core.effects import Effects, FetchBlocks, FindBlocks, Job, JobEnded
 from tokenmill.core.events import Submit
 from tokenmill.core.moves import Prefetch, Prefetched
-from tokenmill.engine import ahead
 from tokenmill.kv.blocks.hashing import prompt_keys
+from tokenmill.kv.connector.scheduler import ahead
 
 PROMPT = make_request("a", 22, 2).prompt_tokens
 

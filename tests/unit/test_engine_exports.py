@@ -14,8 +14,8 @@ from tokenmill.core.effects import FetchBlocks, FindBlocks, JobEnded, SaveBlocks
 from tokenmill.core.events import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Drain, Output
 from tokenmill.core.request import EXPORT, IMPORT, Request
 from tokenmill.core.sequence import Status
-from tokenmill.engine.exports import SAVE_BYTES
 from tokenmill.kv.blocks.hashing import extend_keys, root_key
+from tokenmill.kv.connector.scheduler.exports import SAVE_BYTES
 
 REQUEST = make_request("a", 22, 1, handoff=EXPORT)
 

@@ -12,7 +12,7 @@ from tokenmill.core.effects import SELECTIVE, FetchBlocks, FindBlocks, Job, JobE
 from tokenmill.core.events import Submit
 from tokenmill.core.request import Request
 from tokenmill.core.tiers import DISK, HOST, TierFacts
-from tokenmill.engine import tiers
+from tokenmill.kv.connector.scheduler import tiers
 
 COSTS = Costs(step_s=0.001, token_s=0.001)
 FAST, SLOW = TierFacts(HOST, 0, 0.0001, 1e9), TierFacts(DISK, 0, 0.1, 1e6)

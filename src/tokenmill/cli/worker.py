@@ -34,9 +34,9 @@ from ..engine.expert_load import keep_telling_load
 from ..engine.hub import Hub
 from ..engine.leaning import keep_lean
 from ..engine.shell import EngineShell
-from ..engine.tier_relay import TierRelay
 from ..formats.checkpoint import weights_digest
 from ..formats.hub import default_cache_dir
+from ..kv.events.tier_relay import TierRelay
 from ..net.clock import MonotonicClock
 from ..net.flight_file import keep_copy, new_path, prune
 from ..net.handshake import Identity

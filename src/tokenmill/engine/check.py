@@ -9,9 +9,9 @@ from typing import Protocol
 from ..core.block import num_hidden_blocks
 from ..core.sequence import Sequence, Status
 from ..kv.blocks.groups import Tables
+from ..kv.connector.scheduler.exports import Exports
 from ..sched.admission import blocks_for
 from ..sched.rank import seniority
-from .exports import Exports
 from .state import EngineState
 
 

@@ -30,8 +30,8 @@ from ..core.outputs import ended, progressed
 from ..core.request import EXPORT
 from ..core.sequence import Sequence, Status
 from ..core.step import RowResult, StepResult
+from ..kv.connector.scheduler.exports import Exports
 from ..sched.steps import Step
-from .exports import Exports
 from .state import EngineState
 
 _RUNNING = Status.RUNNING

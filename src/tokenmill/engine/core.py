@@ -3,7 +3,7 @@
 What belongs here: which part of the engine hears an event, and the order of a step's life. What never does: clocks,
 I/O, randomness, order of service (`sched`), block ids (`kv.blocks`). Handlers here are of what every engine does:
 requests come and go, steps fail, the engine drains. Features are plan rows, policies, or events and jobs with a handler
-in a file of their own (`adapters`, `grammars`, `transfers`); never branches here.
+in a file of their own (`adapters`, `grammars`, `kv.connector.scheduler`); never branches here.
 
     handle   an event of the front end, of a job or of a failed step
     plan     the next step: `sched` composes it through the ledger
@@ -41,24 +41,24 @@ from ..core.outputs import aborted, refused
 from ..core.request import Request
 from ..core.step import StepPlan, StepResult
 from ..core.work import step_work
+from ..kv.connector.scheduler.ahead import Ahead
+from ..kv.connector.scheduler.exports import Exports
+from ..kv.connector.scheduler.hints import Hints
+from ..kv.connector.scheduler.offers import Offers
+from ..kv.connector.scheduler.pulls import Pulls
+from ..kv.connector.scheduler.transfers import Transfers
+from ..kv.connector.scheduler.writes import Writes
 from ..sched.admission import refusal
 from ..sched.scheduler import compose_step
-from .ahead import Ahead
 from .check import check_state
 from .commit import commit_step, fail_step
-from .exports import Exports
 from .grammars import GrammarLedger
-from .hints import Hints
 from .journal import Committed, Handled, Planned, Recorder
 from .lean import Lean
 from .ledger import StepLedger
-from .offers import Offers
 from .prefixes import shown_cache
-from .pulls import Pulls
 from .state import EngineState
 from .stats import snapshot
-from .transfers import Transfers
-from .writes import Writes
 
 Handler = Callable[[Any, float], None]
 """Takes an event and the time; what it gives goes to the outbox."""

@@ -8,10 +8,10 @@ from ..core.cost import Costs
 from ..core.sequence import Sequence, wants_scores
 from ..core.step import Introduction, PlanRow, plan_row
 from ..kv.blocks.groups import Match
+from ..kv.connector.scheduler.transfers import Transfers
 from ..sched.admission import blocks_for
 from ..sched.steps import Step
 from .state import EngineState
-from .transfers import Transfers
 
 
 class StepLedger:

@@ -3,14 +3,14 @@
     enter      a request becomes a sequence that is WAITING
     admit      WAITING -> RUNNING
     send_back  RUNNING -> WAITING: everything but the tokens is computed again
-    load       WAITING -> LOADING: KV of its prefix is on its way (`transfers`)
+    load       WAITING -> LOADING: KV of its prefix is on its way (`kv.connector.scheduler.transfers`)
     run_loaded    LOADING -> RUNNING: with the KV that has come
     stop_loading  LOADING -> WAITING: without them
-    export     RUNNING -> EXPORTING: has ended, and its KV is on its way to the store (`exports`)
+    export     RUNNING -> EXPORTING: has ended, and its KV is on its way to the store (`kv.connector.scheduler.exports`)
     leave      any -> FINISHED
 
-Only this package writes it. Which move is due is decided elsewhere: by the scheduler through the ledger (`ledger`), by
-results (`commit`), by events (`core`).
+Only this package and the scheduler's side of the KV connector write it. Which move is due is decided elsewhere: by the
+scheduler through the ledger (`ledger`), by results (`commit`), by events (`core`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from ..core.request import Request
 from ..core.sequence import Sequence, Status, wants_scores
 from ..kv.blocks import eviction, keys, unreferenced
 from ..kv.blocks.groups import KVBlocks, Match
+from ..kv.connector.scheduler.writes import Writes
+from ..kv.events.log import KVLog
+from ..kv.events.token_log import TokenLog
 from ..sched.policies import pick, slack
 from ..sched.queue import WaitingQueue
 from ..sched.rank import seniority
@@ -40,11 +43,8 @@ from ..sched.service import Service
 from ..sched.steps import Counters, Step
 from .adapters import AdapterLedger
 from .deadlines import Deadlines
-from .kv_events import KVLog
 from .membership import Membership
 from .settings import SettingsLedger
-from .token_log import TokenLog
-from .writes import Writes
 
 
 class EngineState:

@@ -14,8 +14,8 @@ from ..core.effects import Event, StoreOpened
 from ..core.events import Ready
 from ..core.tiers import TierEvents, TierFacts
 from ..core.units import format_parts
-from ..engine.exports import SAVE_BYTES
 from ..formats.checkpoint import Checkpoint
+from ..kv.connector.scheduler.exports import SAVE_BYTES
 from ..models.config import ModelConfig, config_from_checkpoint
 from ..models.encoder_config import EncoderConfig
 from ..models.kv import kv_groups

@@ -13,7 +13,7 @@ from ..core.config import EngineConfig
 from ..core.effects import WRITES, StoreOpened
 from ..core.kv_events import STORED
 from ..core.tiers import DISK, HOST, REMOTE, TierEvent, TierEvents, TierFacts
-from ..engine.tier_relay import Watch
+from ..kv.events.tier_relay import Watch
 from ..kv.tiers.config import TierConfig
 from .loop import VirtualLoop
 from .tier_store import ToyMachine

@@ -1,4 +1,4 @@
-"""What a simulated KV store tells of its blocks, to a worker's `engine.tier_relay`: a client of its own, which joins
+"""What a simulated KV store tells of its blocks, to a worker's `kv.events.tier_relay`: a client of its own, which joins
 again when the store is back."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TierWatch:
         self._is_running = False
 
     def __call__(self, hear: Callable[[TierEvents], None] | None) -> None:
-        """engine.tier_relay.Watch"""
+        """kv.events.tier_relay.Watch"""
         self._hear = hear
         if hear is None:
             if self._link is not None:

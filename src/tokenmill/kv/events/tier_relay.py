@@ -17,10 +17,10 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 
-from ..core.effects import Event
-from ..core.events import FromEngine, ToEngine
-from ..core.ports import EngineEnd
-from ..core.tiers import TierEvents, WatchTiers
+from ...core.effects import Event
+from ...core.events import FromEngine, ToEngine
+from ...core.ports import EngineEnd
+from ...core.tiers import TierEvents, WatchTiers
 from .tier_log import TierLog
 
 MOST_BEHIND = 256

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from ..core.block import BlockKey, BlockMove
-from ..core.cost import UNKNOWN, Costs
-from ..core.effects import SELECTIVE, WRITE_THROUGH, DropBlocks, JobEnded, NoteStepCosts, SaveBlocks, StoreOpened
-from ..core.sequence import Sequence
-from ..core.tiers import BlockFacts, TierKey
-from ..core.units import MiB
-from ..kv.blocks.manager import BlockManager
+from ....core.block import BlockKey, BlockMove
+from ....core.cost import UNKNOWN, Costs
+from ....core.effects import SELECTIVE, WRITE_THROUGH, DropBlocks, JobEnded, NoteStepCosts, SaveBlocks, StoreOpened
+from ....core.sequence import Sequence
+from ....core.tiers import BlockFacts, TierKey
+from ....core.units import MiB
+from ...blocks.manager import BlockManager
 from .port import EnginePort
 
 BATCH_BYTES = 16 * MiB

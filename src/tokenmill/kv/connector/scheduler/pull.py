@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
-from ..core.block import BlockKey, BlockTable, num_hidden_blocks
-from ..core.moves import KVSource
-from ..core.sequence import Sequence
-from ..kv.blocks.fetch import Claim, is_intact
-from ..kv.blocks.groups import KVBlocks
-from ..kv.blocks.manager import BlockManager
+from ....core.block import BlockKey, BlockTable, num_hidden_blocks
+from ....core.moves import KVSource
+from ....core.sequence import Sequence
+from ...blocks.fetch import Claim, is_intact
+from ...blocks.groups import KVBlocks
+from ...blocks.manager import BlockManager
 
 
 @dataclass(slots=True, eq=False)

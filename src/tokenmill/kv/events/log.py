@@ -6,10 +6,10 @@ so is everybody else who listens, who takes it for what it is. Nothing is kept w
 
 from __future__ import annotations
 
-from ..core.block import BlockKey
-from ..core.kv_events import CLEARED, REMOVED, STORED, KVEvent, KVEvents, WatchKV
-from ..core.outbox import Outbox
-from ..kv.blocks.groups import KVBlocks
+from ...core.block import BlockKey
+from ...core.kv_events import CLEARED, REMOVED, STORED, KVEvent, KVEvents, WatchKV
+from ...core.outbox import Outbox
+from ..blocks.groups import KVBlocks
 
 
 class KVLog:

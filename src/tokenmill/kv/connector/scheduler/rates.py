@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..core.tiers import TIERS, USUAL_FACTS, TierFacts
+from ....core.tiers import TIERS, USUAL_FACTS, TierFacts
 
 _LEARNT, _LEARNT_WORSE = 0.3, 0.7
 """Of an error, after each load: of one that was faster than expected, and of one that was slower, which somebody waited

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..core.block import BlockKey
-from ..core.kv_events import CLEARED, REMOVED, STORED, TokenEvent
-from ..core.sequence import Sequence
-from ..kv.blocks.groups import KVBlocks
+from ...core.block import BlockKey
+from ...core.kv_events import CLEARED, REMOVED, STORED, TokenEvent
+from ...core.sequence import Sequence
+from ..blocks.groups import KVBlocks
 
 
 class TokenLog:

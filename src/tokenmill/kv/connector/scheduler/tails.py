@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from ..core.block import BlockTable
-from ..core.effects import FetchBlocks, JobEnded
-from ..core.sequence import Sequence
-from ..kv.blocks.groups import Match, Tables
+from ....core.block import BlockTable
+from ....core.effects import FetchBlocks, JobEnded
+from ....core.sequence import Sequence
+from ...blocks.groups import Match, Tables
 from .pieces import Catalogue, Piece, parted
 from .port import EnginePort
 

@@ -14,15 +14,15 @@ import math
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
-from ..core.block import BlockMove, cut_moves, num_hidden_blocks
-from ..core.cost import Work
-from ..core.effects import FindBlocks, JobEnded, PromoteBlocks
-from ..core.request import IMPORT
-from ..core.sequence import Sequence, Status
-from ..core.tiers import HOST, TIERS, TierFacts, TierKey
-from ..core.units import MiB
-from ..kv.blocks.groups import Match
-from ..sched.fitting import num_wanted
+from ....core.block import BlockMove, cut_moves, num_hidden_blocks
+from ....core.cost import Work
+from ....core.effects import FindBlocks, JobEnded, PromoteBlocks
+from ....core.request import IMPORT
+from ....core.sequence import Sequence, Status
+from ....core.tiers import HOST, TIERS, TierFacts, TierKey
+from ....core.units import MiB
+from ....sched.fitting import num_wanted
+from ...blocks.groups import Match
 from .pieces import Piece
 from .port import EnginePort
 from .rates import Rates

@@ -23,13 +23,13 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from itertools import count
 
-from ..core.block import BlockKey, BlockMove
-from ..core.effects import FetchBlocks, JobEnded, StoreOpened
-from ..core.sequence import Sequence, Status
-from ..core.tiers import TierKey
-from ..kv.blocks.fetch import Claim, claim, is_intact, num_in
-from ..kv.blocks.groups import Match, Tables
-from ..sched.steps import Step
+from ....core.block import BlockKey, BlockMove
+from ....core.effects import FetchBlocks, JobEnded, StoreOpened
+from ....core.sequence import Sequence, Status
+from ....core.tiers import TierKey
+from ....sched.steps import Step
+from ...blocks.fetch import Claim, claim, is_intact, num_in
+from ...blocks.groups import Match, Tables
 from .folder import Folder
 from .pieces import Catalogue, Piece, parted
 from .port import EnginePort

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..core.block import split_keys
-from ..core.effects import PinBlocks, PromoteBlocks
-from ..core.hints import KeepKV, PromoteKV
-from ..core.tiers import TierKey
+from ....core.block import split_keys
+from ....core.effects import PinBlocks, PromoteBlocks
+from ....core.hints import KeepKV, PromoteKV
+from ....core.tiers import TierKey
 from .port import EnginePort
 from .writes import Writes
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..core.block import BlockKey, split_keys
-from ..core.kv_events import CLEARED, REMOVED, STORED, TokenEvent
-from ..core.tiers import TierEvent, TierEvents
+from ...core.block import BlockKey, split_keys
+from ...core.kv_events import CLEARED, REMOVED, STORED, TokenEvent
+from ...core.tiers import TierEvent, TierEvents
 from .token_log import TokenLog
 
 

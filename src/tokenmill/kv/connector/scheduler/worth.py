@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
-from ..core.cost import Costs
+from ....core.cost import Costs
 
 CLEARLY = 0.9
 """Computing a part while another loads is to take less than this share of the better of both alone."""

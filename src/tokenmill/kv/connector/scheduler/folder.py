@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 
-from ..core.block import BlockMove
-from ..core.effects import FindBlocks, JobEnded
-from ..core.request import IMPORT
-from ..core.sequence import Sequence, Status
-from ..core.tiers import TierKey
-from ..kv.blocks.fetch import reach
-from ..kv.blocks.groups import Match
+from ....core.block import BlockMove
+from ....core.effects import FindBlocks, JobEnded
+from ....core.request import IMPORT
+from ....core.sequence import Sequence, Status
+from ....core.tiers import TierKey
+from ...blocks.fetch import reach
+from ...blocks.groups import Match
 from .pieces import Piece
 from .port import EnginePort
 

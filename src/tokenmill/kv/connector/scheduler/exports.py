@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 
-from ..core.block import BlockMove, cut_moves
-from ..core.effects import JobEnded, SaveBlocks
-from ..core.events import Output
-from ..core.outputs import exported
-from ..core.sequence import Sequence, Status
-from ..core.tiers import BlockFacts
-from ..core.units import MiB
-from ..kv.blocks.fetch import gather, pin_published
-from ..kv.blocks.groups import Tables
+from ....core.block import BlockMove, cut_moves
+from ....core.effects import JobEnded, SaveBlocks
+from ....core.events import Output
+from ....core.outputs import exported
+from ....core.sequence import Sequence, Status
+from ....core.tiers import BlockFacts
+from ....core.units import MiB
+from ...blocks.fetch import gather, pin_published
+from ...blocks.groups import Tables
 from .port import EnginePort
 
 SAVE_BYTES = 64 * MiB

@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..core.block import BlockKey, BlockMove, cut_moves
-from ..core.effects import FetchBlocks, FindBlocks, JobEnded
-from ..core.moves import Prefetch, Prefetched
-from ..core.tiers import TierKey
-from ..kv.blocks.fetch import Claim, claim, is_intact, num_in, reach
-from ..kv.blocks.groups import Tables
+from ....core.block import BlockKey, BlockMove, cut_moves
+from ....core.effects import FetchBlocks, FindBlocks, JobEnded
+from ....core.moves import Prefetch, Prefetched
+from ....core.tiers import TierKey
+from ...blocks.fetch import Claim, claim, is_intact, num_in, reach
+from ...blocks.groups import Tables
 from .port import EnginePort
 from .tiers import FIND_S, PIECE_BYTES
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as List
 from typing import NamedTuple, Protocol
 
-from ..core.block import BlockMove
-from ..core.effects import JobEnded
-from ..core.sequence import Sequence
-from ..core.tiers import TierKey
-from ..kv.blocks.groups import Match
+from ....core.block import BlockMove
+from ....core.effects import JobEnded
+from ....core.sequence import Sequence
+from ....core.tiers import TierKey
+from ...blocks.groups import Match
 
 
 class Piece(NamedTuple):

@@ -16,13 +16,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from ..core.effects import JobEnded
-from ..core.moves import Continue, EndMove, Moved, Prefetch, Prefetched, PullBlocks, Pulled, Staged
-from ..core.sequence import Sequence, Status, wants_scores
-from ..kv.blocks import keys
-from ..kv.blocks.fetch import claim, is_intact
-from ..kv.blocks.groups import Tables
-from ..sched.admission import blocks_for, max_running
+from ....core.effects import JobEnded
+from ....core.moves import Continue, EndMove, Moved, Prefetch, Prefetched, PullBlocks, Pulled, Staged
+from ....core.sequence import Sequence, Status, wants_scores
+from ....sched.admission import blocks_for, max_running
+from ...blocks import keys
+from ...blocks.fetch import claim, is_intact
+from ...blocks.groups import Tables
 from .port import EnginePort, Entrance
 from .pull import Pull, ids_wanted, meets, num_usable
 

@@ -7,17 +7,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from ..core.block import BlockKey, BlockTable
-from ..core.config import EngineConfig
-from ..core.cost import CostModel
-from ..core.events import Output
-from ..core.outbox import Outbox
-from ..core.sequence import Sequence
-from ..kv.blocks.groups import KVBlocks, Match
-from ..sched.policies import Policies
-from ..sched.queue import WaitingQueue
-from ..sched.steps import Counters, Step
-from .kv_events import KVLog
+from ....core.block import BlockKey, BlockTable
+from ....core.config import EngineConfig
+from ....core.cost import CostModel
+from ....core.events import Output
+from ....core.outbox import Outbox
+from ....core.sequence import Sequence
+from ....sched.policies import Policies
+from ....sched.queue import WaitingQueue
+from ....sched.steps import Counters, Step
+from ...blocks.groups import KVBlocks, Match
+from ...events.log import KVLog
 
 
 class EnginePort(Protocol):

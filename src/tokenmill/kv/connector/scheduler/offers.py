@@ -17,15 +17,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..core.block import BlockTable, num_hidden_blocks
-from ..core.effects import JobEnded
-from ..core.events import FINISH_MOVED
-from ..core.moves import EndMove, Offer, Release, SendBlocks, Yield
-from ..core.outputs import ended
-from ..core.request import EXPORT
-from ..core.sequence import Sequence, Status, wants_scores
-from ..kv.blocks.groups import Tables
-from ..sched.admission import blocks_for
+from ....core.block import BlockTable, num_hidden_blocks
+from ....core.effects import JobEnded
+from ....core.events import FINISH_MOVED
+from ....core.moves import EndMove, Offer, Release, SendBlocks, Yield
+from ....core.outputs import ended
+from ....core.request import EXPORT
+from ....core.sequence import Sequence, Status, wants_scores
+from ....sched.admission import blocks_for
+from ...blocks.groups import Tables
 from .port import EnginePort, Entrance
 
 

@@ -1,0 +1,1 @@
+"""Which blocks are published and which no longer, as front ends and others are told."""
