@@ -16,7 +16,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-NATIVE := CMakeLists.txt $(shell find native -type f 2>/dev/null)
+NATIVE := CMakeLists.txt src/tokenmill/core/sampling.py $(shell find native -type f 2>/dev/null)
 ARGS ?=
 
 # `make` runs these one after another in one environment: parallel jobs would race on it.

@@ -8,6 +8,8 @@
 #define TOKENMILL_NATIVE_H
 #include <stdint.h>
 
+#include "sampling_columns.h" /* made of core/sampling.py by the build */
+
 #if defined(_WIN32)
 #define TM_API __declspec(dllexport)
 #else
@@ -163,19 +165,12 @@ typedef struct {
   int32_t num_tokens, num_seqs, table_width, num_logit_rows;
 } tm_step;
 
+/* How each row draws: a column of every setting (TM_SAMPLING_COLUMNS), in the order of the table. A filter's is null where
+ * no row has one. */
 typedef struct {
-  const float* temperature;
-  const int32_t* top_k;
-  const float* top_p;
-  const float* min_p;
-  const uint64_t* seed;
-  const int32_t* choice;
-  const int32_t* position;
-  /* Of all rows, or null where no row has any: */
-  const float* typical_p;
-  const float* top_n_sigma;
-  const float* xtc_probability;
-  const float* xtc_threshold;
+#define TM_COLUMN(type, name, off) const type* name;
+  TM_SAMPLING_COLUMNS(TM_COLUMN)
+#undef TM_COLUMN
 } tm_sampling;
 
 /* What is done to a row's logits before its draw; see adjust.cpp. Token ids are in the vocabulary, those of `history`
@@ -239,6 +234,8 @@ typedef struct tm_call {
 } tm_call;
 
 TM_API int32_t tm_abi_version(void);
+/* The members of tm_sampling as this library knows them: "type name;" of each. */
+TM_API const char* tm_sampling_layout(void);
 /* Writes a tm_adjustment's mask_until: a draw that sees it sees what was written before. */
 TM_API void tm_publish(int32_t* until, int32_t value);
 TM_API const char* tm_last_error(void);

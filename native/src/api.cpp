@@ -31,6 +31,12 @@ extern "C" {
 
 int32_t tm_abi_version(void) { return TM_ABI_VERSION; }
 
+const char* tm_sampling_layout(void) {
+#define TM_COLUMN(type, name, off) #type " " #name ";"
+  return TM_SAMPLING_COLUMNS(TM_COLUMN);
+#undef TM_COLUMN
+}
+
 void tm_publish(int32_t* until, int32_t value) { __atomic_store_n(until, value, __ATOMIC_RELEASE); }
 
 const char* tm_last_error(void) { return mill::last_error.c_str(); }

@@ -7,24 +7,17 @@
 
 namespace mill {
 
+// The settings of one row; what has no column is off. What each means, and which value is off: core/sampling.py.
 struct SamplingRow {
-  float temperature;  // 0 = greedy
-  int32_t top_k;      // 0 = off
-  float top_p;        // 1 = off
-  float min_p;        // 0 = off
-  uint64_t seed;
-  int32_t choice, position;
-  float typical_p;        // 1 = off
-  float top_n_sigma;      // 0 = off
-  float xtc_probability;  // 0 = off
-  float xtc_threshold;
+#define TM_COLUMN(type, name, off) type name;
+  TM_SAMPLING_COLUMNS(TM_COLUMN)
+#undef TM_COLUMN
 };
 
 inline SamplingRow sampling_row(const tm_sampling& how, int64_t row) {
-  const auto of = [&](const float* column, float off) { return column == nullptr ? off : column[row]; };
-  return {how.temperature[row], how.top_k[row],  how.top_p[row],   how.min_p[row],
-          how.seed[row],        how.choice[row], how.position[row], of(how.typical_p, 1.0f),
-          of(how.top_n_sigma, 0.0f), of(how.xtc_probability, 0.0f), of(how.xtc_threshold, 1.0f)};
+#define TM_COLUMN(type, name, off) how.name == nullptr ? static_cast<type>(off) : how.name[row],
+  return {TM_SAMPLING_COLUMNS(TM_COLUMN)};
+#undef TM_COLUMN
 }
 
 // Bytes of scratch one row needs.

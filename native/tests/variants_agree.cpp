@@ -217,8 +217,14 @@ class Layer {
     const float temperature[] = {0.0f, 0.8f, 1.3f}, top_p[] = {1.0f, 0.9f, 1.0f}, min_p[] = {0.0f, 0.0f, 0.05f};
     const int32_t top_k[] = {0, 0, 20}, choice[] = {0, 0, 1}, position[] = {0, 5, 9};
     const uint64_t seed[] = {1, 2, 3};
-    const tm_sampling how = {temperature, top_k,   top_p,   min_p,   seed,   choice,
-                             position,    nullptr, nullptr, nullptr, nullptr};
+    tm_sampling how = {};
+    how.temperature = temperature;
+    how.top_k = top_k;
+    how.top_p = top_p;
+    how.min_p = min_p;
+    how.seed = seed;
+    how.choice = choice;
+    how.position = position;
     std::vector<uint8_t> scratch(tm_sample_scratch(kVocab) * 8);
     int32_t tokens[3], ranks[3], top[12];
     float logprobs[3], top_logprobs[12];

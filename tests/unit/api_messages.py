@@ -31,14 +31,6 @@ MESSAGES = {
     "context_management.edits": "none but clear_thinking_20251015 with `keep` all",
     "cache_control": "`ephemeral`; prefixes are cached without it. Also in blocks and tools",
 }
-OWN = (
-    "model", "stream", "temperature", "top_p", "top_k", "min_p", "typical_p", "top_n_sigma", "xtc_probability",
-    "xtc_threshold", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
-    "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "min_tokens", "ignore_eos",
-    "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias", "skip_special_tokens", "chat_template",
-    "chat_template_kwargs", "priority", "cache_salt", "request_id", "slo", "priority_class",
-)  # fmt: skip
-"""Read as for chat."""
 KINDS = {
     "system": "string or array of objects",
     "cache_control": "object",

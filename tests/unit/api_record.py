@@ -12,7 +12,7 @@ from unittest.mock import AsyncMock, MagicMock, patch
 import api_messages
 import msgspec
 
-from tokenmill.core import request
+from tokenmill.core import sampling
 from tokenmill.server.app import build_app
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.endpoints import ENDPOINTS
@@ -71,7 +71,7 @@ REWRITING = (
 """What other APIs' parsers give rewritten bodies to. It reads nothing here: the fields would be those of OpenAI."""
 
 _FIM = FimTokens("a", "b", "c")
-_CALL = Call(model=None, sampling=request.SamplingParams())
+_CALL = Call(model=None, sampling=sampling.SamplingParams())
 
 
 def fields_of(endpoint: str) -> dict[str, str]:
@@ -155,7 +155,7 @@ def _watched(found: dict[str, str]) -> Iterator[None]:
 
         return read
 
-    check = request._check_float
+    check = sampling._check_float
 
     def noting(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:
         if found.get(name) == KINDS["number"]:
@@ -165,7 +165,7 @@ def _watched(found: dict[str, str]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in KINDS:
             stack.enter_context(patch.object(Fields, name, watched(name, getattr(Fields, name))))
-        stack.enter_context(patch.object(request, "_check_float", noting))
+        stack.enter_context(patch.object(sampling, "_check_float", noting))
         stack.enter_context(patch.object(messages, "parse_chat", translated(messages.parse_chat)))
         yield
     unbounded = [name for name, kind in found.items() if kind == KINDS["number"]]

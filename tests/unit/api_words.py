@@ -13,6 +13,9 @@ import api_messages
 import api_ollama
 import api_responses
 
+from tokenmill.core.sampling import SETTINGS
+from tokenmill.server.messages.parse import PASSED
+
 ENDPOINTS = {
     "POST /v1/chat/completions": "OpenAI's chat: messages in, one or more answers out, whole or as server-sent events. "
     "Also `/chat/completions`.",
@@ -113,22 +116,7 @@ SAMPLING = {
     "not while streaming, nor with penalties, biases, `stop`, `prompt_logprobs`, `echo` or constraints",
     "length_penalty": "of a beam search: above 0 favours long answers (default: 1)",
     "early_stopping": "of a beam search: true, false or `never`",
-    "temperature": "0 is greedy",
-    "top_p": "nucleus; 1 is off",
-    "top_k": "draw from so many most likely tokens; 0 and -1: all",
-    "min_p": "leave out tokens less likely than this share of the most likely; 0 is off",
-    "typical_p": "keep tokens as surprising as is to be expected, up to this share; 1 is off",
-    "top_n_sigma": "keep logits within so many standard deviations of the largest; 0 and -1: all",
-    "xtc_probability": "how often the most likely tokens are left out, all but the last of them; 0 is off",
-    "xtc_threshold": "share from which a token counts as one of these; above 0.5 none is left out",
-    "dry_multiplier": "DRY: what a token loses that would go on with a repetition; 0 is off",
-    "dry_base": "DRY: how this grows with each token that is repeated",
-    "dry_allowed_length": "DRY: repetitions of fewer tokens cost nothing",
-    "dry_penalty_last_n": "DRY: how far back repetitions are looked for; -1 is everything, 0 is off",
-    "dry_sequence_breakers": "DRY: texts over which nothing counts as repeated, up to 64 of up to 64 characters",
-    "repetition_penalty": "above 1 discourages tokens of prompt and answer; 1 is off",
-    "presence_penalty": "above 0 discourages tokens that the answer has already",
-    "frequency_penalty": "the same, by how often it has them",
+    **{name: declared.meaning for name, declared in SETTINGS.items()},
     "repeat_last_n": "-1; others only where no penalty is set: penalties cover the whole sequence",
     "seed": "same seed, same answer; without one, each prompt draws its own",
     "min_tokens": "nothing ends the answer before so many",
@@ -270,7 +258,7 @@ TOKENIZE = {
     "model": ANSWER["model"],
 }
 _AS_CHAT = {**ANSWER, **SAMPLING, **CHAT}
-MESSAGES = {**api_messages.MESSAGES, **{name: _AS_CHAT[name] for name in api_messages.OWN}}
+MESSAGES = {**api_messages.MESSAGES, **{name: _AS_CHAT[name] for name in PASSED}}
 DETOKENIZE = {
     "tokens": "token ids, up to 100,000",
     "model": ANSWER["model"],

@@ -17,7 +17,7 @@ from make_api_doc import PAGE, READ, found, page
 
 from tokenmill.cli import main as cli
 from tokenmill.cli.parser import DEFAULT_MODEL
-from tokenmill.core import config, errors, request
+from tokenmill.core import config, errors, sampling
 from tokenmill.core.errors import TokenmillError
 from tokenmill.core.units import KiB, MiB
 from tokenmill.node import options
@@ -71,12 +71,12 @@ def test_every_error_is_told_of() -> None:
         (words.RERANK["documents"], pooling.MAX_INPUTS),
         (words.TOKENIZE["prompt"], tokenizing.MAX_TOKENIZE_CHARS),
         (words.DETOKENIZE["tokens"], tokenizing.MAX_DETOKENIZE_TOKENS),
-        (words.SAMPLING["stop"], request.MAX_STOPS),
-        (words.SAMPLING["stop"], request.MAX_STOP_CHARS),
-        (words.SAMPLING["stop_token_ids"], request.MAX_STOP_TOKENS),
-        (words.SAMPLING["bad_words"], request.MAX_BAD_WORDS),
-        (words.SAMPLING["bad_words"], request.MAX_BAD_WORD_CHARS),
-        (words.SAMPLING["logit_bias"], request.MAX_LOGIT_BIAS),
+        (words.SAMPLING["stop"], sampling.MAX_STOPS),
+        (words.SAMPLING["stop"], sampling.MAX_STOP_CHARS),
+        (words.SAMPLING["stop_token_ids"], sampling.MAX_STOP_TOKENS),
+        (words.SAMPLING["bad_words"], sampling.MAX_BAD_WORDS),
+        (words.SAMPLING["bad_words"], sampling.MAX_BAD_WORD_CHARS),
+        (words.SAMPLING["logit_bias"], sampling.MAX_LOGIT_BIAS),
         (words.COMPLETION["max_tokens"], openai.MAX_TOKENS_DEFAULT),
         (words.LOAD_ADAPTER["lora_name"], service._MAX_NAME),
         (words.HTTP_ERRORS[414], HttpBounds().max_target_bytes // KiB),

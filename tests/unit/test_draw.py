@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from tokenmill.core.sampling import FILTERS
 from tokenmill.ops.api import RawTensor, StepBatch, StepLimits
 from tokenmill.ops.draws import ALWAYS, MASK_LATE, NEVER, Adjustment, Adjustments, Draws, Mask, SampleBatch
 from tokenmill.ops.native import NativeOps, available
@@ -39,10 +40,7 @@ def _how(num_draws: int, seed: int, first: int = 0, **settings: float) -> Sample
         seed_L=np.full(num_draws, seed, np.uint64),
         choice_L=np.zeros(num_draws, np.int32),
         position_L=np.arange(first, first + num_draws, dtype=np.int32),
-        typical_p_L=np.full(num_draws, settings.get("typical_p", 1), np.float32),
-        top_n_sigma_L=np.zeros(num_draws, np.float32),
-        xtc_probability_L=np.zeros(num_draws, np.float32),
-        xtc_threshold_L=np.full(num_draws, 0.1, np.float32),
+        filters={name: np.full(num_draws, settings.get(name, off), np.float32) for name, (_, off) in FILTERS.items()},
     )
 
 
@@ -208,6 +206,7 @@ def test_every_filter_against_the_definition(ops):
     column = {name: np.array([row[name] for row in rows], np.float32) for name in choices}
     how = _how(300, seed=2)
     how.top_k_L = column.pop("top_k").astype(np.int32)
+    how.filters = {name: column.pop(name) for name in FILTERS}
     for name, values in column.items():
         setattr(how, f"{name}_L", values)
     drawn = ops.sample(logits_LV, how).tolist()
@@ -226,9 +225,7 @@ def test_a_threshold_too_small_for_a_float_leaves_a_token(ops):
     logits_LV = np.tile(np.arange(40, dtype=np.float32), (3, 1))
     how = _how(3, seed=1, top_k=5)
     how.temperature_L[:] = 1e-3
-    off_L = np.zeros(3, np.float32)
-    how.typical_p_L, how.top_n_sigma_L = off_L + 1, off_L
-    how.xtc_probability_L, how.xtc_threshold_L = off_L + 1, off_L
+    how.filters |= {"xtc_probability": np.ones(3, np.float32), "xtc_threshold": np.zeros(3, np.float32)}
     assert ops.sample(logits_LV, how).tolist() == [39] * 3
 
 

@@ -275,8 +275,7 @@ def test_samples_are_those_of_the_reference(ops: NativeOps, vocab_size: int) -> 
     greedy = how.temperature_L == 0
     assert np.array_equal(tokens[greedy], logits[greedy].argmax(axis=1))
     for row in range(0, 200, 29):
-        columns = (getattr(how, name) for name in SampleBatch.__slots__)
-        alone = SampleBatch(*(None if column is None else column[row : row + 1] for column in columns))
+        alone = SampleBatch(*(column[row : row + 1] for column in how.columns() if column is not None))
         assert ops.sample(logits[row : row + 1], alone)[0] == tokens[row]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tokenmill.core.sampling import native_header
 from tokenmill.ops.native import available
 from tokenmill.ops.native.library import available_isas, library_path
 
@@ -29,7 +30,9 @@ def test_variants_agree_here(tmp_path: Path) -> None:
     """A decoder layer of every weight kind, with attention, adapters and draws: all bytes equal the scalar kernels'."""
     library, program = library_path(), tmp_path / "variants_agree"
     assert HOST_COMPILER is not None
-    _run([HOST_COMPILER, "-std=c++17", str(SOURCE), str(library), f"-Wl,-rpath,{library.parent}", "-o", str(program)])
+    (tmp_path / "sampling_columns.h").write_text(native_header())
+    linked = [str(SOURCE), str(library), f"-Wl,-rpath,{library.parent}"]
+    _run([HOST_COMPILER, "-std=c++17", f"-I{tmp_path}", *linked, "-o", str(program)])
     compared = [isa for isa in (*reversed(available_isas()), "amx") if isa != "scalar" and available_isas((isa,))]
     expected = "".join(f"{isa} compared\n" for isa in compared)
     said = subprocess.run([program], capture_output=True, text=True, timeout=300)

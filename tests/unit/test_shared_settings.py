@@ -12,7 +12,8 @@ from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.events import Abort, Submit
-from tokenmill.core.request import MAX_STOP_TOKENS, Request, SamplingParams
+from tokenmill.core.request import Request
+from tokenmill.core.sampling import MAX_STOP_TOKENS, SamplingParams
 from tokenmill.core.step import Introduction
 from tokenmill.core.terms import USUAL
 from tokenmill.engine.core import EngineCore

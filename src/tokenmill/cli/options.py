@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, make_dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from ..core.errors import ConfigError
 from ..core.options import Option, option, options_of
+from ..core.sampling import SETTINGS, Setting
 from ..kv.store.options import TierOptions
 from ..node.options import EngineOptions, TextOptions, count
 from ..node.policy_file import is_policy_file
@@ -117,46 +118,41 @@ def read_seed(text: str) -> int | None:
         raise ValueError(f"must be an integer, got {text!r}.") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingOptions:
-    """Fields of SamplingParams that `chat` and `generate` have flags for; None: the model's own."""
+def _sampling_flag(name: str, declared: Setting) -> tuple[str, str, Any]:
+    """A field of SamplingOptions: None for the model's own."""
+    kind = type(declared.default)
+    texts: dict[str, Any] = {"read": unescape, "several": "each"} if kind is tuple else {}
+    also, flag = " ".join(declared.also), declared.flag
+    made = option(None, declared.help or "", flag=flag, also=also, metavar=declared.metavar, **texts)
+    return name, f"{kind.__name__} | None", made
 
-    max_tokens: int | None = option(
-        None,
-        "most tokens to produce (default: the rest of the context, or 256 of generate)",
-        also="-n",
-        read=count,
-        metavar="N",
-    )
-    temperature: float | None = option(None, "0 is greedy (default: the model's own)", also="--temp", metavar="T")
-    top_p: float | None = option(None, "nucleus (default: the model's own)", metavar="P")
-    top_k: int | None = option(None, "most likely K only (default: the model's own)", metavar="K")
-    min_p: float | None = option(None, "least share of the best token's probability", metavar="P")
-    typical_p: float | None = option(
-        None, "share of tokens whose surprise is closest to the expected one", also="--typical", metavar="P"
-    )
-    top_n_sigma: float | None = option(
-        None, "keep logits within N standard deviations of the largest", also="--top-nsigma", metavar="N"
-    )
-    xtc_probability: float | None = option(None, "how often the most likely tokens are left out", metavar="P")
-    xtc_threshold: float | None = option(None, "share from which these count as such", metavar="P")
-    dry_multiplier: float | None = option(None, "strength of DRY, against repetitions; 0 is off", metavar="X")
-    dry_base: float | None = option(None, "how DRY grows with the length of a repetition", metavar="X")
-    dry_allowed_length: int | None = option(None, "DRY: shorter repetitions are free", metavar="N")
-    dry_penalty_last_n: int | None = option(None, "DRY: how far back to look; -1 is everything", metavar="N")
-    dry_sequence_breakers: tuple[str, ...] | None = option(
-        None,
-        r"DRY: no repetition reaches across this text, such as \n; none: there is no such text (repeatable)",
-        flag="--dry-sequence-breaker",
-        read=unescape,
-        several="each",
-        metavar="TEXT",
-    )
-    repetition_penalty: float | None = option(None, "above 1 discourages", also="--repeat-penalty", metavar="X")
-    seed: int | None = option(
-        None, "same seed, same answer (default: a fresh one)", also="-s", read=read_seed, metavar="N"
-    )
-    stop: tuple[str, ...] = option((), "end before this text (repeatable)", several="each", metavar="TEXT")
+
+SamplingOptions = make_dataclass(
+    "SamplingOptions",
+    [
+        (
+            "max_tokens",
+            "int | None",
+            option(
+                None,
+                "most tokens to produce (default: the rest of the context, or 256 of generate)",
+                also="-n",
+                read=count,
+                metavar="N",
+            ),
+        ),
+        *(_sampling_flag(name, declared) for name, declared in SETTINGS.items() if declared.help is not None),
+        (
+            "seed",
+            "int | None",
+            option(None, "same seed, same answer (default: a fresh one)", also="-s", read=read_seed, metavar="N"),
+        ),
+        ("stop", "tuple", option((), "end before this text (repeatable)", several="each", metavar="TEXT")),
+    ],
+    frozen=True,
+    kw_only=True,
+)
+"""Fields of SamplingParams that `chat` and `generate` have flags for; None: the model's own."""
 
 
 def sampling_overrides(args: argparse.Namespace) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..core.sampling import SETTINGS
+
 OPTIONAL_WORDS = {"-fa", "--flash-attn", "-fit", "--fit", "--log-colors"}
 """Flags without values here that may be followed by one of `WORDS`."""
 WORDS = ("on", "off", "auto", "true", "false", "0", "1")
@@ -41,25 +43,11 @@ SPELLED: Mapping[str, tuple[str, ...]] = {
     "--ssl-key-file": ("--ssl-keyfile",),
     "--ssl-cert-file": ("--ssl-certfile",),
     "--chat-template-file": ("--chat-template",),
-    "--temp": (f"{_SAMPLING}temperature",),
-    "--temperature": (f"{_SAMPLING}temperature",),
-    "--top-k": (f"{_SAMPLING}top_k",),
-    "--top-p": (f"{_SAMPLING}top_p",),
-    "--min-p": (f"{_SAMPLING}min_p",),
-    "--typical": (f"{_SAMPLING}typical_p",),
-    "--typical-p": (f"{_SAMPLING}typical_p",),
-    "--top-nsigma": (f"{_SAMPLING}top_n_sigma",),
-    "--top-n-sigma": (f"{_SAMPLING}top_n_sigma",),
-    "--xtc-probability": (f"{_SAMPLING}xtc_probability",),
-    "--xtc-threshold": (f"{_SAMPLING}xtc_threshold",),
-    "--dry-multiplier": (f"{_SAMPLING}dry_multiplier",),
-    "--dry-base": (f"{_SAMPLING}dry_base",),
-    "--dry-allowed-length": (f"{_SAMPLING}dry_allowed_length",),
-    "--dry-penalty-last-n": (f"{_SAMPLING}dry_penalty_last_n",),
-    "--dry-sequence-breaker": (f"{_SAMPLING}dry_sequence_breakers[]",),
-    "--repeat-penalty": (f"{_SAMPLING}repetition_penalty",),
-    "--presence-penalty": (f"{_SAMPLING}presence_penalty",),
-    "--frequency-penalty": (f"{_SAMPLING}frequency_penalty",),
+    **{
+        flag: (f"{_SAMPLING}{name}[]" if isinstance(declared.default, tuple) else f"{_SAMPLING}{name}",)
+        for name, declared in SETTINGS.items()
+        for flag in declared.flags(name)
+    },
     "-n": (f"{_SAMPLING}max_tokens",),
     "--predict": (f"{_SAMPLING}max_tokens",),
     "--n-predict": (f"{_SAMPLING}max_tokens",),

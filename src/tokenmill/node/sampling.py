@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import ConfigError, InvalidRequest
-from ..core.request import SamplingParams
+from ..core.sampling import SETTINGS, SamplingParams
 from ..formats.checkpoint import Checkpoint
 from ..text.sampling import recommended
 
@@ -24,25 +24,7 @@ LLAMA_CPP: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, 
 _CARDS: Mapping[str, Mapping[str, Any]] = {"smollm2": {"temperature": 0.2, "top_p": 0.9}}
 """By general.basename of GGUF files of chat models: what the model card recommends and the files do not carry."""
 
-_SETTINGS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "typical_p",
-    "top_n_sigma",
-    "xtc_probability",
-    "xtc_threshold",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "dry_sequence_breakers",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "max_tokens",
-)
+_SETTINGS = (*SETTINGS, "max_tokens")
 _OTHER_NAMES = {"max_new_tokens": "max_tokens", "temp": "temperature", "repeat_penalty": "repetition_penalty"}
 
 

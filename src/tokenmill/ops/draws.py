@@ -10,11 +10,13 @@ the draw. See docs/sampling.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from ..core.sampling import COLUMNS, FILTERS
 
 NEVER = np.finfo(np.float32).min
 """The logit of a token that must not be drawn. Not minus infinity: that is a sign of damage, as NaN is."""
@@ -36,10 +38,14 @@ _LONGEST_NAP_S = 1e-3
 """What a nap counts at most: a process that was stopped meanwhile has not waited."""
 
 
+_DTYPES: Mapping[str, type[np.generic]] = {"float": np.float32, "int32_t": np.int32, "uint64_t": np.uint64}
+COLUMN_DTYPES = {name: _DTYPES[c_type] for name, (c_type, _) in COLUMNS.items()}
+
+
 @dataclass(slots=True)
 class SampleBatch:
-    """How to draw one token from each of L logit rows. The words of a draw are Philox(seed; position, choice,
-    purpose, id // 4). The last four are None where no row has any."""
+    """How to draw one token from each of L logit rows: the columns of core/sampling.py. The words of a draw are
+    Philox(seed; position, choice, purpose, id // 4). filters: columns by name, none of them where no row has any."""
 
     temperature_L: np.ndarray  # float32; 0 = greedy
     top_k_L: np.ndarray  # int32; 0 = off
@@ -48,10 +54,25 @@ class SampleBatch:
     seed_L: np.ndarray  # uint64
     choice_L: np.ndarray  # int32
     position_L: np.ndarray  # int32: output position, 0 for a sequence's first output token
-    typical_p_L: np.ndarray | None = None  # float32; 1 = off
-    top_n_sigma_L: np.ndarray | None = None  # float32; 0 = off
-    xtc_probability_L: np.ndarray | None = None  # float32; 0 = off
-    xtc_threshold_L: np.ndarray | None = None  # float32
+    filters: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def columns(self) -> list[np.ndarray | None]:
+        """In the order of COLUMNS, None for one that is not there."""
+        return [
+            self.temperature_L,
+            self.top_k_L,
+            self.top_p_L,
+            self.min_p_L,
+            self.seed_L,
+            self.choice_L,
+            self.position_L,
+            *map(self.filters.get, FILTERS),
+        ]
+
+    def filter(self, name: str, row: int) -> float:
+        """The value of a row, where it is off if there is no column."""
+        column_L = self.filters.get(name)
+        return FILTERS[name][1] if column_L is None else float(column_L[row])
 
 
 class Mask:

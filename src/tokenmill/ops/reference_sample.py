@@ -56,23 +56,23 @@ def sample(logits_LV: np.ndarray, how: SampleBatch) -> np.ndarray:
         logits_V = logits_LV[row].astype(np.float64)
         scaled_V = (logits_V - logits_V.max()) / how.temperature_L[row]
         mass_V = np.exp(scaled_V)
-        num_sigma = _of(how.top_n_sigma_L, row, 0)
+        num_sigma = how.filter("top_n_sigma", row)
         if num_sigma > 0 and logits_V.max() > NEVER:
             mass_V[logits_V < logits_V.max() - num_sigma * logits_V[logits_V > NEVER].std()] = 0
         _keep_first(mass_V, -mass_V, int(how.top_k_L[row]) if how.top_k_L[row] > 0 else len(mass_V), 1)
-        typical_p = _of(how.typical_p_L, row, 1)
+        typical_p = how.filter("typical_p", row)
         if typical_p < 1:
             with np.errstate(invalid="ignore"):
                 mean = np.where(mass_V > 0, mass_V * scaled_V, 0).sum() / mass_V.sum()
             _keep_first(mass_V, np.where(mass_V > 0, np.abs(scaled_V - mean), np.inf), len(mass_V), typical_p)
         _keep_first(mass_V, -mass_V, len(mass_V), float(how.top_p_L[row]))
         mass_V[mass_V < how.min_p_L[row] * mass_V.max()] = 0
-        xtc_probability = _of(how.xtc_probability_L, row, 0)
+        xtc_probability = how.filter("xtc_probability", row)
         if (
             xtc_probability
             and (words_of_ids(seed, choice, position, PURPOSE_XTC, 1)[0] + 0.5) / 2**32 < xtc_probability
         ):
-            _exclude_top(mass_V, _of(how.xtc_threshold_L, row, 1))
+            _exclude_top(mass_V, how.filter("xtc_threshold", row))
         with np.errstate(divide="ignore", over="ignore"):
             times_V = exponentials(seed, choice, position, len(mass_V)) / mass_V
         tokens_L[row] = np.argmin(times_V)
@@ -105,10 +105,6 @@ def token_logprobs(
     top_Ln = top_Ln.astype(np.int32)
     top_logprobs_Ln = np.take_along_axis(logprobs_LV, top_Ln.astype(np.int64), axis=1)
     return logprobs_LV[rows_L, tokens_L], rank_L.astype(np.int32), top_Ln, top_logprobs_Ln
-
-
-def _of(column_L: np.ndarray | None, row: int, off: float) -> float:
-    return off if column_L is None else float(column_L[row])
 
 
 def _keep_first(mass_V: np.ndarray, key_V: np.ndarray, count: int, share: float) -> None:

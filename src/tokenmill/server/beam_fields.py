@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core.errors import InvalidRequest
-from ..core.request import MAX_LOGPROBS, SamplingParams
+from ..core.sampling import MAX_LOGPROBS, SamplingParams
 from ..text.beams import BeamSearchParams
 from .fields import Fields
 

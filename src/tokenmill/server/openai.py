@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.errors import InvalidRequest
-from ..core.request import DRY_BREAKERS, EXPORT, IMPORT, MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_TOKENS, SamplingParams
+from ..core.request import EXPORT, IMPORT
+from ..core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_TOKENS, SETTINGS, SamplingParams, Setting
 from ..core.slo import NO_WISH, Wish
 from ..text.beams import BeamSearchParams
 from ..text.grammar.constraint import Constraint
@@ -188,37 +189,20 @@ def _searching(call: Call, fields: Fields) -> Call:
 def _sampling(
     fields: Fields, rules: Rules, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
-    def chosen(name: str, given: Any, neutral: Any) -> Any:
-        return given if given is not None else rules.defaults.get(name, neutral)
+    def chosen(name: str, declared: Setting) -> Any:
+        given = _setting(fields, name, declared)
+        return given if given is not None else rules.defaults.get(name, declared.default)
 
     n = _or(fields.integer("n", 1, MAX_CHOICES), 1)
-    penalties = {
-        "repetition_penalty": chosen("repetition_penalty", fields.number("repetition_penalty"), 1.0),
-        "presence_penalty": chosen("presence_penalty", fields.number("presence_penalty"), 0.0),
-        "frequency_penalty": chosen("frequency_penalty", fields.number("frequency_penalty"), 0.0),
-    }
-    if fields.any("repeat_last_n") not in (None, -1) and tuple(penalties.values()) != (1, 0, 0):
+    settings = {name: chosen(name, declared) for name, declared in SETTINGS.items()}
+    penalties = [settings[name] for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")]
+    if fields.any("repeat_last_n") not in (None, -1) and penalties != [1, 0, 0]:
         raise InvalidRequest("repeat_last_n may only be -1: penalties cover the whole sequence.", param="repeat_last_n")
     return SamplingParams(
         n=n,
         max_tokens=max_tokens,
         min_tokens=_or(fields.integer("min_tokens", 0, 2**31 - 1), 0),
-        temperature=chosen("temperature", fields.number("temperature"), 1.0),
-        top_p=chosen("top_p", fields.number("top_p"), 1.0),
-        top_k=chosen("top_k", fields.integer("top_k", -1, 2**31 - 1), 0),
-        min_p=chosen("min_p", fields.number("min_p"), 0.0),
-        typical_p=chosen("typical_p", fields.number("typical_p"), 1.0),
-        top_n_sigma=chosen("top_n_sigma", fields.number("top_n_sigma"), 0.0),
-        xtc_probability=chosen("xtc_probability", fields.number("xtc_probability"), 0.0),
-        xtc_threshold=chosen("xtc_threshold", fields.number("xtc_threshold"), 0.1),
-        dry_multiplier=chosen("dry_multiplier", fields.number("dry_multiplier"), 0.0),
-        dry_base=chosen("dry_base", fields.number("dry_base"), 1.75),
-        dry_allowed_length=chosen("dry_allowed_length", fields.integer("dry_allowed_length", 1, 2**31 - 1), 2),
-        dry_penalty_last_n=chosen("dry_penalty_last_n", fields.integer("dry_penalty_last_n", -1, 2**31 - 1), -1),
-        dry_sequence_breakers=tuple(
-            chosen("dry_sequence_breakers", fields.array("dry_sequence_breakers"), DRY_BREAKERS)
-        ),
-        **penalties,
+        **settings,
         seed=fields.integer("seed", -_INT64, 2 * _INT64 - 1),
         stop=_stops(fields),
         stop_token_ids=_some_ids(fields, "stop_token_ids", rules.vocab_size, MAX_STOP_TOKENS),
@@ -231,6 +215,12 @@ def _sampling(
         include_stop_str_in_output=bool(fields.flag("include_stop_str_in_output")),
         skip_special_tokens=_or(fields.flag("skip_special_tokens"), True),
     )
+
+
+def _setting(fields: Fields, name: str, declared: Setting) -> Any:
+    if isinstance(declared.default, int):
+        return fields.integer(name, int(declared.low), int(declared.high))
+    return fields.number(name) if isinstance(declared.default, float) else fields.array(name)
 
 
 def _common(fields: Fields, prompt_logprobs: int | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import InvalidRequest
+from ..core.sampling import SETTINGS
 from .fields import Fields
 
 
@@ -33,12 +34,10 @@ class Ignored:
 Table = dict[str, Refused | Ignored]
 
 RENAMED: Mapping[str, str] = {
-    "repeat_penalty": "repetition_penalty",
+    **{other: name for name, declared in SETTINGS.items() for other in declared.names},
     "n_predict": "max_tokens",
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
-    "typ_p": "typical_p",
-    "nsigma": "top_n_sigma",
 }
 """Other servers' names of fields that are read here."""
 

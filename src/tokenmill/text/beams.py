@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.errors import InvalidRequest
-from ..core.request import MAX_LOGPROBS
+from ..core.sampling import MAX_LOGPROBS
 from ..core.step import TokenLogprob
 
 MAX_TOKENS_DEFAULT = 16

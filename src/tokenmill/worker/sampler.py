@@ -16,10 +16,10 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from ..core.request import SamplingParams
+from ..core.sampling import FILTERS, SamplingParams
 from ..core.step import Introduction, TokenLogprob
 from ..ops.api import Ops
-from ..ops.draws import ALWAYS, Adjustment, Adjustments, Draws, Mask, SampleBatch, Scores
+from ..ops.draws import ALWAYS, COLUMN_DTYPES, Adjustment, Adjustments, Draws, Mask, SampleBatch, Scores
 from .grammars import Constrained, Grammars
 
 SLICE = 16
@@ -27,16 +27,7 @@ SLICE = 16
 
 _NO_LOGPROBS = -1
 _COLUMNS: dict[str, type[np.generic]] = {
-    "temperature": np.float32,
-    "top_k": np.int32,
-    "top_p": np.float32,
-    "min_p": np.float32,
-    "seed": np.uint64,
-    "choice": np.int32,
-    "typical_p": np.float32,
-    "top_n_sigma": np.float32,
-    "xtc_probability": np.float32,
-    "xtc_threshold": np.float32,
+    **{name: dtype for name, dtype in COLUMN_DTYPES.items() if name != "position"},
     "num_logprobs": np.int32,
     "num_prompt": np.int32,
     "is_adjusted": np.bool_,
@@ -68,10 +59,7 @@ class Drawing:
             old.seed_L,
             old.choice_L,
             old.position_L + 1,
-            old.typical_p_L,
-            old.top_n_sigma_L,
-            old.xtc_probability_L,
-            old.xtc_threshold_L,
+            old.filters,
         )
         return Drawing(how, self.adjustments, self.num_top_L, self.constrained)
 
@@ -123,9 +111,9 @@ class Sampler:
         if slot >= self._num_slots:
             self._grow(max(slot + 1, 2 * self._num_slots))
         params, columns = intro.sampling, self._columns
-        for name in ("temperature", "top_k", "top_p", "min_p", *_FILTERS):
+        for name in ("temperature", "top_k", "top_p", "min_p", *FILTERS):
             columns[name][slot] = getattr(params, name)
-        columns["has_filters"][slot] = any(getattr(params, name) != off for name, off in _FILTERS.items())
+        columns["has_filters"][slot] = any(getattr(params, name) != off for name, (_, off) in FILTERS.items())
         columns["seed"][slot] = intro.seed % 2**64
         columns["choice"][slot] = intro.choice
         num_top = _NO_LOGPROBS if params.logprobs is None else min(params.logprobs, self._vocab_size)
@@ -173,10 +161,7 @@ class Sampler:
             seed_L=columns["seed"][slots_L],
             choice_L=columns["choice"][slots_L],
             position_L=positions_L - columns["num_prompt"][slots_L],
-            typical_p_L=columns["typical_p"][slots_L] if has_filters else None,
-            top_n_sigma_L=columns["top_n_sigma"][slots_L] if has_filters else None,
-            xtc_probability_L=columns["xtc_probability"][slots_L] if has_filters else None,
-            xtc_threshold_L=columns["xtc_threshold"][slots_L] if has_filters else None,
+            filters={name: columns[name][slots_L] for name in FILTERS} if has_filters else {},
         )
         adjustments = constrained = None
         if columns["is_adjusted"][slots_L].any():
@@ -242,10 +227,6 @@ class Sampler:
             new[: len(old)] = old
             self._columns[name] = new
         self._num_slots = num_slots
-
-
-_FILTERS = {"typical_p": 1.0, "top_n_sigma": 0.0, "xtc_probability": 0.0, "xtc_threshold": 0.1}
-"""Columns that a step is told of only where some row has them, and their values elsewhere."""
 
 
 def needs_adjustment(params: SamplingParams) -> bool:

@@ -18,10 +18,10 @@ from ...core.block import KVGroup
 from ...core.experts import WeightReads
 from ..api import LowRank, Mask, RawTensor, SampleBatch, StepLimits
 from ..disk import DiskWeights
+from ..draws import COLUMN_DTYPES
 from ..forward import ForwardOps
 from ..pool import HostPool
 from ..work import ThreadQueue, WorkQueue
-from .bind import SAMPLING, columns
 from .direct import call_directly
 from .fuse import fuse
 from .library import (
@@ -212,7 +212,7 @@ class NativeOps:
         logits_LV = np.ascontiguousarray(logits_LV, np.float32)
         arrays = [
             None if array is None else np.ascontiguousarray(array, dtype)
-            for array, dtype in zip(columns(how), SAMPLING, strict=True)
+            for array, dtype in zip(how.columns(), COLUMN_DTYPES.values(), strict=True)
         ]
         assert all(array is None or array.shape == (num_rows,) for array in arrays), num_rows
         struct = SamplingStruct(*(None if array is None else array.ctypes.data for array in arrays))

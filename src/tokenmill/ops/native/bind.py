@@ -14,12 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..api import StepBatch
-from ..draws import Adjustment, Adjustments, Draws, SampleBatch
+from ..draws import COLUMN_DTYPES, Adjustment, Adjustments, Draws
 from .library import DRAWS, STEP, AdjustmentStruct
 
 _FLOAT, _INT = np.float32, np.int32
-SAMPLING: tuple[type[np.generic], ...] = (_FLOAT, _INT, _FLOAT, _FLOAT, np.uint64, _INT, _INT, *[_FLOAT] * 4)
-"""Of the columns of a SampleBatch."""
 _SCORES: tuple[type[np.generic], ...] = (_INT, _FLOAT, _INT, _INT, _FLOAT)
 
 
@@ -32,7 +30,7 @@ class Binder:
         self._logits = logits
         self._draw_scratch = draw_scratch
         self._step = _Addresses([np.int32] * 8)
-        self._draws = _Addresses([*SAMPLING, np.uint64, *_SCORES, np.int32, np.int32, np.int32])
+        self._draws = _Addresses([*COLUMN_DTYPES.values(), np.uint64, *_SCORES, np.int32, np.int32, np.int32])
 
     def step(self, batch: StepBatch) -> bytes:
         """A tm_step."""
@@ -69,29 +67,12 @@ class Binder:
                 scores.top_ids_Ln,
                 scores.top_logprobs_Ln,
             )
-        arrays = (*columns(draws.how), _packed(draws.adjustments), *reported, draws.slots_L, draws.tokens_L)
+        arrays = (*draws.how.columns(), _packed(draws.adjustments), *reported, draws.slots_L, draws.tokens_L)
         for array in arrays:
             assert array is None or len(array) == num_rows, (len(array), num_rows)
         addresses = self._draws.addresses((*arrays, draws.drawn))
         top_width = 0 if scores is None else scores.top_ids_Ln.shape[1]
         return DRAWS.pack(*addresses, self._draw_scratch, num_rows, len(draws.drawn), self._logits, top_width)
-
-
-def columns(how: SampleBatch) -> tuple[np.ndarray | None, ...]:
-    """In the order of tm_sampling."""
-    return (
-        how.temperature_L,
-        how.top_k_L,
-        how.top_p_L,
-        how.min_p_L,
-        how.seed_L,
-        how.choice_L,
-        how.position_L,
-        how.typical_p_L,
-        how.top_n_sigma_L,
-        how.xtc_probability_L,
-        how.xtc_threshold_L,
-    )
 
 
 def _packed(adjustments: Adjustments | None) -> np.ndarray | None:

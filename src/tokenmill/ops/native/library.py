@@ -15,9 +15,11 @@ from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uin
 from pathlib import Path
 from typing import cast
 
+from ...core.sampling import COLUMNS, native_layout
 from .store_border import STORE_SIGNATURES, ExtentStruct
 
 ABI_VERSION = 15
+_REBUILD = "build it again (pip install -e .)"
 
 KINDS = {
     **{"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8, "q6_h": 9},
@@ -189,19 +191,7 @@ class LimitsStruct(ctypes.Structure):
 
 
 class SamplingStruct(ctypes.Structure):
-    _fields_ = (
-        ("temperature", c_void_p),
-        ("top_k", c_void_p),
-        ("top_p", c_void_p),
-        ("min_p", c_void_p),
-        ("seed", c_void_p),
-        ("choice", c_void_p),
-        ("position", c_void_p),
-        ("typical_p", c_void_p),
-        ("top_n_sigma", c_void_p),
-        ("xtc_probability", c_void_p),
-        ("xtc_threshold", c_void_p),
-    )
+    _fields_ = tuple((name, c_void_p) for name in COLUMNS)
 
 
 class AdjustmentStruct(ctypes.Structure):
@@ -236,8 +226,8 @@ STEP = struct.Struct("8P4i")
 """tm_step: tokens, positions, row_starts, context_lens, block_tables, logit_rows, adapters, places; num_tokens,
 num_seqs, table_width, num_logit_rows. Packed as bytes, because one is made for every call."""
 
-DRAWS = struct.Struct("21P4i")
-"""tm_draws: the columns of tm_sampling, adjustments, num_top, logprobs, ranks, top_ids, top_logprobs, slots, tokens,
+DRAWS = struct.Struct(f"{len(COLUMNS) + 10}P4i")
+"""tm_draws: tm_sampling, adjustments, num_top, logprobs, ranks, top_ids, top_logprobs, slots, tokens,
 drawn, scratch; num_rows, num_slots, logits, top_width."""
 
 
@@ -262,6 +252,7 @@ class CallStruct(ctypes.Structure):
 
 _SIGNATURES = {
     "tm_abi_version": (c_int32, ()),
+    "tm_sampling_layout": (c_char_p, ()),
     "tm_publish": (None, (c_void_p, c_int32)),
     "tm_last_error": (c_char_p, ()),
     "tm_isa_available": (c_int32, (c_char_p,)),
@@ -322,10 +313,19 @@ def library_path() -> Path:
 @functools.lru_cache(maxsize=4)
 def _load(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
+    found = library.tm_abi_version()
+    if found != ABI_VERSION:
+        raise OSError(f"{path} speaks version {found} of the border, this package speaks {ABI_VERSION}; {_REBUILD}")
+    if not hasattr(library, "tm_sampling_layout"):
+        raise OSError(f"{path} is older than this package: it does not say by which settings it draws; {_REBUILD}")
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype = result
         function.argtypes = arguments
+    told, wanted = library.tm_sampling_layout().decode(), native_layout()
+    if told != wanted:
+        other = ", ".join(sorted({*told.split(";")} ^ {*wanted.split(";")})) or "in another order"
+        raise OSError(f"{path} was built for other settings of draws than this package ({other}); {_REBUILD}")
     return library
 
 
@@ -334,11 +334,7 @@ def load_library() -> ctypes.CDLL:
     path = library_path()
     if not path.exists():
         raise OSError(f"no native library at {path}")
-    library = _load(path)
-    found = library.tm_abi_version()
-    if found != ABI_VERSION:
-        raise OSError(f"{path} speaks version {found} of the border, this package speaks {ABI_VERSION}")
-    return library
+    return _load(path)
 
 
 def keeping_interpreter(name: str) -> Callable[..., None]:

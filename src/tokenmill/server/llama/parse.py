@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...core.errors import InvalidRequest
-from ...core.request import MAX_LOGPROBS
+from ...core.sampling import MAX_LOGPROBS
 from ..closed import closed
 from ..fields import Fields, check_integer, kind_name
 from ..gaps import fill_gap, require_marks

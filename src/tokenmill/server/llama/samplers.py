@@ -5,30 +5,19 @@ A list is taken if what acts, acts in the order of here; what it leaves out is o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from ...core.errors import InvalidRequest
-from ...core.request import SamplingParams
-
-NAMES = ("penalties", "dry", "temperature", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc")
-"""In the order in which they act here."""
+from ...core.sampling import SAMPLERS, SETTINGS, SamplingParams
 
 _SAME = {"typical_p": "typ_p", "temp": "temperature", "top-k": "top_k", "top-p": "top_p", "min-p": "min_p"}
 _FREE = ("top_n_sigma", "top_k")
 """The same before temperature as after it."""
 
-_OFF: Mapping[str, dict[str, Any]] = {
-    "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
-    "dry": {"dry_multiplier": 0.0},
-    "temperature": {"temperature": 1.0},
-    "top_n_sigma": {"top_n_sigma": 0.0},
-    "top_k": {"top_k": 0},
-    "typ_p": {"typical_p": 1.0},
-    "top_p": {"top_p": 1.0},
-    "min_p": {"min_p": 0.0},
-    "xtc": {"xtc_probability": 0.0},
+_OFF: dict[str, dict[str, Any]] = {
+    sampler: {name: declared.default for name, declared in SETTINGS.items() if declared.sampler == sampler}
+    for sampler in SAMPLERS
 }
 
 
@@ -40,11 +29,11 @@ def with_samplers(sampling: SamplingParams, wanted: Any) -> SamplingParams:
     if not isinstance(wanted, list) or not all(isinstance(name, str) for name in wanted):
         raise InvalidRequest("samplers must be an array of names.", param="samplers")
     named: list[str] = [_SAME.get(name, str(name)) for name in wanted]
-    odd = next((name for name in named if name not in NAMES), None)
+    odd = next((name for name in named if name not in SAMPLERS), None)
     if odd is not None:
-        known = ", ".join(NAMES)
+        known = ", ".join(SAMPLERS)
         raise InvalidRequest(f"samplers: there is no {odd[:40]!r} here; there are {known}.", param="samplers")
-    for name in NAMES:
+    for name in SAMPLERS:
         if name not in named:
             sampling = replace(sampling, **_OFF[name])
     acting = [name for name in named if _acts(sampling, name)]
@@ -52,7 +41,7 @@ def with_samplers(sampling: SamplingParams, wanted: Any) -> SamplingParams:
         acting = [name for name in acting if name != "temperature"]
     if sampling.temperature == 0:
         acting = [name for name in acting if name in ("penalties", "dry")]
-    order = [name for name in NAMES if name in acting]
+    order = [name for name in SAMPLERS if name in acting]
     if [each for each in acting if each not in _FREE] != [each for each in order if each not in _FREE] or [
         each for each in acting if each != "temperature"
     ] != [each for each in order if each != "temperature"]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...core.errors import InvalidRequest
+from ...core.sampling import SETTINGS
 from ..fields import Fields
 from ..openai import Call, Rules, parse_chat
 from ..other_fields import Ignored, Refused, Table, check
@@ -20,12 +21,9 @@ from .history import check_cache_control, read_messages, read_system
 from .tools import read_choice, read_tools
 
 PASSED = (
-    "model", "stream", "temperature", "top_p", "top_k",
-    "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base",
-    "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "seed", "min_tokens", "ignore_eos", "stop_token_ids", "bad_words", "allowed_token_ids",
-    "logit_bias", "skip_special_tokens", "chat_template", "chat_template_kwargs", "priority", "cache_salt",
-    "request_id", "slo", "priority_class",
+    "model", "stream", *SETTINGS, "seed", "min_tokens", "ignore_eos", "stop_token_ids", "bad_words",
+    "allowed_token_ids", "logit_bias", "skip_special_tokens", "chat_template", "chat_template_kwargs", "priority",
+    "cache_salt", "request_id", "slo", "priority_class",
 )  # fmt: skip
 """Fields that mean the same in a chat: Anthropic's, then this server's own."""
 

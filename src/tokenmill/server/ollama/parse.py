@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import structs
 
 from ...core.errors import InvalidRequest
-from ...core.request import MAX_LOGPROBS, SamplingParams
+from ...core.sampling import MAX_LOGPROBS, SamplingParams
 from ..closed import closed
 from ..fields import Fields, kind_name
 from ..gaps import fill_gap, require_marks
