@@ -258,7 +258,7 @@ def test_what_could_not_be_kept_is_not_carried_out_again(tmp_path: Path) -> None
         store.release("me", "failed")
         assert await store.claim("me", "failed") is None and await store.claim("me", "killed") is None
         assert await store.claim("me", "lost") is None
-        await store._writer.do(lambda: store._database.execute("PRAGMA max_page_count=1").fetchall())  # type: ignore[union-attr]
+        await store._file.do(lambda: store._file.database.execute("PRAGMA max_page_count=1").fetchall())
         store.put("me", "lost", Taped(b"digest", 200, (), b"x" * 100_000))
         with pytest.raises(Unavailable, match="was carried out"):
             await store.claim("me", "lost")

@@ -140,9 +140,7 @@ def test_no_key_and_no_prompt_is_where_it_should_not_be(smollm2: Path, tmp_path:
     assert "?api_key=...&token=..." in log
     assert PROMPT not in log and PROMPT not in metrics
     held = {Path(name).name for name, data in files.items() if PROMPT.encode() in data} - {"audit"}
-    assert not [name for name in held if not name.startswith("responses.db")], (
-        held
-    )  # which clients ask for with `store`
+    assert not [name for name in held if not name.startswith("kept.db")], held  # which clients ask for with `store`
     assert not {name: oct(mode) for name, mode in modes.items() if mode}
     if audit:
         log_file, key_file = str(tmp_path / "audit"), str(tmp_path / "secret" / "k.pub")

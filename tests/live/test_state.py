@@ -27,8 +27,7 @@ DAMAGES = {
 FILES = {
     "tenants.db": "--tenants",
     "usage/usage.db": "--usage-dir",
-    "answers.db": "--idempotency-store",
-    "responses.db": "--responses-store",
+    "kept.db": "--responses-store",
     "resume.db": "--resume-file",
 }
 
@@ -157,7 +156,7 @@ def test_what_was_backed_up_comes_back(state: Path, used: tuple[Path, str], caps
     assert main(["state", "repair", *flags]) == 0
     said = capsys.readouterr().out
     assert "revoke them anew" in said and "is missing" in said and said.count("restored from the backup") == 2, said
-    assert len({each.name.removesuffix("-wal") for each in state.glob("*.damaged-*")}) == 5 and list(
+    assert len({each.name.removesuffix("-wal") for each in state.glob("*.damaged-*")}) == 4 and list(
         (state / "usage").glob("usage.db.damaged-*")
     )
     assert main(["state", "check", *flags]) == 0

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.cli import state_files
 from tokenmill.cli.main import main
 from tokenmill.cli.state import default_state_dir, open_access, open_answer_store, open_books, open_response_store
 from tokenmill.core.errors import ConfigError
 from tokenmill.server.tenants.store import TenantStore
+from tokenmill.state import database
 
 
 def test_the_state_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -28,13 +28,13 @@ def test_the_state_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_responses_are_kept_unless_that_is_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TOKENMILL_STATE", str(tmp_path / "state"))
-    assert open_response_store("off") is None
+    assert open_response_store("off", {}) is None
     assert not (tmp_path / "state").exists()
     for chosen, path in (
-        (None, tmp_path / "state" / "responses.db"),
+        (None, tmp_path / "state" / "kept.db"),
         (str(tmp_path / "mine.db"), tmp_path / "mine.db"),
     ):
-        store = open_response_store(chosen)
+        store = open_response_store(chosen, {})
         assert store is not None and path.is_file()
         store.close()
 
@@ -46,9 +46,9 @@ def test_a_chosen_file_that_fails_stops_the_start_and_the_default_one_does_not(
     blocked = tmp_path / "file"
     blocked.write_text("x")
     with pytest.raises(ConfigError, match="--responses-store"):
-        open_response_store(str(blocked / "r.db"))
+        open_response_store(str(blocked / "r.db"), {})
     monkeypatch.setenv("TOKENMILL_STATE", str(blocked))
-    assert open_response_store(None) is None
+    assert open_response_store(None, {}) is None
     assert "not kept" in caplog.text
 
 
@@ -76,7 +76,7 @@ def test_what_no_page_shows_is_found_by_reading(
         open_access(None, ())
     assert main(["state", "check"]) == 1
     with monkeypatch.context() as patched:  # as a full disk does
-        patched.setattr(state_files, "_copied", _refuse)
+        patched.setattr(database, "copied", _refuse)
         assert main(["state", "repair"]) == 1 and main(["state", "check"]) == 1, "it stays, and lets nobody in"
     assert main(["state", "repair"]) == 0 and main(["state", "check"]) == 0
     change("UPDATE tenant SET settings = '{\"of_a_later_version\":1}'")
@@ -94,12 +94,15 @@ def test_a_file_that_is_there_is_not_passed_over(
     monkeypatch.setenv("TOKENMILL_STATE", str(tmp_path))
     (tmp_path / "usage").mkdir()
     for name, flag, opened in (
-        ("answers.db", "--idempotency-store", lambda: open_answer_store(None)),
-        ("responses.db", "--responses-store", lambda: open_response_store(None)),
+        ("kept.db", "--idempotency-store", lambda: open_answer_store(None, {})),
+        ("kept.db", "--responses-store", lambda: open_response_store(None, {})),
+        ("answers.db", "--idempotency-store", lambda: open_answer_store(None, {})),
+        ("responses.db", "--responses-store", lambda: open_response_store(None, {})),
         ("usage/usage.db", "--usage-dir", lambda: open_books(None, 0)),
         ("tenants.db", "--tenants", lambda: open_access(None, ())),
     ):
         (tmp_path / name).touch()
         with pytest.raises(ConfigError, match=f"{flag} .* is damaged: it has 0 bytes.*remove it"):
             opened()
+        (tmp_path / name).unlink()
     assert not caplog.records

@@ -155,7 +155,7 @@ def test_a_disk_that_fails_is_told_of_once(
     """Answers are not held up; who asks for what could not be kept does not find it."""
     held(store, [])
     database = sqlite3.connect(tmp_path / "private" / "r.db")
-    database.execute("DROP TABLE response")
+    database.execute("DROP TABLE kept")
     database.commit()
     database.close()
     store.put(record("a"))
@@ -186,7 +186,7 @@ def test_what_is_old_goes_where_others_only_read(tmp_path: Path, clock: Clock, m
     assert held(store, ["a"])
     clock.now += 61
     until = time.monotonic() + 20
-    count = "SELECT COUNT(*) FROM response"
+    count = "SELECT COUNT(*) FROM kept"
     while asyncio.run(store._do(lambda database: database.execute(count).fetchone())) != (0,):
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -197,4 +197,4 @@ def test_a_closed_store_says_so(store: ResponseStore) -> None:
     store.close()
     with pytest.raises(Unavailable):
         asyncio.run(store.get("me", "a"))
-    assert os.path.exists(store._path)
+    assert os.path.exists(store._file.path)

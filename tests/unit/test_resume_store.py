@@ -97,8 +97,9 @@ def test_what_is_in_the_file_is_always_a_beginning(tmp_path: Path, clock: Clock)
     """Where outputs could not be written, those behind them are not either: a stream would go on with a hole."""
     opened_store(tmp_path, clock).close()
     database = sqlite3.connect(tmp_path / "private" / "resume.db")
-    full = "WHEN NEW.call = 1 AND NEW.number = 2 BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
-    database.execute(f"CREATE TRIGGER full BEFORE INSERT ON output {full}")
+    second = "NEW.kind = 'output' AND NEW.owner = '1' AND NEW.key = 2"
+    full = f"WHEN {second} BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
+    database.execute(f"CREATE TRIGGER full BEFORE INSERT ON kept {full}")
     database.close()
     store = opened_store(tmp_path, clock)
     keys = [store.new_key(), store.new_key()]
@@ -165,7 +166,7 @@ def test_a_call_that_cannot_be_read_is_dropped_and_others_are_not(tmp_path: Path
         asyncio.run(store.begin(store.new_key(), CALL))
     store.close()
     database = sqlite3.connect(tmp_path / "private" / "resume.db")
-    database.execute("UPDATE call SET call = x'00' WHERE key = 1")
+    database.execute("UPDATE kept SET body = x'00' WHERE kind = 'call' AND key = 1")
     database.commit()
     database.close()
     store = opened_store(tmp_path, clock)

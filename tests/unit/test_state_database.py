@@ -196,7 +196,33 @@ def test_a_file_is_its_users_alone_and_no_other_programs(tmp_path: Path) -> None
     path = tmp_path / "folder" / "own.db"
     open_database(str(path), SCHEMA, busy_s=1.0).close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    for mark in ((7, 2), (8, 1)):
+    for mark in ((7, 0), (8, 1)):
         with pytest.raises(sqlite3.DatabaseError, match="another program, or to another version"):
             open_database(str(path), SCHEMA._replace(mark=mark), busy_s=1.0)
     open_database(str(path), SCHEMA, busy_s=1.0).close()
+
+
+def test_a_file_of_an_earlier_version_is_migrated_in_steps(tmp_path: Path) -> None:
+    """Each step once and in order, from whatever version on; a step that fails leaves the file as it was."""
+    path = str(tmp_path / "a.db")
+    with contextlib.closing(open_database(path, SCHEMA, busy_s=1.0)) as first:
+        first.execute("INSERT INTO t VALUES ('kept')")
+    second = SCHEMA._replace(
+        mark=(7, 2), tables="CREATE TABLE IF NOT EXISTS t (a, b);", migrations=("ALTER TABLE t ADD COLUMN b;",)
+    )
+    third = second._replace(
+        mark=(7, 3),
+        tables="CREATE TABLE IF NOT EXISTS u (a, b);",
+        migrations=(*second.migrations, "ALTER TABLE t RENAME TO u; UPDATE u SET b = a;"),
+    )
+    failing = third._replace(migrations=(*second.migrations, "ALTER TABLE t RENAME TO u; UPDATE missing SET b = a;"))
+    with pytest.raises(sqlite3.OperationalError, match="missing"):
+        open_database(path, failing, busy_s=1.0)
+    with contextlib.closing(open_database(path, SCHEMA, busy_s=1.0)) as as_it_was:
+        assert as_it_was.execute("SELECT * FROM t").fetchall() == [("kept",)]
+    for schema in (second, third, third):
+        open_database(path, schema, busy_s=1.0).close()
+    with contextlib.closing(open_checked(path, third, busy_s=1.0)) as last:
+        assert last.execute("SELECT a, b FROM u").fetchall() == [("kept", "kept")]
+    with pytest.raises(sqlite3.DatabaseError, match="another version"):
+        open_database(path, second, busy_s=1.0)

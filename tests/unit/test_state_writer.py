@@ -24,8 +24,9 @@ def test_jobs_are_done_in_order_and_what_one_raises_stays_its_own(caplog: pytest
         again.set()
         fail()
 
-    writer = BackgroundWriter("test", each_period=each_period, period_s=0.01, end=lambda: done.append(99))
+    writer = BackgroundWriter("test", end=lambda: done.append(99))
     writer.open()
+    writer.every(0.01, each_period)
 
     async def main() -> None:
         for number in range(3):
@@ -42,6 +43,8 @@ def test_jobs_are_done_in_order_and_what_one_raises_stays_its_own(caplog: pytest
         assert await writer.do(lambda: 9) == 9
 
     asyncio.run(asyncio.wait_for(main(), 20))
+    with pytest.raises(ValueError, match="odd"):
+        writer.ask(fail)
     writer.put(lambda: done.append(5))
     writer.close()
     assert done == [0, 1, 2, 5, 99] and "A job failed" in caplog.text

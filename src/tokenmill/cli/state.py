@@ -17,8 +17,13 @@ if TYPE_CHECKING:
     from ..server.resume.store import ResumeStore
     from ..server.tenants.access import Access
     from ..server.usage.books import Books
+    from ..state.file import StateFile
+    from ..state.kept import Former
 
 OFF = "off"
+KEPT_FILE = "kept.db"
+"""What is kept for a time by default, texts among it."""
+
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -36,30 +41,53 @@ def state_path(chosen: str | None, name: str) -> Path:
     return Path(chosen).expanduser() if chosen else default_state_dir() / name
 
 
-def open_response_store(chosen: str | None) -> ResponseStore | None:
-    """The store at the path `chosen`, or where it is by default; None: there is none, because it is off, or because no
-    file is chosen and there is none and none can be made, of which the log tells. Raises ConfigError for one that is
-    chosen, or is there, and cannot be used or trusted."""
+def open_kept_stores(responses: str | None, answers: str | None) -> tuple[ResponseStore | None, AnswerStore | None]:
+    """`open_response_store` and `open_answer_store`, of which each file is opened once."""
+    files: dict[Path, StateFile] = {}
+    return open_response_store(responses, files), open_answer_store(answers, files)
+
+
+def open_response_store(chosen: str | None, files: dict[Path, StateFile]) -> ResponseStore | None:
+    """The store in the file `chosen`, or in that which is shared by default; None: there is none, because it is off, or
+    because no file is chosen and there is none and none can be made, of which the log tells. files: by their paths,
+    which more goes to. Raises ConfigError for one that is chosen, or is there, and cannot be used or trusted."""
     from ..server.responses.store import ResponseStore
 
     def opened(path: Path) -> ResponseStore:
-        store = ResponseStore(str(path))
+        store = ResponseStore(_kept_file(path, chosen, files))
         store.open()
         return store
 
-    return _opened(chosen, "responses.db", opened, "Responses of /v1/responses are not kept.")
+    return _opened(chosen, KEPT_FILE, opened, "Responses of /v1/responses are not kept.")
 
 
-def open_answer_store(chosen: str | None) -> AnswerStore | None:
-    """The store of calls with an Idempotency-Key; chosen, None and errors as for responses."""
+def open_answer_store(chosen: str | None, files: dict[Path, StateFile]) -> AnswerStore | None:
+    """The store of calls with an Idempotency-Key; chosen, files, None and errors as for responses."""
     from ..server.repeats.store import AnswerStore
 
     def opened(path: Path) -> AnswerStore:
-        store = AnswerStore(str(path))
+        store = AnswerStore(_kept_file(path, chosen, files))
         store.open()
         return store
 
-    return _opened(chosen, "answers.db", opened, "Calls with an Idempotency-Key are refused.")
+    return _opened(chosen, KEPT_FILE, opened, "Calls with an Idempotency-Key are refused.")
+
+
+def kept_formers() -> tuple[Former, ...]:
+    """Files that the one of today takes over."""
+    from ..server.repeats.store import FORMER as ANSWERS
+    from ..server.responses.store import FORMER as RESPONSES
+
+    return (ANSWERS, RESPONSES)
+
+
+def _kept_file(path: Path, chosen: str | None, files: dict[Path, StateFile]) -> StateFile:
+    from ..state.file import StateFile
+
+    path = path.absolute()
+    if path not in files:
+        files[path] = StateFile(str(path), formers=() if chosen else kept_formers())
+    return files[path]
 
 
 def _opened(chosen: str | None, name: str, open_at: Callable[[Path], T], otherwise: str) -> T | None:
@@ -70,10 +98,16 @@ def _opened(chosen: str | None, name: str, open_at: Callable[[Path], T], otherwi
         path = state_path(chosen, name)
         return open_at(path)
     except (ConfigError, RuntimeError) as error:
-        if chosen or (path is not None and os.path.lexists(path)):
+        if chosen or (path is not None and _is_there(path)):
             raise
         _log.warning("%s %s", otherwise, error)
         return None
+
+
+def _is_there(path: Path) -> bool:
+    """Whether something was kept in a file, or in one that it takes over."""
+    formers = [path.with_name(former.name) for former in kept_formers()] if path.name == KEPT_FILE else []
+    return any(os.path.lexists(each) for each in (path, *formers))
 
 
 def open_resume_store(config: ServerConfig) -> ResumeStore | None:

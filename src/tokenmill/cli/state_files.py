@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.errors import TokenmillError, Unavailable
 from .options import add_options
-from .state import OFF, state_path
+from .state import KEPT_FILE, OFF, state_path
 
 if TYPE_CHECKING:
     from ..server.files.store import FileStore
@@ -30,13 +30,13 @@ GOOD, NONE, IN_USE, DAMAGED, UNKNOWN = "good", "none", "a server has it", "damag
 
 
 class _Kept(NamedTuple):
-    """A file of SQLite. has_backup: it gets one; must_have_backup: nothing else may come in its place, since a server
-    that finds none asks for no keys; restored: says what is missing in what was restored, `aside` being the old one;
-    read: reads what is in it, and raises TokenmillError."""
+    """A file of SQLite, of one of `schemas`. has_backup: it gets one; must_have_backup: nothing else may come in its
+    place, since a server that finds none asks for no keys; restored: says what is missing in what was restored, `aside`
+    being the old one; read: reads what is in it, and raises TokenmillError."""
 
     what: str
     path: Path
-    schema: Schema
+    schemas: tuple[Schema, ...]
     has_backup: bool = False
     must_have_backup: bool = False
     restored: Callable[[Path, str], str] = lambda path, aside: ""
@@ -74,6 +74,8 @@ def check(args: argparse.Namespace) -> int:
 
 def backup(args: argparse.Namespace) -> int:
     """Exit code 1: something that should have been is not backed up; its last backup stays."""
+    from ..state.database import copied
+
     is_good = True
     for kept in (each for each in _files(args) if each.has_backup):
         found, why = _look(kept, kept.path)
@@ -84,7 +86,7 @@ def backup(args: argparse.Namespace) -> int:
             _tell(kept.what, kept.path, f"{found}: {why}", "; not backed up")
             continue
         try:
-            os.replace(_copied(kept.path, kept.backup), kept.backup)
+            os.replace(copied(str(kept.path), str(kept.backup)), kept.backup)
         except (sqlite3.Error, OSError) as error:
             is_good = False
             _tell(kept.what, kept.path, found, f"; it cannot be backed up now: {error}")
@@ -95,7 +97,7 @@ def backup(args: argparse.Namespace) -> int:
 
 def repair(args: argparse.Namespace) -> int:
     """Exit code 1: something is still damaged."""
-    from ..state.database import set_aside
+    from ..state.database import copied, set_aside
 
     is_good = True
     for kept in _files(args):
@@ -118,7 +120,7 @@ def repair(args: argparse.Namespace) -> int:
             )  # fmt: skip
         else:
             try:
-                aside = set_aside(str(kept.path), _copied(kept.backup, kept.path) if has_backup else None)
+                aside = set_aside(str(kept.path), copied(str(kept.backup), str(kept.path)) if has_backup else None)
             except (sqlite3.Error, OSError) as error:
                 is_good = False
                 _tell(kept.what, kept.path, f"{found}: {why}", f"; it cannot be repaired now: {error}")
@@ -133,9 +135,6 @@ def repair(args: argparse.Namespace) -> int:
 
 
 def _files(args: argparse.Namespace) -> Iterator[_Kept]:
-    from ..server.repeats.store import SCHEMA as ANSWERS
-    from ..server.responses.store import SCHEMA as RESPONSES
-    from ..server.resume.store import SCHEMA as RESUME
     from ..server.tenants.quota_file import SCHEMA as QUOTAS
     from ..server.tenants.quota_file import quota_path
     from ..server.tenants.store import SCHEMA as TENANTS
@@ -144,16 +143,34 @@ def _files(args: argparse.Namespace) -> Iterator[_Kept]:
 
     if args.tenants != OFF:
         path = state_path(args.tenants, "tenants.db")
-        yield _Kept("tenants and keys", path, TENANTS, True, True, _keys_missing, _read_keys)
-        yield _Kept("limits of tenants", Path(quota_path(str(path))), QUOTAS)
+        yield _Kept("tenants and keys", path, (TENANTS,), True, True, _keys_missing, _read_keys)
+        yield _Kept("limits of tenants", Path(quota_path(str(path))), (QUOTAS,))
     if args.usage_dir != OFF:
-        yield _Kept("usage", state_path(args.usage_dir, "usage") / FILE, USAGE, True, False, _usage_missing)
-    if args.idempotency_store != OFF:
-        yield _Kept("answers of calls with a key", state_path(args.idempotency_store, "answers.db"), ANSWERS)
-    if args.responses_store != OFF:
-        yield _Kept("responses", state_path(args.responses_store, "responses.db"), RESPONSES)
+        yield _Kept("usage", state_path(args.usage_dir, "usage") / FILE, (USAGE,), True, False, _usage_missing)
+    yield from _kept_files(args)
+
+
+def _kept_files(args: argparse.Namespace) -> Iterator[_Kept]:
+    """One for each file, whatever is kept in it; those of before, as long as none of now has taken them over."""
+    from ..server.repeats.store import FORMER as ANSWERS
+    from ..server.responses.store import FORMER as RESPONSES
+    from ..server.resume.store import FORMER_SCHEMA as STREAMS
+    from ..state.kept import KEPT
+
+    found: dict[Path, list[str]] = {}
+    for what, chosen, former in (
+        ("answers of calls with a key", args.idempotency_store, ANSWERS),
+        ("responses", args.responses_store, RESPONSES),
+    ):
+        path = state_path(chosen, KEPT_FILE)
+        if not chosen and not os.path.lexists(path) and os.path.lexists(path.with_name(former.name)):
+            path = path.with_name(former.name)
+        if chosen != OFF:
+            found.setdefault(path, []).append(what)
+    for path, whats in found.items():
+        yield _Kept(" and ".join(whats), path, (KEPT, ANSWERS.schema, RESPONSES.schema))
     if args.resume_file:
-        yield _Kept("streams", Path(args.resume_file).expanduser(), RESUME)
+        yield _Kept("streams", Path(args.resume_file).expanduser(), (KEPT, STREAMS))
 
 
 @contextlib.contextmanager
@@ -179,12 +196,12 @@ def _folder(args: argparse.Namespace) -> Iterator[FileStore | None]:
 
 def _look(kept: _Kept, path: Path) -> tuple[str, str]:
     """(whether a file of the kind can be trusted, why not)"""
-    from ..state.database import Damaged, open_checked
+    from ..state.database import Damaged, open_checked, schema_of
 
     if not os.path.lexists(path):
         return NONE, ""
     try:
-        open_checked(str(path), kept.schema, busy_s=_BUSY_S).close()
+        open_checked(str(path), schema_of(str(path), kept.schemas, _BUSY_S), busy_s=_BUSY_S).close()
         kept.read(path)
     except (Damaged, Unavailable) as error:
         return DAMAGED, str(error)
@@ -202,21 +219,6 @@ def _is_open(path: Path) -> bool:
         except OSError:
             return True
     return False
-
-
-def _copied(source: Path, target: Path) -> str:
-    """One whole file, for this user alone, beside `target`, to take its place: its path."""
-    beside = target.with_name(target.name + ".new")
-    beside.unlink(missing_ok=True)
-    os.close(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    try:
-        with contextlib.closing(sqlite3.connect(source)) as old, contextlib.closing(sqlite3.connect(beside)) as new:
-            old.backup(new)
-            new.execute("PRAGMA journal_mode=DELETE")
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    return str(beside)
 
 
 def _read_keys(path: Path) -> None:

@@ -50,7 +50,7 @@ from .options import flags_of, given_options
 from .plan import print_facts
 from .quiet import until_quiet
 from .serve_options import HttpOptions, ServeOptions, read_api_keys, server_config, set_access_log
-from .state import open_access, open_answer_store, open_books, open_response_store, open_resume_store, require_keys
+from .state import open_access, open_books, open_kept_stores, open_resume_store, require_keys
 from .upstream_options import UpstreamOptions
 from .worker_options import LinkOptions, ListenOptions
 
@@ -239,8 +239,7 @@ async def _serve(
     helper = HelperProcess(str(model.path), materials(text, **allowed))
     taken = (*config.model_names, *(name for name, _ in options.lora_modules))
     upstreams = given.upstreams.upstreams(taken, MonotonicClock())
-    store = open_response_store(config.responses_store)
-    answers = open_answer_store(config.idempotency_store)
+    store, answers = open_kept_stores(config.responses_store, config.idempotency_store)
     books = open_books(config.usage_dir, config.usage_kept_days)
     resume = open_resume_store(config)
     signer = load_signer(config.sign_responses, "--sign-responses") if config.sign_responses else None

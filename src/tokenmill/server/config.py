@@ -167,14 +167,14 @@ class ServerConfig:
     responses_store: str | None = option(
         None,
         "file that keeps the responses of /v1/responses for a day, or 'off' to keep none "
-        "(default: responses.db in the user's state folder)",
+        "(default: kept.db in the user's state folder)",
         metavar="FILE|off",
         group=KEPT,
     )
     idempotency_store: str | None = option(
         None,
         "file that keeps the answers of calls with an Idempotency-Key for a day, or 'off': they are refused "
-        "(default: answers.db in the user's state folder)",
+        "(default: kept.db in the user's state folder)",
         metavar="FILE|off",
         group=KEPT,
     )

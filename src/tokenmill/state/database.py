@@ -12,7 +12,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from ..core.errors import ConfigError
@@ -21,21 +21,20 @@ BACKUP = ".backup"
 """What the last backup of a file is called besides its name."""
 
 _AGAIN_S = 0.005
-_ROOM = 0.95
-"""What is left of the bytes after making room, so that not every write has to."""
-
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class Schema(NamedTuple):
     """A kind of file. flag: of `serve`, which names it; mark: (application id, version) by which it is known as one's
     own; tables: SQL that makes those that are not there; settings: pragmas, "name=value", of which those of the journal
-    are in force with all that follow."""
+    are in force with all that follow; migrations: SQL that makes a file of version 1 one of version 2, and so on up to
+    the mark's."""
 
     flag: str
     mark: tuple[int, int]
     tables: str
     settings: Sequence[str] = ()
+    migrations: Sequence[str] = ()
 
 
 class Damaged(sqlite3.DatabaseError):
@@ -54,13 +53,32 @@ def cannot_use(flag: str, path: object, error: Exception) -> ConfigError:
     return ConfigError(f"{flag} {path} cannot be used: {error}. Name another one.", param=param)
 
 
+@contextlib.contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """What is written in the block is written as a whole, or not at all. Raises sqlite3.Error."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):  # where the disk fails there too
+            database.execute("ROLLBACK")
+        raise
+
+
 def open_database(
-    path: str, schema: Schema, *, busy_s: float, isolation_level: Literal["IMMEDIATE"] | None = None
+    path: str,
+    schema: Schema,
+    *,
+    busy_s: float,
+    isolation_level: Literal["IMMEDIATE"] | None = None,
+    fill: Callable[[sqlite3.Connection], None] = lambda database: None,
 ) -> sqlite3.Connection:
     """The file at `path`, which is made (mode 0600) with its folder where it is not there.
 
     busy_s           how long a statement waits for other connections
     isolation_level  "IMMEDIATE": changes begin a transaction; None: the code begins all of them
+    fill             writes what a new file has from the beginning, in a transaction
 
     Raises sqlite3.Error and OSError: Damaged, and also for a file with another mark.
     """
@@ -69,7 +87,7 @@ def open_database(
         os.makedirs(folder, mode=0o700)
     # A file that is there is not opened and closed here: that would end the locks of this process's connections to it.
     if not os.path.lexists(path):
-        _make(path, schema, busy_s)
+        _make(path, schema, busy_s, fill)
     database = open_checked(path, schema, busy_s=busy_s, isolation_level=isolation_level)
     try:
         os.chmod(path, 0o600)
@@ -100,6 +118,15 @@ def open_checked(
         database.close()
         raise
     return database
+
+
+def schema_of(path: str, schemas: Sequence[Schema], busy_s: float) -> Schema:
+    """That of which a file has the mark; the first where it has that of none, or none that can be read."""
+    with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):
+        with contextlib.closing(sqlite3.connect(path, timeout=busy_s)) as database:
+            mark = mark_of(database)
+        return next((each for each in schemas if each.mark == mark), schemas[0])
+    return schemas[0]
 
 
 def is_damage(error: Exception) -> bool:
@@ -138,34 +165,37 @@ def _link(path: str, name: str) -> None:
         raise OSError(error.errno, "its file system has no hard links, without which no file is safe here") from error
 
 
-def make_room(database: sqlite3.Connection, table: str, key: str, size: str, most: int) -> None:
-    """Where the rows of `table` are larger than `most` bytes together, the oldest go, of the owner that has the most.
-    key, size: columns; others are owner and created_s. The caller commits."""
-    (held,) = database.execute(f"SELECT COALESCE(SUM({size}), 0) FROM {table}").fetchone()
-    if held <= most:
-        return
-    while held > most * _ROOM:
-        (owner,) = database.execute(
-            f"SELECT owner FROM {table} GROUP BY owner ORDER BY SUM({size}) DESC, owner LIMIT 1"
-        ).fetchone()
-        oldest, freed = database.execute(
-            f"SELECT {key}, {size} FROM {table} WHERE owner = ? ORDER BY created_s, {key} LIMIT 1", (owner,)
-        ).fetchone()
-        database.execute(f"DELETE FROM {table} WHERE {key} = ?", (oldest,))
-        held -= freed
+def copied(source: str, target: str) -> str:
+    """One whole file, for this user alone, beside `target`, to take its place: its path."""
+    beside = f"{target}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(beside)
+    os.close(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        with contextlib.closing(sqlite3.connect(source)) as old, contextlib.closing(sqlite3.connect(beside)) as new:
+            old.backup(new)
+            new.execute("PRAGMA journal_mode=DELETE")
+    except BaseException:
+        os.unlink(beside)
+        raise
+    return beside
 
 
-def _make(path: str, schema: Schema, busy_s: float) -> None:
+def _make(path: str, schema: Schema, busy_s: float, fill: Callable[[sqlite3.Connection], None]) -> None:
     """Under another name first, so that nobody ever finds it without its tables."""
     beside = f"{path}.{secrets.token_hex(4)}.new"
     os.close(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
         with contextlib.closing(sqlite3.connect(beside, timeout=busy_s, isolation_level=None)) as database:
             _prepare(database, schema, busy_s)
+            with transaction(database):
+                fill(database)
         with contextlib.suppress(FileExistsError):  # another process has just made it
             _link(beside, path)
     finally:
-        os.unlink(beside)
+        for ending in ("", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(beside + ending)
 
 
 def _prepare(database: sqlite3.Connection, schema: Schema, busy_s: float) -> None:
@@ -174,21 +204,43 @@ def _prepare(database: sqlite3.Connection, schema: Schema, busy_s: float) -> Non
             _use_wal(database, busy_s)
         else:
             database.execute(f"PRAGMA {setting}")
-    application, version = schema.mark
-    marks = f"PRAGMA application_id={application}; PRAGMA user_version={version};"
-    database.executescript(f"BEGIN IMMEDIATE; {schema.tables} {marks} COMMIT;")
+    with transaction(database):
+        version = mark_of(database)[1]
+        if 0 < version < schema.mark[1]:
+            for migration in schema.migrations[version - 1 :]:
+                run_script(database, migration)
+        run_script(database, schema.tables)
+        set_mark(database, schema.mark)
+
+
+def mark_of(database: sqlite3.Connection) -> tuple[int, int]:
+    (application,) = database.execute("PRAGMA application_id").fetchone()
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    return application, version
+
+
+def set_mark(database: sqlite3.Connection, mark: tuple[int, int]) -> None:
+    database.execute(f"PRAGMA application_id={mark[0]}")
+    database.execute(f"PRAGMA user_version={mark[1]}")
+
+
+def run_script(database: sqlite3.Connection, script: str) -> None:
+    """Statements inside a transaction, which `executescript` would end."""
+    for statement in script.split(";"):
+        if statement.strip():
+            database.execute(statement)
 
 
 def _check(database: sqlite3.Connection, schema: Schema) -> None:
     there = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    (application,) = database.execute("PRAGMA application_id").fetchone()
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    if there and (application, version) != schema.mark:
+    mark = mark_of(database)
+    is_older = mark[0] == schema.mark[0] and 0 < mark[1] < schema.mark[1]
+    if there and mark != schema.mark and not is_older:
         raise sqlite3.DatabaseError("it belongs to another program, or to another version of this one")
     with contextlib.closing(sqlite3.connect(":memory:")) as model:
         model.executescript(schema.tables)
         wanted = {name for (name,) in model.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if missing := wanted - there:
+    if (missing := wanted - there) and not is_older:
         raise Damaged(f"it has no table {min(missing)}")
     (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":

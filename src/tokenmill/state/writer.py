@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..core.errors import Unavailable
@@ -17,25 +18,25 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Periodic:
+    job: Callable[[], None]
+    period_s: float
+    due_s: float
+
+
 class BackgroundWriter:
-    """`begin` runs first, `each_period` whenever `period_s` have passed, `end` last, all in the thread. What
-    `each_period` raises is a bug, of which the log tells; the thread goes on, because others wait for it."""
+    """`begin` runs first and `end` last, both in the thread. What a job raises that nobody waits for is a bug, of which
+    the log tells; the thread goes on, because others wait for it."""
 
     def __init__(
-        self,
-        name: str,
-        *,
-        begin: Callable[[], None] = lambda: None,
-        each_period: Callable[[], None] = lambda: None,
-        period_s: float = 3600.0,
-        end: Callable[[], None] = lambda: None,
+        self, name: str, *, begin: Callable[[], None] = lambda: None, end: Callable[[], None] = lambda: None
     ) -> None:
         self._name = name
         self._begin = begin
-        self._each_period = each_period
-        self._period_s = period_s
         self._end = end
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._periodic: list[_Periodic] = []
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
@@ -56,9 +57,29 @@ class BackgroundWriter:
             self._thread.join()
             self._thread = None
 
+    def every(self, period_s: float, job: Callable[[], None]) -> None:
+        """Have a job done whenever `period_s` have passed, from now on, until the thread ends."""
+        self.put(lambda: self._periodic.append(_Periodic(job, period_s, time.monotonic() + period_s)))
+
     def put(self, job: Callable[[], None]) -> None:
         """Done in its turn; nobody waits for it, and it raises nothing."""
         self._jobs.put(job)
+
+    def ask(self, job: Callable[[], None]) -> None:
+        """A job in its turn, waited for. Raises what it raises."""
+        done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                job()
+            except Exception as error:  # whoever waits hears of it
+                done.put(error)
+            else:
+                done.put(None)
+
+        self.put(run)
+        if (error := done.get()) is not None:
+            raise error
 
     async def do(self, job: Callable[[], T]) -> T:
         """The result of a job, in its turn, or what it raises. Raises Unavailable when the thread is not open."""
@@ -94,19 +115,21 @@ class BackgroundWriter:
             begun.put(error)
             return
         begun.put(None)
-        due_s = time.monotonic() + self._period_s
         try:
             while True:
+                due = min(self._periodic, key=lambda each: each.due_s, default=None)
                 try:
-                    job = self._jobs.get(timeout=max(0.0, due_s - time.monotonic()))
+                    job = self._jobs.get(timeout=max(0.0, due.due_s - time.monotonic()) if due else None)
                 except queue.Empty:
-                    self._guarded(self._each_period)
-                    due_s = time.monotonic() + self._period_s
+                    assert due is not None
+                    self._guarded(due.job)
+                    due.due_s = time.monotonic() + due.period_s
                     continue
                 if job is None:
                     return
                 self._guarded(job)
         finally:
+            self._periodic.clear()
             self._end()
 
     @staticmethod

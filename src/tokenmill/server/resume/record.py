@@ -58,4 +58,4 @@ encode = msgspec.msgpack.Encoder().encode
 decode_call = msgspec.msgpack.Decoder(KeptCall).decode
 decode_output = msgspec.msgpack.Decoder(Output).decode
 decode_loaded = msgspec.msgpack.Decoder(dict[str, Any]).decode
-decode_headers = msgspec.msgpack.Decoder(Headers).decode
+decode_answer = msgspec.msgpack.Decoder(KeptAnswer).decode

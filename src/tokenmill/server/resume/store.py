@@ -1,57 +1,45 @@
 """The resume file: streamed calls under way with the outputs that came of them, and the answers of those that ended.
 
 One thread writes. What a step gave to all streams is one transaction; nobody waits for it, because a lost end is
-computed again to the same bits. SQLite in WAL mode without a flush for each transaction: what is written outlives the
-process at once, and a loss of power some time later. One process has the file at a time. The file is its user's alone
-(mode 0600), and what is deleted is overwritten.
+computed again to the same bits. One process has the file at a time.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from ...core.errors import Unavailable
 from ...core.events import Output
-from ...state.database import Schema, cannot_use, make_room, open_database
-from ...state.writer import BackgroundWriter
-from .record import KeptAnswer, KeptCall, Unfinished, decode_call, decode_headers, decode_loaded, decode_output, encode
+from ...state.database import Schema, cannot_use, transaction
+from ...state.file import FAILURES, StateFile
+from ...state.kept import KEPT, Former, Kind, Row
+from .record import KeptAnswer, KeptCall, Unfinished, decode_answer, decode_call, decode_loaded, decode_output, encode
 
 ADAPTER, MODEL = "adapter", "model"
 """Kinds of what is loaded while the server runs."""
 
+FLAG = "--resume-file"
+FORMER_SCHEMA = Schema(FLAG, (0x746D5246, 1), "CREATE TABLE call (key INTEGER PRIMARY KEY);")
 _SWEEP_S = 60.0
 _BUSY_S = 2.0
-_TABLES = """
-CREATE TABLE IF NOT EXISTS call (key INTEGER PRIMARY KEY, created_s REAL NOT NULL, call BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS output (
-    call INTEGER NOT NULL REFERENCES call (key) ON DELETE CASCADE, number INTEGER NOT NULL, output BLOB NOT NULL,
-    PRIMARY KEY (call, number)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS answer (
-    key INTEGER PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, name TEXT NOT NULL, created_s REAL NOT NULL,
-    status INTEGER NOT NULL, headers BLOB NOT NULL, body BLOB NOT NULL, size INTEGER NOT NULL
-);
-CREATE TABLE IF NOT EXISTS loaded (
-    kind TEXT NOT NULL, name TEXT NOT NULL, what BLOB NOT NULL, PRIMARY KEY (kind, name)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS answer_id ON answer (owner, id);
-CREATE INDEX IF NOT EXISTS answer_name ON answer (owner, name);
-CREATE INDEX IF NOT EXISTS answer_age ON answer (created_s, size);
-CREATE INDEX IF NOT EXISTS answer_owner ON answer (owner, created_s, size);
-"""
-_SETTINGS = (
-    "locking_mode=EXCLUSIVE", "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "secure_delete=ON", "synchronous=NORMAL",
-    "foreign_keys=ON",
-)  # fmt: skip
-SCHEMA = Schema("--resume-file", (0x746D5246, 1), _TABLES, _SETTINGS)
-_FAILURES = (sqlite3.Error, OSError, msgspec.MsgspecError)
+_OWNED = KEPT._replace(settings=("locking_mode=EXCLUSIVE", *KEPT.settings))
+_OTHERWISE = "Streams cannot be resumed"
+_CALLS = Kind("call")
+_OUTPUTS = Kind("output")
+"""Of which the owner is the call, and the key counts from 1."""
+
+_LOADED = Kind("loaded")
+"""Of which the owner is the kind, and the key the name."""
+
+_STREAM, _STREAM_NAME = "stream", "stream name"
+"""Answers by their ids, and ids by the names that calls had."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -60,31 +48,32 @@ class ResumeStore:
     kept_s: how long answers are kept, and how old a call may be that is taken up again."""
 
     def __init__(self, path: str, *, max_bytes: int, kept_s: float, wall_s: Callable[[], float] = time.time) -> None:
-        self._path = path
-        self._max_bytes = max_bytes
+        self._file = StateFile(path, _OWNED, busy_s=_BUSY_S)
+        self._streams = Kind(_STREAM, max_bytes)
+        self._names = Kind(_STREAM_NAME, max_bytes)
         self._kept_s = kept_s
         self._wall_s = wall_s
-        self._database: sqlite3.Connection | None = None
-        self._has_failed = False
         self._last_key = 0
         self._loaded: list[tuple[str, str, dict[str, Any]]] = []
         self._num_outputs: dict[int, int] = {}  # in the file, of calls whose outputs go there
-        self._writer = BackgroundWriter(
-            "resume-file", begin=self._begin, each_period=self._sweep, period_s=_SWEEP_S, end=self._end
-        )
 
     def open(self) -> None:
         """Raises ConfigError where the file cannot be used, or another process uses it."""
+        former = Former("", FORMER_SCHEMA, self._rows)
         try:
-            self._writer.open()
-        except _FAILURES as error:
+            self._file.open(former)
+            self._file.ask(self._begin)
+        except (*FAILURES, msgspec.MsgspecError) as error:
+            self._file.close()
             is_held = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
             why = OSError("another server has it. Each needs a file of its own") if is_held else error
-            raise cannot_use(SCHEMA.flag, self._path, why) from error
+            raise cannot_use(FLAG, self._file.path, why) from error
+        self._file.every(_SWEEP_S, self._sweep)
 
     def close(self) -> None:
         """What was put is in the file when this returns."""
-        self._writer.close()
+        self._file.put(self._file.shrink)
+        self._file.close()
 
     def loaded(self, kind: str) -> list[tuple[str, dict[str, Any]]]:
         """What earlier processes had kept of this kind, by name."""
@@ -94,11 +83,12 @@ class ResumeStore:
         """Have the next process load it again; None: not any more."""
 
         def write(database: sqlite3.Connection) -> None:
-            database.execute("DELETE FROM loaded WHERE kind = ? AND name = ?", (kind, name))
-            if what is not None:
-                database.execute("INSERT INTO loaded VALUES (?, ?, ?)", (kind, name, encode(what)))
+            if what is None:
+                _LOADED.delete(database, kind, name)
+            else:
+                _LOADED.put(database, kind, name, encode(what), 0.0)
 
-        await self._writer.do(lambda: self._write(write))
+        await self._file.do(lambda: self._write(write))
 
     def new_key(self) -> int:
         self._last_key += 1
@@ -106,18 +96,15 @@ class ResumeStore:
 
     async def begin(self, key: int, call: KeptCall) -> bool:
         """Whether the call is in the file; where that cannot be written the log tells, once."""
-        created_s = self._wall_s()
-
-        def write(database: sqlite3.Connection) -> None:
-            database.execute("INSERT OR REPLACE INTO call VALUES (?, ?, ?)", (key, created_s, encode(call)))
+        until_s = self._wall_s() + self._kept_s
 
         def job() -> bool:
-            if self._write(write):
+            if self._write(lambda database: _CALLS.put(database, "", key, encode(call), until_s)):
                 self._num_outputs[key] = 0
                 return True
             return False
 
-        return await self._writer.do(job)
+        return await self._file.do(job)
 
     def add(self, outputs: Sequence[tuple[int, Output]]) -> None:
         """Outputs of calls, by their keys, as one transaction. Where it fails, these calls get no more: what is in the
@@ -127,128 +114,118 @@ class ResumeStore:
             known = [(key, output) for key, output in outputs if key in self._num_outputs]
 
             def write(database: sqlite3.Connection) -> None:
-                rows = []
                 for key, output in known:
                     self._num_outputs[key] += 1
-                    rows.append((key, self._num_outputs[key], encode(output)))
-                database.executemany("INSERT INTO output VALUES (?, ?, ?)", rows)
+                    _OUTPUTS.put(database, str(key), self._num_outputs[key], encode(output), 0.0)
 
             if not self._write(write):
                 for key, _ in known:
                     self._num_outputs.pop(key, None)
 
-        self._writer.put(job)
+        self._file.put(job)
 
     async def end(self, key: int, call: KeptCall, answer: KeptAnswer) -> None:
         """Keep the answer in place of the call."""
         now_s = self._wall_s()
-        size = len(answer.body) + sum(len(name) + len(value) for name, value in answer.headers)
-        row = (
-            key, call.owner, call.id, call.request_id, now_s, answer.status, encode(answer.headers), answer.body, size,
-        )  # fmt: skip
+        until_s = now_s + self._kept_s
+        size_bytes = len(answer.body) + sum(len(name) + len(value) for name, value in answer.headers)
 
         def write(database: sqlite3.Connection) -> None:
             self._delete(database, key)
-            database.execute("INSERT OR REPLACE INTO answer VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._streams.put(database, call.owner, call.id, encode(answer), until_s, size_bytes)
+            if call.request_id:
+                name, target = call.request_id, call.id.encode()
+                self._names.put(database, call.owner, name, target, until_s, len(name) + len(target))
             self._make_room(database, now_s)
 
-        await self._writer.do(lambda: self._write(write))
+        await self._file.do(lambda: self._write(write))
 
     def drop(self, key: int) -> None:
         """Nothing of the call is wanted any more."""
-        self._put(lambda database: self._delete(database, key))
+        self._file.put(lambda: self._drop(key))
 
     async def find(self, owner: str, name: str) -> KeptAnswer | None:
-        """The latest answer with this id, or whose call had this X-Request-Id. Raises Unavailable."""
+        """The answer with this id, or of the latest call that had this X-Request-Id. Raises Unavailable."""
 
         def read() -> KeptAnswer | None:
-            assert self._database is not None
-            row = self._database.execute(
-                "SELECT status, headers, body FROM answer WHERE owner = ? AND (id = ? OR name = ?) AND created_s > ? "
-                "ORDER BY key DESC LIMIT 1",
-                (owner, name, name, self._wall_s() - self._kept_s),
-            ).fetchone()
-            return None if row is None else KeptAnswer(row[0], decode_headers(row[1]), row[2])
+            database, now_s = self._file.database, self._wall_s()
+            body = self._streams.get(database, owner, name, now_s)
+            if body is None and (identifier := self._names.get(database, owner, name, now_s)) is not None:
+                body = self._streams.get(database, owner, identifier.decode(), now_s)
+            return None if body is None else decode_answer(body)
 
         try:
-            return await self._writer.do(read)
-        except _FAILURES as error:
+            return await self._file.do(read)
+        except (*FAILURES, msgspec.MsgspecError) as error:
             raise Unavailable(f"The resume file cannot be read: {error}.") from error
 
     async def unfinished(self) -> list[Unfinished]:
         """The calls that an earlier process left, in their order; those that are too old or cannot be read are
         dropped. Raises Unavailable."""
         try:
-            return await self._writer.do(self._read_unfinished)
-        except _FAILURES as error:
+            return await self._file.do(self._read_unfinished)
+        except (*FAILURES, msgspec.MsgspecError) as error:
             raise Unavailable(f"The resume file cannot be read: {error}.") from error
 
     # ---- in the thread ----
 
     def _begin(self) -> None:
-        database = open_database(self._path, SCHEMA, busy_s=_BUSY_S, isolation_level="IMMEDIATE")
-        self._database = database
-        (most,) = database.execute(
-            "SELECT MAX(COALESCE((SELECT MAX(key) FROM call), 0), COALESCE((SELECT MAX(key) FROM answer), 0))"
-        ).fetchone()
-        self._last_key = most
-        rows = database.execute("SELECT kind, name, what FROM loaded ORDER BY kind, name").fetchall()
-        self._loaded = [(kind, name, decode_loaded(what)) for kind, name, what in rows]
+        database = self._file.database
+        self._last_key = max((int(key) for _, key, _ in _CALLS.rows(database)), default=0)
+        self._loaded = [(kind, str(name), decode_loaded(what)) for kind, name, what in _LOADED.rows(database)]
 
     def _read_unfinished(self) -> list[Unfinished]:
-        database = self._database
-        assert database is not None
-        database.execute("DELETE FROM call WHERE created_s <= ?", (self._wall_s() - self._kept_s,))
+        database, now_s = self._file.database, self._wall_s()
         found = []
-        for key, body in database.execute("SELECT key, call FROM call ORDER BY key").fetchall():
-            rows = database.execute("SELECT number, output FROM output WHERE call = ? ORDER BY number", (key,))
-            try:
-                call = decode_call(body)
-                outputs = [(number, decode_output(output)) for number, output in rows.fetchall()]
-            except msgspec.MsgspecError as error:
-                _log.warning("A call in %s cannot be read and is dropped: %s.", self._path, error)
-                self._delete(database, key)
-                continue
-            self._num_outputs[key] = outputs[-1][0] if outputs else 0
-            found.append(Unfinished(key, call, [output for _, output in outputs]))
-        database.commit()
+        with transaction(database):
+            for _, key, _ in _CALLS.rows(database):
+                assert isinstance(key, int)
+                body = _CALLS.get(database, "", key, now_s)
+                if body is None:  # it is too old
+                    self._delete(database, key)
+                    continue
+                try:
+                    call = decode_call(body)
+                    outputs = [decode_output(output) for _, _, output in _OUTPUTS.rows(database, str(key))]
+                except msgspec.MsgspecError as error:
+                    _log.warning("A call in %s cannot be read and is dropped: %s.", self._file.path, error)
+                    self._delete(database, key)
+                    continue
+                self._num_outputs[key] = len(outputs)
+                found.append(Unfinished(key, call, outputs))
         return found
+
+    def _drop(self, key: int) -> None:
+        self._write(lambda database: self._delete(database, key))
 
     def _delete(self, database: sqlite3.Connection, key: int) -> None:
         self._num_outputs.pop(key, None)
-        database.execute("DELETE FROM call WHERE key = ?", (key,))
+        _CALLS.delete(database, "", key)
+        _OUTPUTS.delete_all(database, str(key))
 
     def _sweep(self) -> None:
         self._write(lambda database: self._make_room(database, self._wall_s()))
 
     def _make_room(self, database: sqlite3.Connection, now_s: float) -> None:
-        """Answers that are too old go, then the oldest of the owner that has the most."""
-        database.execute("DELETE FROM answer WHERE created_s <= ?", (now_s - self._kept_s,))
-        make_room(database, "answer", "key", "size", self._max_bytes)
-
-    def _put(self, write: Callable[[sqlite3.Connection], None]) -> None:
-        def job() -> None:
-            self._write(write)
-
-        self._writer.put(job)
+        self._streams.make_room(database, now_s)
+        self._names.make_room(database, now_s)
 
     def _write(self, write: Callable[[sqlite3.Connection], None]) -> bool:
-        database = self._database
-        assert database is not None
-        try:
-            write(database)
-            database.commit()
-        except _FAILURES as error:
-            with contextlib.suppress(sqlite3.Error):
-                database.rollback()
-            if not self._has_failed:
-                self._has_failed = True
-                _log.error("Streams cannot be resumed: %s cannot be written: %s.", self._path, error)
-            return False
-        return True
+        return not self._file.attempt(write, _OTHERWISE)
 
-    def _end(self) -> None:
-        assert self._database is not None
-        with contextlib.suppress(sqlite3.Error):
-            self._database.execute("PRAGMA incremental_vacuum").fetchall()
-        self._database.close()
+    def _rows(self, database: sqlite3.Connection) -> Iterator[Row]:
+        """What a file of before has."""
+        for key, created_s, call in database.execute("SELECT key, created_s, call FROM call"):
+            yield Row(_CALLS.name, "", key, created_s + self._kept_s, 0, call)
+        for key, number, output in database.execute("SELECT call, number, output FROM output"):
+            yield Row(_OUTPUTS.name, str(key), number, 0.0, 0, output)
+        for kind, name, what in database.execute("SELECT kind, name, what FROM loaded"):
+            yield Row(_LOADED.name, kind, name, 0.0, 0, what)
+        for owner, identifier, name, created_s, size_bytes, status, headers, body in database.execute(
+            "SELECT owner, id, name, created_s, size, status, headers, body FROM answer ORDER BY key"
+        ):
+            until_s, target = created_s + self._kept_s, identifier.encode()
+            answer = (status, msgspec.msgpack.decode(headers), body)
+            yield Row(_STREAM, owner, identifier, until_s, size_bytes, encode(answer))
+            if name:
+                yield Row(_STREAM_NAME, owner, name, until_s, len(name) + len(target), target)

@@ -107,9 +107,7 @@ class Access:
         """Told by the thread what was known, and what is."""
         self._store: TenantStore | None = None
         self._seen: tuple[int, int, int] = (0, 0, 0)
-        self._writer = BackgroundWriter(
-            "tenants", begin=self._begin, each_period=self._look, period_s=LOOK_S, end=self._end
-        )
+        self._writer = BackgroundWriter("tenants", begin=self._begin, end=self._end)
         self._next_look: asyncio.Task[None] | None = None
         self._has_failed = False
         self.quotas = Quotas(quota_path(path), wall_s) if path else None
@@ -118,6 +116,7 @@ class Access:
         """Raises ConfigError where the store cannot be used."""
         if self._path:
             self._writer.open()
+            self._writer.every(LOOK_S, self._look)
         if self.quotas is not None:
             self.quotas.open()
 

@@ -60,9 +60,7 @@ class Quotas:
     def __init__(self, path: str, wall_s: Callable[[], float] = time.time) -> None:
         self._path = path
         self._wall_s = wall_s
-        self._writer = BackgroundWriter(
-            "quotas", begin=self._begin, each_period=self._each_period, period_s=LEASE_S / 5, end=self._end
-        )
+        self._writer = BackgroundWriter("quotas", begin=self._begin, end=self._end)
         self._file: QuotaFile | None = None
         self._charges: dict[str, _Charge] = {}
         self._closed_until: dict[str, tuple[float, RateLimits, Verdict]] = {}
@@ -74,6 +72,7 @@ class Quotas:
 
     def open(self) -> None:
         self._writer.open()
+        self._writer.every(LEASE_S / 5, self._each_period)
 
     def close(self) -> None:
         self._writer.close()

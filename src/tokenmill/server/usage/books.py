@@ -50,15 +50,15 @@ class Books:
         self._ledger: Ledger | None = None
         self._coarsened_s = 0.0
         self._has_failed = False
-        self._writer = BackgroundWriter(
-            "usage", begin=self._begin, each_period=self._each_period, period_s=fold_s, end=self._end
-        )
+        self._fold_s = fold_s
+        self._writer = BackgroundWriter("usage", begin=self._begin, end=self._end)
 
     def open(self) -> None:
         """Raises ConfigError where the folder cannot be used."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._writer.open()
+            self._writer.every(self._fold_s, self._each_period)
             self.journal.open()
         except _FAILURES as error:
             self._writer.close()

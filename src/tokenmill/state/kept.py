@@ -1,0 +1,178 @@
+"""What is kept for a time: bodies by owner and key, all kinds of them in one table, whose rows know when they end.
+
+    kind        what the body is
+    owner       for whom it is kept
+    key         by which the owner finds it
+    expires_s   when nobody finds it any more, in seconds since the epoch; 0: never
+    size_bytes  what counts against the most that is kept of the kind
+    body        bytes, whose meaning is the kind's
+
+What is deleted is overwritten. A commit does not wait for the disk: it outlives the process at once, and a loss of
+power some time later.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from .database import (
+    Damaged,
+    Schema,
+    cannot_use,
+    copied,
+    mark_of,
+    open_checked,
+    run_script,
+    schema_of,
+    set_mark,
+    transaction,
+)
+
+_ROOM = 0.95
+"""What is left of the bytes after making room, so that not every write has to."""
+
+_BUSY_S = 5.0
+_TABLE = """
+CREATE TABLE IF NOT EXISTS kept (
+    kind TEXT NOT NULL, owner TEXT NOT NULL, key NOT NULL, expires_s REAL NOT NULL, size_bytes INTEGER NOT NULL,
+    body BLOB NOT NULL, PRIMARY KEY (kind, owner, key)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS kept_until ON kept (kind, owner, expires_s, size_bytes) WHERE expires_s > 0;
+"""
+KEPT = Schema(
+    "",
+    (0x746D4B50, 1),
+    _TABLE,
+    ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "secure_delete=ON", "synchronous=NORMAL"),
+)
+BEFORE = ".before"
+"""What a file of before is called besides its name, after one of now has come in its place."""
+
+Key = str | bytes | int
+
+
+class Row(NamedTuple):
+    kind: str
+    owner: str
+    key: Key
+    expires_s: float
+    size_bytes: int
+    body: bytes
+
+
+class Former(NamedTuple):
+    """A kind of file from before there was one table for all. name: that it had by default; rows: what is in it."""
+
+    name: str
+    schema: Schema
+    rows: Callable[[sqlite3.Connection], Iterable[Row]]
+
+
+class Kind(NamedTuple):
+    """Rows of one kind in an open database, for its thread. What writes is inside a transaction of the caller's.
+    max_bytes: kept of it; 0: what it takes."""
+
+    name: str
+    max_bytes: int = 0
+
+    def put(
+        self, database: sqlite3.Connection, owner: str, key: Key, body: bytes, expires_s: float, size_bytes: int = 0
+    ) -> None:
+        """In place of what was there."""
+        insert(database, [Row(self.name, owner, key, expires_s, size_bytes, body)])
+
+    def change(self, database: sqlite3.Connection, owner: str, key: Key, body: bytes) -> None:
+        """Another body of what is there: one of the same size needs no room."""
+        database.execute(
+            "UPDATE kept SET body = ? WHERE kind = ? AND owner = ? AND key = ?", (body, self.name, owner, key)
+        )
+
+    def get(self, database: sqlite3.Connection, owner: str, key: Key, now_s: float) -> bytes | None:
+        row = database.execute(
+            "SELECT body FROM kept WHERE kind = ? AND owner = ? AND key = ? AND (expires_s = 0 OR expires_s > ?)",
+            (self.name, owner, key, now_s),
+        ).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def rows(self, database: sqlite3.Connection, owner: str | None = None) -> list[tuple[str, Key, bytes]]:
+        """(owner, key, body), in this order; of one owner alone where it is given."""
+        where, values = ("", ()) if owner is None else (" AND owner = ?", (owner,))
+        query = f"SELECT owner, key, body FROM kept WHERE kind = ?{where} ORDER BY owner, key"
+        return database.execute(query, (self.name, *values)).fetchall()
+
+    def delete(self, database: sqlite3.Connection, owner: str, key: Key) -> bool:
+        """Whether there was one."""
+        found = database.execute("DELETE FROM kept WHERE kind = ? AND owner = ? AND key = ?", (self.name, owner, key))
+        return found.rowcount > 0
+
+    def delete_all(self, database: sqlite3.Connection, owner: str) -> None:
+        database.execute("DELETE FROM kept WHERE kind = ? AND owner = ?", (self.name, owner))
+
+    def make_room(self, database: sqlite3.Connection, now_s: float) -> None:
+        """What has expired goes; where the rest is too large, what expires first, of the owner that has the most."""
+        mine = "FROM kept WHERE kind = ? AND expires_s > 0"
+        self._delete(database, database.execute(f"SELECT owner, key {mine} AND expires_s <= ?", (self.name, now_s)))
+        (held,) = database.execute(f"SELECT COALESCE(SUM(size_bytes), 0) {mine}", (self.name,)).fetchone()
+        if held <= self.max_bytes or not self.max_bytes:
+            return
+        while held > self.max_bytes * _ROOM:
+            (owner,) = database.execute(
+                f"SELECT owner {mine} GROUP BY owner ORDER BY SUM(size_bytes) DESC, owner LIMIT 1", (self.name,)
+            ).fetchone()
+            key, freed = database.execute(
+                f"SELECT key, size_bytes {mine} AND owner = ? ORDER BY expires_s, key LIMIT 1", (self.name, owner)
+            ).fetchone()
+            self.delete(database, owner, key)
+            held -= freed
+
+    def _delete(self, database: sqlite3.Connection, names: Iterable[tuple[str, Key]]) -> None:
+        for owner, key in list(names):
+            self.delete(database, owner, key)
+
+
+def insert(database: sqlite3.Connection, rows: Iterable[Row]) -> None:
+    database.executemany(
+        "INSERT INTO kept VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET expires_s = excluded.expires_s, "
+        "size_bytes = excluded.size_bytes, body = excluded.body",
+        rows,
+    )
+
+
+def take_over(database: sqlite3.Connection, folder: Path, formers: Iterable[Former]) -> None:
+    """Fill a new file with what is in files of before in a folder, which stay as they are. Raises ConfigError."""
+    for former in formers:
+        path = folder / former.name
+        if not path.exists():
+            continue
+        try:
+            with closing(open_checked(str(path), former.schema, busy_s=_BUSY_S)) as old:
+                insert(database, former.rows(old))
+        except UnicodeDecodeError as error:
+            raise cannot_use(former.schema.flag, path, Damaged(str(error))) from error
+        except (sqlite3.Error, OSError) as error:
+            raise cannot_use(former.schema.flag, path, error) from error
+
+
+def convert(path: str, former: Former, schema: Schema, busy_s: float) -> None:
+    """Make a file of before, if it is one, one of now, as one transaction; it is left beside as it was. Raises
+    sqlite3.Error and OSError."""
+    if not os.path.lexists(path) or schema_of(path, (schema, former.schema), busy_s) is not former.schema:
+        return
+    with closing(open_checked(path, former.schema, busy_s=busy_s)) as database:
+        before = f"{path}{BEFORE}"
+        os.replace(copied(path, before), before)
+        database.execute("PRAGMA secure_delete=ON")
+        with transaction(database):
+            if mark_of(database) != former.schema.mark:  # another process has just done it
+                return
+            names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            run_script(database, schema.tables)
+            insert(database, former.rows(database))
+            for name in names:
+                database.execute(f"DROP TABLE {name}")
+            set_mark(database, schema.mark)
