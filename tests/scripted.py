@@ -37,7 +37,7 @@ from tokenmill.net.entropy import new_id, new_seed
 from tokenmill.net.flight_file import new_path
 from tokenmill.net.loop import new_event_loop
 from tokenmill.sched.admission import max_running
-from tokenmill.server.app import build_app
+from tokenmill.server.app import Resources, build_app
 from tokenmill.server.audit.log import AuditLog
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
@@ -270,11 +270,7 @@ class Served:
             (self._folder / "tokenizer.json").write_text(self.text.tokenizer.to_json())
             helper = HelperProcess(str(self._folder), materials(self.text, trust_templates=trusts))
         self.helper = helper
-        self.app = build_app(
-            self.config,
-            self.text,
-            self.client,
-            helper,
+        resources = Resources(
             clock=clock,
             new_seed=new_seed,
             new_id=new_id,
@@ -288,6 +284,7 @@ class Served:
             upstreams=self.upstreams,
             ask_kv=self.ask_kv,
         )
+        self.app = build_app(self.config, self.text, self.client, helper, resources)
         self.script = Script(self.text, self._reply)
         self.script.step_s = self._step_s
         self._engine: asyncio.Task[None] | None = None

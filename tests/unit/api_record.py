@@ -13,7 +13,7 @@ import api_messages
 import msgspec
 
 from tokenmill.core import sampling
-from tokenmill.server.app import build_app
+from tokenmill.server.app import Resources, build_app
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.endpoints import ENDPOINTS
 from tokenmill.server.fields import Fields
@@ -112,9 +112,7 @@ def routes() -> set[str]:
         text,
         MagicMock(),
         MagicMock(),
-        clock=MagicMock(),
-        new_seed=lambda: 1,
-        new_id=str,
+        Resources(clock=MagicMock(), new_seed=lambda: 1, new_id=str),
     )
     found = set()
     for route in app.routes:

@@ -7,39 +7,30 @@ When the server has stopped (see server.run for signals and draining) the engine
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..core.errors import ConfigError, TokenmillError
-from ..core.events import Ready
+from ..core.errors import ConfigError
 from ..core.masking import Mask
-from ..core.policy import Order
-from ..core.units import format_parts
-from ..formats.hub import ResolvedModel, default_cache_dir
-from ..node.machine import MachineFacts
-from ..node.notes import NOTE
+from ..formats.hub import default_cache_dir
 from ..node.options import SCHEDULING_POLICIES, TextOptions
 from ..node.resolve import asked_answering
 from ..sched.policies import order_named
 from ..server.audit.options import AuditOptions
 from ..server.config import ServerConfig
-from ..server.observe.traces import Tracing, open_tracing
-from .engines import Engines, until_first_ends
-from .expert_load import LoadWriter
+from ..server.observe.traces import open_tracing
+from .engines import Engines
 from .foreign_words import environment_notes
-from .hosting import Hosting, shared
-from .kv.documents import Document, read_pins
+from .front_end import Given, run_front_end
+from .hosting import shared
+from .kv.documents import read_pins
 from .kv_events_options import KVEventsOptions
 from .kv_tiers import KVTiers, kv_tiers
 from .launch import Launch
@@ -47,43 +38,18 @@ from .launchers.ray_options import RayOptions, near
 from .logs import set_up_logging
 from .models import resolve_model
 from .options import flags_of, given_options
-from .plan import print_facts
-from .quiet import until_quiet
 from .serve_options import HttpOptions, ServeOptions, read_api_keys, server_config, set_access_log
-from .state import open_access, open_books, open_kept_stores, open_resume_store, require_keys
+from .state import open_access, require_keys
 from .upstream_options import UpstreamOptions
 from .worker_options import LinkOptions, ListenOptions
 
 if TYPE_CHECKING:
-    import ssl
-
     from ..net.tcp import Credentials
-    from ..node.sampling import SamplingChoice
-    from ..server.tenants.access import Access
     from .engines import Launcher
     from .workers import Workers
 
 QUEUED_TOKEN_BYTES = 80
 """A waiting prompt's token as an integer in a tuple, once in each process."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """What the command line says of the front end."""
-
-    options: ServeOptions
-    http: HttpOptions
-    text: TextOptions
-    config: ServerConfig
-    tls: ssl.SSLContext | None
-    order: Order
-    saves_kv: bool
-    access: Access
-    audit: AuditOptions
-    tracing: Tracing | None
-    upstreams: UpstreamOptions
-    tiers: KVTiers
-    pins: list[Document]
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -123,9 +89,9 @@ def _serve_with(
     require_keys(http.host, access, is_guarded=bool(http.uds or http.insecure or http.ssl_cert_reqs == 2))
     audit = given_options(AuditOptions, args)
     tracing = open_tracing(options.otlp_traces_endpoint, __version__, config.mask)
-    given = _Given(
+    given = Given(
         options, http, given_options(TextOptions, args), config, tls, order, saves_kv, access, audit, tracing,
-        given_options(UpstreamOptions, args), tiers, read_pins(options.kv_pin),
+        given_options(UpstreamOptions, args), tiers, read_pins(options.kv_pin), model, started_s,
     )  # fmt: skip
     queue_bytes = config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
     listen, link = given_options(ListenOptions, args), given_options(LinkOptions, args)
@@ -160,7 +126,7 @@ def _serve_with(
     with contextlib.closing(access), engines:
         from ..net.loop import run_event_loop
 
-        run_event_loop(_serve(given, model, engines, launch, tiers.machine, started_s))
+        run_event_loop(run_front_end(given, engines, launch, tiers.machine))
     return 0
 
 
@@ -188,212 +154,3 @@ def _workers(address: tuple[str, int], credentials: Credentials, launch: Launch,
     max_message_bytes = config.max_body_bytes + config.max_open_tokens * TOKEN_BYTES
     asked = asked_answering(launch.options)
     return Workers(address, credentials, launch.path, launch.cache_dir, max_message_bytes, asked)
-
-
-async def _serve(
-    given: _Given,
-    model: ResolvedModel,
-    engines: Engines,
-    launch: Launch,
-    machine: MachineFacts,
-    started_s: float,
-) -> None:
-    from ..formats.checkpoint import open_text
-    from ..helper.parent import HelperProcess, helper_bytes, materials
-    from ..net.clock import MonotonicClock
-    from ..net.entropy import new_id, new_seed, seeds_from
-    from ..node.heap import map_large_blocks, private_bytes, trim_heap
-    from ..node.text import load_text_model
-    from ..server.adapters import ServedAdapter
-    from ..server.app import build_app
-    from ..server.audit.log import STOPPED, started
-    from ..server.budget import front_end_bytes
-    from ..server.client import EngineClient
-    from ..server.run import serve as serve_http
-    from ..server.signing import load_signer
-    from .idle_job import IdleCommand
-
-    map_large_blocks()
-    options, http, config = given.options, given.http, given.config
-    checkpoint = open_text(model.path)
-    text, sampling = load_text_model(checkpoint, given.text)
-    checkpoint.close()
-    prepared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def note_prepared(error: TokenmillError | None) -> None:
-        if prepared.done():
-            return
-        if error is None:
-            prepared.set_result(None)
-        else:
-            prepared.set_exception(error)
-
-    wanted = [ServedAdapter(name, os.path.abspath(path)) for name, path in options.lora_modules]
-    why_down = "Loading model" if engines.are_here else "No worker has joined yet"
-    client = EngineClient(wanted, note_prepared, given.order.patience, why_down, options.liveness_s)
-    client.gateway.router.choose_by(options.routing_policy)
-    client.gateway.start_limit.limit_s = options.start_limit_s
-    client.move_by(options.disaggregation, options.migration, options.replication)
-    seeds = new_seed if options.seed is None else seeds_from(options.seed)
-    allowed = {"trust_templates": config.allow_chat_template, "allow_special": given.text.allow_special_in_content}
-    helper = HelperProcess(str(model.path), materials(text, **allowed))
-    taken = (*config.model_names, *(name for name, _ in options.lora_modules))
-    upstreams = given.upstreams.upstreams(taken, MonotonicClock())
-    store, answers = open_kept_stores(config.responses_store, config.idempotency_store)
-    books = open_books(config.usage_dir, config.usage_kept_days)
-    resume = open_resume_store(config)
-    signer = load_signer(config.sign_responses, "--sign-responses") if config.sign_responses else None
-    audit = given.audit.open(config.mask)
-    if audit is not None:
-        audit.note(started(__version__, models=list(config.model_names), keys=len(config.api_keys)))
-        if (watch := given.audit.watch(audit, client, text, config.model_names[0])) is not None:
-            client.hearers.watchers.append(watch)
-    idle_job = IdleCommand(options.idle_command) if options.idle_command else None
-    build = partial(
-        build_app,
-        clock=MonotonicClock(),
-        new_seed=seeds,
-        new_id=new_id,
-        store=store,
-        access=given.access,
-        books=books,
-    )
-    app = build(
-        config,
-        text,
-        client,
-        helper,
-        answers=answers,
-        audit=audit,
-        signer=signer,
-        tracing=given.tracing,
-        idle_job=idle_job,
-        upstreams=upstreams,
-        upstream_prefixes=given.upstreams.prefixes(),
-        max_upstream_calls=given.upstreams.upstream_max_open,
-        resume=resume,
-        ask_kv=None if given.tiers.desk is None else given.tiers.desk.ask,
-    )
-
-    expert_load = LoadWriter(options.expert_load, config.model_names[0], client)
-    first_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-
-    def new_client(on_prepared: Callable[[TokenmillError | None], None], why_down: str) -> EngineClient:
-        beside = EngineClient((), on_prepared, given.order.patience, why_down, options.liveness_s)
-        beside.gateway.start_limit.limit_s = options.start_limit_s
-        return beside
-
-    hosting = Hosting(
-        launch,
-        given.text,
-        config,
-        machine=machine,
-        new_client=new_client,
-        engine_timeout_s=options.engine_timeout_s,
-        build=partial(build, beside=True),
-        own=first_ready if engines.are_here else None,
-        book=app.state.models,
-    )
-    app.state.models.expect(hosting, given.upstreams.beside)
-    gc.collect()
-    gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
-    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    stops_at_s = 0.0
-
-    def complete(ready: Ready) -> Ready:
-        if not first_ready.done():
-            first_ready.set_result(ready)
-        return replace(ready, eos_token_ids=text.eos_token_ids, model=config.model_names[0])
-
-    def note_listening(host: str, port: int) -> None:
-        listening.set_result(http.shown_address(host, port, config.root_path))
-
-    def note_draining(num_open: int) -> None:
-        nonlocal stops_at_s
-        stops_at_s = time.monotonic() + options.drain_s
-        if not num_open:
-            return
-        requests = f"{num_open} request{'' if num_open == 1 else 's'}"
-        print(f"tokenmill: draining {requests} for at most {options.drain_s:g} s; again to stop at once", flush=True)
-
-    async def serve_and_save() -> None:
-        if app.state.resume is not None:
-            await app.state.resume.restart(app)
-        await serve_http(
-            app,
-            http.host,
-            http.port,
-            drain_s=options.drain_s,
-            on_started=note_listening,
-            on_draining=note_draining,
-            on_shrunk=trim_heap,
-            uds=http.uds or "",
-            tls=given.tls,
-        )
-        await expert_load.finish()
-        if given.saves_kv:
-            await engines.drain(max(0.0, stops_at_s - time.monotonic()))
-
-    async def announce() -> None:
-        base_bytes = private_bytes()
-        beside = (
-            ("front end", front_end_bytes(config, base_bytes, tls=given.tls is not None)),
-            ("helper", helper_bytes(base_bytes, text.tokenizer.vocab_size)),
-            *given.tiers.memory,
-        )
-        ready = await first_ready
-        expert_load.check(ready)
-        if not engines.are_here:  # its memory is another machine's
-            ready = replace(ready, memory=())
-        _print_plan(ready, model, sampling, beside, engines.summary)
-        await prepared
-        for pin in given.pins:
-            await app.state.pin_kv(pin.body)
-        await hosting.load_all(given.upstreams.add_model)
-        given.upstreams.put_canaries(app.state.canaries)
-        url = await listening
-        if app.state.idle_time is not None:
-            app.state.idle_time.open()
-        console = f", console at {url}/console" if url.startswith("http") else ""
-        print(f"tokenmill: ready at {url} after {time.monotonic() - started_s:.2f} s{console}", flush=True)
-        helper.warm_up()
-        if ready.pooling is None:
-            await until_quiet(lambda: client.num_open > 0, lambda: client.stats.num_steps)
-            helper.warm_up_grammars()
-        await asyncio.get_running_loop().create_future()  # Never: the others decide when to end.
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, engines.keep_flight)
-    try:
-        running = [serve_and_save(), engines.run(client, complete, prepared), announce(), expert_load.run()]
-        await until_first_ends(*running, *given.tiers.works())
-    finally:
-        if idle_job is not None:
-            app.state.idle_time.close()
-            await idle_job.close()
-        if app.state.resume is not None and resume is not None:
-            await app.state.resume.close()
-            resume.close()
-        await helper.close()
-        if given.tracing is not None:
-            await asyncio.to_thread(given.tracing.close)
-        if store is not None:
-            store.close()
-        if answers is not None:
-            answers.close()
-        if books is not None:
-            books.close()
-        if audit is not None:
-            audit.note(STOPPED)
-            audit.close()
-
-
-def _print_plan(
-    ready: Ready, model: ResolvedModel, sampling: SamplingChoice, beside: tuple[tuple[str, int], ...], workers: str
-) -> None:
-    """`beside`: memory of processes that the engine does not know; `workers`: how many there are; "": one."""
-    memory = ("memory", f"at most {format_parts((*ready.memory, *beside))}")
-    facts = [("workers", workers)] if workers else []
-    facts += [memory if name == "memory" else (name, value) for name, value in ready.facts]
-    if ready.pooling is None:
-        facts += [("sampling", sampling.describe()), *((NOTE, note) for note in sampling.notes)]
-    print_facts(f"tokenmill {__version__} serves {ready.model} from {model.path}", facts)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -60,6 +60,7 @@ from .request_log import RequestLog
 from .responses.routes import routes as responses_routes
 from .responses.store import ResponseStore
 from .result_cache import ResultCache
+from .resume.book import Book as StreamBook
 from .resume.metrics import book_of
 from .resume.routes import routes as resume_routes
 from .resume.store import MODEL, ResumeStore
@@ -75,212 +76,340 @@ from .upstream.prefixes import Prefixes
 from .upstream.start import add_upstreams
 from .upstream.upstream import Upstream
 from .usage.books import Books
+from .usage.meter import Meter
 from .usage.metrics import UsageMetrics
 from .usage.routes import routes as usage_routes
 from .vectors import VectorService
 from .workers.routes import routes as worker_routes
 
-_log = logging.getLogger(__name__)
 _RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What an application uses and does not own: open as long as it serves. What is None is not there.
+
+    new_seed, new_id  of requests that name none
+    store       of responses
+    access      who may call; None: those with the keys of the configuration
+    books       of usage
+    audit       notes who did what
+    signer      of answers
+    answers     of calls with an Idempotency-Key
+    tracing     where spans go
+    idle_job    has the machine while nobody has a call open, from `app.state.idle_time.open()` on
+    upstreams   servers of others, which are asked for the models they are named by, each for at most
+                `max_upstream_calls` at once; looked at while `app.state.models` is open
+    upstream_prefixes   what they have cached, by name of the model
+    resume      of streams; `await app.state.resume.restart(app)` before it serves
+    beside      another application has the connections and the accounts, and gives this one the calls of its model by
+                `app.state.inside`
+    ask_kv      of the KV store with tiers of this machine
+    """
+
+    clock: Clock
+    new_seed: Callable[[], int]
+    new_id: Callable[[str], str]
+    store: ResponseStore | None = None
+    access: Access | None = None
+    books: Books | None = None
+    audit: AuditLog | None = None
+    signer: Signer | None = None
+    answers: AnswerStore | None = None
+    tracing: Tracing | None = None
+    idle_job: Job | None = None
+    upstreams: Sequence[Upstream] = ()
+    max_upstream_calls: int = 256
+    upstream_prefixes: Mapping[str, Prefixes] = field(default_factory=dict)
+    resume: ResumeStore | None = None
+    beside: bool = False
+    ask_kv: AskStore | None = None
+
+
 def build_app(
+    config: ServerConfig, text: TextModel, client: EngineClient, helper: Helper, resources: Resources
+) -> Starlette:
+    """The ASGI application in front of `client`, whose engine may come and go.
+
+    `app.state.limits.draining = True` makes it refuse new calls; `app.state.client` is `client`.
+    """
+    access = resources.access or Access(config.api_keys)
+    _hear(config, text, client, resources)
+    results = _result_cache(config, client)
+    generation = _generation(config, text, client, helper, resources, results, access)
+    book = _model_book(generation, resources)
+    canaries = Canaries(book, resources.audit, generation.objectives.usual_targets)
+    tiers = _register_metrics(generation, canaries, resources)
+    service = Service(generation, book, tiers)
+    vectors = _vectors(generation, resources, results)
+    keyed = _keyed(generation, resources)
+    if resources.audit is not None:
+        generation.metrics.registry.register(AuditMetrics(config.model_names[0], resources.audit.status))
+    streams = _streams(generation, resources, access)
+    idle_time = _idle_time(generation, resources)
+    door = partial(
+        ModelDoor,
+        book=book,
+        canaries=canaries,
+        limits=generation.limits,
+        clock=resources.clock,
+        refuse=service.refuse,
+        note_gone=service.note_gone,
+    )
+    routes = [
+        *_generating_routes(generation, service, vectors, resources),
+        *_model_routes(service, book, canaries, generation),
+        *_operating_routes(generation, service, access, resources),
+        *slo_routes(generation.objectives, generation.scorer, idle_time),
+        *resume_routes(streams),
+    ]
+    alone = Starlette(routes=routes, exception_handlers=_handlers(service))  # no gate: who calls has passed one
+    batches = _batches(generation, service, door(alone), resources, access)
+    app = Starlette(
+        routes=[*routes, *file_routes(generation, batches)],
+        middleware=[*_layers(config, access, streams, keyed, resources), Middleware(door)],
+        exception_handlers=_handlers(service),
+    )
+    app.state.inside = alone
+    app.state.batches = batches
+    app.state.handover = None if batches is None else Handover(batches)
+    app.state.idle_time = idle_time
+    app.state.resume = streams
+    app.state.models = book
+    app.state.canaries = canaries
+    app.state.access = access
+    _show(app, generation, resources)
+    return app
+
+
+def _hear(config: ServerConfig, text: TextModel, client: EngineClient, resources: Resources) -> None:
+    """Have the client tell metrics, the observer, traces, the log of requests and usage what engines do."""
+    name, hearers = config.model_names[0], client.hearers
+    hearers.metrics = metrics = Metrics(name, text.max_context)
+    metrics.num_parameters = text.about.num_parameters
+    metrics.name_adapter = client.adapters.name_of
+    metrics.count_waiting = lambda: client.num_waiting
+    metrics.overload.level = lambda: client.desk.pressure.level(resources.clock.now())
+    metrics.predict_wait = lambda: client.desk.usual_wait_s(resources.clock.now())
+    client.gateway.is_shared = True
+    hearers.observer = Observer(name, metrics.registry)
+    client.roster.on_change = hearers.observer.happenings.worker
+    decode = partial(text.tokenizer.decode, skip_special=False)
+    if resources.tracing is not None:
+        resources.tracing.model_of = lambda digest: client.adapters.name_of(digest) if digest else name
+        resources.tracing.decode = decode
+        hearers.observer.trace(resources.tracing)
+    if config.log_requests:
+        hearers.request_log = RequestLog(name, decode, config.max_log_len)
+        hearers.request_log.name_adapter = client.adapters.name_of
+    if resources.books is not None:
+        hearers.watchers.append(resources.books.meter)
+        if not resources.beside:
+            metrics.registry.register(UsageMetrics(name, resources.books))
+
+
+def _result_cache(config: ServerConfig, client: EngineClient) -> ResultCache | None:
+    if not config.result_cache:
+        return None
+    assert client.hearers.metrics is not None
+    registry = client.hearers.metrics.registry
+    results = ResultCache(config.result_cache, config.model_names[0], registry, lambda: client.ready)
+    client.hearers.watchers.append(results)
+    return results
+
+
+def _generation(
     config: ServerConfig,
     text: TextModel,
     client: EngineClient,
     helper: Helper,
-    *,
-    clock: Clock,
-    new_seed: Callable[[], int],
-    new_id: Callable[[str], str],
-    store: ResponseStore | None = None,
-    access: Access | None = None,
-    books: Books | None = None,
-    audit: AuditLog | None = None,
-    signer: Signer | None = None,
-    answers: AnswerStore | None = None,
-    tracing: Tracing | None = None,
-    idle_job: Job | None = None,
-    upstreams: Sequence[Upstream] = (),
-    max_upstream_calls: int = 256,
-    upstream_prefixes: Mapping[str, Prefixes] | None = None,
-    resume: ResumeStore | None = None,
-    beside: bool = False,
-    ask_kv: AskStore | None = None,
-) -> Starlette:
-    """The ASGI application in front of `client`, whose engine may come and go. `store`, `books`, `audit` and `answers`:
-    open as long as it serves; None: responses are not kept, usage is not counted, nothing is noted, no call has an
-    Idempotency-Key. `access`: as well, and open longer; None: the keys of `config` alone. `tracing`: where spans go;
-    None: nowhere. `signer`: of answers; None: they are not signed.
-
-    `upstreams`: servers of others, which are asked for the models they are named by, each for at most
-    `max_upstream_calls` at once; looked at while `app.state.models` is open. `upstream_prefixes`: what they have
-    cached, by name of the model.
-
-    `idle_job`: has the machine while nobody has a call open, from `app.state.idle_time.open()` on; None: there is none.
-
-    `resume`: as `store`; None: no stream is kept. `await app.state.resume.restart(app)` before it serves.
-
-    `ask_kv`: of the KV store with tiers of this machine; None: there is none.
-
-    `beside`: another application has the connections and the accounts, and gives this one the calls of its model by
-    `app.state.inside`.
-
-    `app.state.limits.draining = True` makes it refuse new calls; `app.state.client` is `client`.
-    """
-    access = access or Access(config.api_keys)
-    client.hearers.metrics = Metrics(config.model_names[0], text.max_context)
-    client.hearers.metrics.num_parameters = text.about.num_parameters
-    client.hearers.metrics.name_adapter = client.adapters.name_of
-    client.hearers.metrics.count_waiting = lambda: client.num_waiting
-    client.hearers.metrics.overload.level = lambda: client.desk.pressure.level(clock.now())
-    client.hearers.metrics.predict_wait = lambda: client.desk.usual_wait_s(clock.now())
-    client.gateway.is_shared = True
-    client.hearers.observer = Observer(config.model_names[0], client.hearers.metrics.registry)
-    client.roster.on_change = client.hearers.observer.happenings.worker
-    if tracing is not None:
-        tracing.model_of = lambda digest: client.adapters.name_of(digest) if digest else config.model_names[0]
-        tracing.decode = partial(text.tokenizer.decode, skip_special=False)
-        client.hearers.observer.trace(tracing)
-    if config.log_requests:
-        decode = partial(text.tokenizer.decode, skip_special=False)
-        client.hearers.request_log = RequestLog(config.model_names[0], decode, config.max_log_len)
-        client.hearers.request_log.name_adapter = client.adapters.name_of
-    meter = None if books is None else books.meter
-    if books is not None:
-        client.hearers.watchers.append(books.meter)
-        if not beside:
-            client.hearers.metrics.registry.register(UsageMetrics(config.model_names[0], books))
-    results = None
-    if config.result_cache:
-        results = ResultCache(
-            config.result_cache, config.model_names[0], client.hearers.metrics.registry, lambda: client.ready
-        )
-        client.hearers.watchers.append(results)
-    generation = Generation(config, text, client, helper, clock, new_seed, new_id, meter, results)
+    resources: Resources,
+    results: ResultCache | None,
+    access: Access,
+) -> Generation:
+    """What generates, with the limits of tenants and of usage that cannot be written down."""
+    clock, new_seed, new_id = resources.clock, resources.new_seed, resources.new_id
+    generation = Generation(config, text, client, helper, clock, new_seed, new_id, _meter(resources), results)
     generation.limits.quotas = access.quotas
-    if books is not None:
-        generation.limits.why_uncounted = books.journal.why_not
+    if resources.books is not None:
+        generation.limits.why_uncounted = resources.books.journal.why_not
     if access.quotas is not None:
         client.hearers.watchers.append(access.quotas)
-    if audit is not None:
-        access.on_change = partial(note_changes, audit)
-    book = ModelBook(config.model_names)
-    registry = client.hearers.metrics.registry
+    if resources.audit is not None:
+        access.on_change = partial(note_changes, resources.audit)
+    return generation
+
+
+def _meter(resources: Resources) -> Meter | None:
+    return None if resources.books is None else resources.books.meter
+
+
+def _model_book(generation: Generation, resources: Resources) -> ModelBook:
+    """The models of this server, those of upstreams, and those that were loaded before it was started again."""
+    book = ModelBook(generation.config.model_names)
     add_upstreams(
-        book, upstreams, generation.limits, clock, new_id,
-        max_open=max_upstream_calls, prefixes=upstream_prefixes or {}, registry=registry, meter=meter, audit=audit,
-    )  # fmt: skip
-    canaries = Canaries(book, audit, generation.objectives.usual_targets)
-    registry.register(CanaryMetrics(canaries))
+        book,
+        resources.upstreams,
+        generation.limits,
+        resources.clock,
+        resources.new_id,
+        max_open=resources.max_upstream_calls,
+        prefixes=resources.upstream_prefixes,
+        registry=generation.metrics.registry,
+        meter=_meter(resources),
+        audit=resources.audit,
+    )
     generation.other_names = book.names
-    tier_metrics = None if ask_kv is None else TierMetrics(config.model_names[0], ask_kv)
-    registry.register(ExpertMetrics(config.model_names[0], lambda: client.hearers.experts.load))
-    registry.register(EngineTierMetrics(config.model_names[0], lambda: client.stats))
-    if tier_metrics is not None:
-        registry.register(tier_metrics)
-    service = Service(generation, book, tier_metrics)
-    vectors = VectorService(
-        config,
-        text,
-        client,
-        helper,
-        clock,
-        new_id,
+    if resources.resume is not None:
+        book.kept, book.keep = dict(resources.resume.loaded(MODEL)), partial(resources.resume.keep_loaded, MODEL)
+    return book
+
+
+def _register_metrics(generation: Generation, canaries: Canaries, resources: Resources) -> TierMetrics | None:
+    """Series about canaries, experts and KV; returns those of the KV store, where there is one."""
+    name, client, registry = generation.config.model_names[0], generation.client, generation.metrics.registry
+    registry.register(CanaryMetrics(canaries))
+    registry.register(ExpertMetrics(name, lambda: client.hearers.experts.load))
+    registry.register(EngineTierMetrics(name, lambda: client.stats))
+    if resources.ask_kv is None:
+        return None
+    tiers = TierMetrics(name, resources.ask_kv)
+    registry.register(tiers)
+    return tiers
+
+
+def _vectors(generation: Generation, resources: Resources, results: ResultCache | None) -> VectorService:
+    return VectorService(
+        generation.config,
+        generation.text,
+        generation.client,
+        generation.helper,
+        resources.clock,
+        resources.new_id,
         generation.limits,
         generation.encoder,
         generation.check_model,
         generation.log_unknown,
-        meter,
+        _meter(resources),
         results,
     )
-    keyed = Middleware(
+
+
+def _keyed(generation: Generation, resources: Resources) -> Middleware:
+    """The layer that answers calls with an Idempotency-Key again."""
+    return Middleware(
         Keyed,
-        store=answers,
+        store=resources.answers,
         limits=generation.limits,
-        max_body_bytes=config.max_body_bytes,
-        note=RepeatMetrics(config.model_names[0], client.hearers.metrics.registry).note,
+        max_body_bytes=generation.config.max_body_bytes,
+        note=RepeatMetrics(generation.config.model_names[0], generation.metrics.registry).note,
     )
-    if audit is not None:
-        client.hearers.metrics.registry.register(AuditMetrics(config.model_names[0], audit.status))
-    door = partial(
-        ModelDoor, book=book, canaries=canaries, limits=generation.limits, clock=clock,
-        refuse=service.refuse, note_gone=service.note_gone,
-    )  # fmt: skip
-    if resume is not None:
-        book.kept, book.keep = dict(resume.loaded(MODEL)), partial(resume.keep_loaded, MODEL)
-    streams = None if resume is None else book_of(resume, config, access, client, generation.limits)
-    middleware = layers(config, access, streams, keyed, new_id, audit=audit, signer=signer, tracing=tracing)
-    middleware.append(Middleware(door))
-    idle_time = None
-    if idle_job is not None:
-        idle_time = IdleTime(config.model_names[0], client, clock, idle_job)
-        client.hearers.watchers.append(idle_time)
-        client.hearers.metrics.registry.register(idle_time)
-        generation.limits.on_call, generation.limits.on_read = idle_time.note_call, idle_time.note_read
-    routes = [
+
+
+def _streams(generation: Generation, resources: Resources, access: Access) -> StreamBook | None:
+    if resources.resume is None:
+        return None
+    return book_of(resources.resume, generation.config, access, generation.client, generation.limits)
+
+
+def _idle_time(generation: Generation, resources: Resources) -> IdleTime | None:
+    if resources.idle_job is None:
+        return None
+    client = generation.client
+    idle_time = IdleTime(generation.config.model_names[0], client, resources.clock, resources.idle_job)
+    client.hearers.watchers.append(idle_time)
+    generation.metrics.registry.register(idle_time)
+    generation.limits.on_call, generation.limits.on_read = idle_time.note_call, idle_time.note_read
+    return idle_time
+
+
+def _layers(
+    config: ServerConfig, access: Access, streams: StreamBook | None, keyed: Middleware, resources: Resources
+) -> list[Middleware]:
+    audit, signer, tracing = resources.audit, resources.signer, resources.tracing
+    return layers(config, access, streams, keyed, resources.new_id, audit=audit, signer=signer, tracing=tracing)
+
+
+def _handlers(service: Service) -> dict[Any, Any]:
+    return {
+        TokenmillError: service.refuse,
+        ClientGone: service.note_gone,
+        HTTPException: on_http,
+        Exception: on_unexpected,
+    }
+
+
+def _generating_routes(
+    generation: Generation, service: Service, vectors: VectorService, resources: Resources
+) -> list[Route]:
+    """The APIs: what gives tokens, vectors or scores, and what reads texts as they do."""
+    return [
         *(Route(path, service.chat, methods=["POST"]) for path in ("/v1/chat/completions", "/chat/completions")),
         Route("/v1/completions", service.completion, methods=["POST"]),
-        *responses_routes(generation, store),
+        *responses_routes(generation, resources.store),
         Route("/v1/embeddings", vectors.embeddings, methods=["POST"]),
         *(Route(path, vectors.score, methods=["POST"]) for path in ("/v1/score", "/score")),
         *(Route(path, vectors.rerank, methods=["POST"]) for path in _RERANK_PATHS),
+        Route("/tokenize", service.tokenize, methods=["POST"]),
+        Route("/detokenize", service.detokenize, methods=["POST"]),
+        *message_routes(generation),
+        *ollama_routes(generation, vectors),
+        *llama_routes(generation, vectors),
+        *ids_routes(generation),
+    ]
+
+
+def _model_routes(service: Service, book: ModelBook, canaries: Canaries, generation: Generation) -> list[Route]:
+    return [
         *(Route(path, service.models) for path in ("/v1/models", "/models")),
         Route("/v1/models/{name:path}", service.model),
         Route("/v1/load_lora_adapter", service.load_adapter, methods=["POST"]),
         Route("/v1/unload_lora_adapter", service.unload_adapter, methods=["POST"]),
-        Route("/tokenize", service.tokenize, methods=["POST"]),
-        Route("/detokenize", service.detokenize, methods=["POST"]),
+        *model_routes(book, canaries, generation.limits),
+    ]
+
+
+def _operating_routes(generation: Generation, service: Service, access: Access, resources: Resources) -> list[Route]:
+    """Health, metrics, and what operators look at and change."""
+    client = generation.client
+    assert client.hearers.observer is not None
+    return [
         *(Route(path, service.health) for path in ("/health", "/v1/health")),
         Route("/ping", service.health, methods=["GET", "POST"]),
         Route("/load", service.load),
         Route("/metrics", service.show_metrics),
         Route("/metrics/workers", service.show_worker_metrics),
         Route("/version", service.version),
-        *message_routes(generation),
-        *ollama_routes(generation, vectors),
-        *llama_routes(generation, vectors),
-        *ids_routes(generation),
-        *observe_routes(client, client.hearers.observer, clock),
+        *observe_routes(client, client.hearers.observer, resources.clock),
         *tenant_routes(access, generation.limits),
-        *console_routes(generation, ask_kv),
-        *usage_routes(books, time.time),
-        *audit_routes(audit),
-        *openapi_routes(config.root_path),
+        *console_routes(generation, resources.ask_kv),
+        *usage_routes(resources.books, time.time),
+        *audit_routes(resources.audit),
+        *openapi_routes(generation.config.root_path),
         *worker_routes(client, generation.limits),
-        *kv_routes(generation, access, ask_kv),
-        *model_routes(book, canaries, generation.limits),
-        *slo_routes(generation.objectives, generation.scorer, idle_time),
-        *signature_routes(signer),
-        *resume_routes(streams),
+        *kv_routes(generation, access, resources.ask_kv),
+        *signature_routes(resources.signer),
     ]
-    handlers: dict[Any, Any] = {
-        TokenmillError: service.refuse,
-        ClientGone: service.note_gone,
-        HTTPException: on_http,
-        Exception: on_unexpected,
-    }
-    batches = None
-    alone = Starlette(routes=routes, exception_handlers=handlers)  # no gate: who calls has passed one
-    if config.files_dir:
-        inside: ASGIApp = door(alone)
-        inside = inside if tracing is None else Traced(inside, tracing=tracing)
-        files = FileStore(config.files_dir, new_id)
-        batches = Batches(files, inside, client, service.serves, config.max_body_bytes, access.tenant_of)
-    app = Starlette(
-        routes=[*routes, *file_routes(generation, batches)], middleware=middleware, exception_handlers=handlers
-    )
-    app.state.inside = alone
+
+
+def _batches(
+    generation: Generation, service: Service, inside: ASGIApp, resources: Resources, access: Access
+) -> Batches | None:
+    """What answers the calls of batches by `inside`."""
+    config = generation.config
+    if not config.files_dir:
+        return None
+    if resources.tracing is not None:
+        inside = Traced(inside, tracing=resources.tracing)
+    files = FileStore(config.files_dir, resources.new_id)
+    return Batches(files, inside, generation.client, service.serves, config.max_body_bytes, access.tenant_of)
+
+
+def _show(app: Starlette, generation: Generation, resources: Resources) -> None:
+    """Give `app.state` what whoever serves the application asks it for."""
+    ask_kv = resources.ask_kv
     app.state.pin_kv = None if ask_kv is None else partial(pin_always, generation, ask_kv)
-    app.state.batches = batches
-    app.state.handover = None if batches is None else Handover(batches)
-    app.state.idle_time = idle_time
-    app.state.resume = streams
-    app.state.measuring = Measuring(client, generation.objectives, clock, new_id)
+    app.state.measuring = Measuring(generation.client, generation.objectives, resources.clock, resources.new_id)
     app.state.limits = generation.limits
-    app.state.models = book
-    app.state.canaries = canaries
-    app.state.client = client
-    app.state.config = config
-    app.state.access = access
-    return app
+    app.state.client = generation.client
+    app.state.config = generation.config

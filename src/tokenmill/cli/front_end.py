@@ -1,0 +1,390 @@
+"""The front end of `serve`, from the loading of its text to the end of its last call, in front of engines that are
+started beside it.
+
+Heavy modules are imported inside functions: the engine's process loads weights meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from .. import __version__
+from ..core.errors import TokenmillError
+from ..core.events import Ready
+from ..core.policy import Order
+from ..core.units import format_parts
+from ..formats.hub import ResolvedModel
+from ..node.machine import MachineFacts
+from ..node.notes import NOTE
+from ..node.options import TextOptions
+from ..server.audit.options import AuditOptions
+from ..server.config import ServerConfig
+from ..server.observe.traces import Tracing
+from .engines import Engines, until_first_ends
+from .expert_load import LoadWriter
+from .hosting import Hosting
+from .kv.documents import Document
+from .kv_tiers import KVTiers
+from .launch import Launch
+from .plan import print_facts
+from .quiet import until_quiet
+from .serve_options import HttpOptions, ServeOptions
+from .state import open_books, open_kept_stores, open_resume_store
+from .upstream_options import UpstreamOptions
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from starlette.applications import Starlette
+
+    from ..helper.parent import HelperProcess
+    from ..node.sampling import SamplingChoice
+    from ..server.app import Resources
+    from ..server.audit.log import AuditLog
+    from ..server.client import EngineClient
+    from ..server.tenants.access import Access
+    from ..text.load import TextModel
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the command line says of the front end."""
+
+    options: ServeOptions
+    http: HttpOptions
+    text: TextOptions
+    config: ServerConfig
+    tls: ssl.SSLContext | None
+    order: Order
+    saves_kv: bool
+    access: Access
+    audit: AuditOptions
+    tracing: Tracing | None
+    upstreams: UpstreamOptions
+    tiers: KVTiers
+    pins: list[Document]
+    model: ResolvedModel
+    started_s: float
+
+
+class Progress:
+    """What the start waits for. prepared: what adapters there are is loaded; first_ready: an engine serves;
+    listening: the address that is listened on. Make it inside the loop."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.prepared: asyncio.Future[None] = loop.create_future()
+        self.first_ready: asyncio.Future[Ready] = loop.create_future()
+        self.listening: asyncio.Future[str] = loop.create_future()
+
+    def note_prepared(self, error: TokenmillError | None) -> None:
+        if self.prepared.done():
+            return
+        if error is None:
+            self.prepared.set_result(None)
+        else:
+            self.prepared.set_exception(error)
+
+
+async def run_front_end(given: Given, engines: Engines, launch: Launch, machine: MachineFacts) -> None:
+    """machine: as it was before anything was loaded. Ends with an error, or when the server has stopped."""
+    from ..node.heap import map_large_blocks
+
+    map_large_blocks()
+    text, sampling = _load_text(given)
+    progress = Progress()
+    client = _new_client(given, engines, progress)
+    helper = _new_helper(given, text)
+    async with contextlib.AsyncExitStack() as held:
+        resources = _open_resources(given, client, text, held)
+        held.push_async_callback(helper.close)
+        app = _build(given, text, client, helper, resources, held)
+        expert_load = LoadWriter(given.options.expert_load, given.config.model_names[0], client)
+        hosting = _hosting(given, launch, machine, app, resources, progress.first_ready if engines.are_here else None)
+        gc.collect()
+        gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, engines.keep_flight)
+        front_end = FrontEnd(given, engines, text, sampling, client, helper, app, hosting, expert_load, progress)
+        await until_first_ends(
+            front_end.serve(),
+            engines.run(client, front_end.complete, progress.prepared),
+            front_end.announce(),
+            expert_load.run(),
+            *given.tiers.works(),
+        )
+
+
+def _load_text(given: Given) -> tuple[TextModel, SamplingChoice]:
+    from ..formats.checkpoint import open_text
+    from ..node.text import load_text_model
+
+    checkpoint = open_text(given.model.path)
+    try:
+        return load_text_model(checkpoint, given.text)
+    finally:
+        checkpoint.close()
+
+
+def _new_client(given: Given, engines: Engines, progress: Progress) -> EngineClient:
+    from ..server.adapters import ServedAdapter
+    from ..server.client import EngineClient
+
+    options = given.options
+    wanted = [ServedAdapter(name, os.path.abspath(path)) for name, path in options.lora_modules]
+    why_down = "Loading model" if engines.are_here else "No worker has joined yet"
+    client = EngineClient(wanted, progress.note_prepared, given.order.patience, why_down, options.liveness_s)
+    client.gateway.router.choose_by(options.routing_policy)
+    client.gateway.start_limit.limit_s = options.start_limit_s
+    client.move_by(options.disaggregation, options.migration, options.replication)
+    return client
+
+
+def _new_helper(given: Given, text: TextModel) -> HelperProcess:
+    from ..helper.parent import HelperProcess, materials
+
+    trusts, allows = given.config.allow_chat_template, given.text.allow_special_in_content
+    return HelperProcess(str(given.model.path), materials(text, trust_templates=trusts, allow_special=allows))
+
+
+def _open_resources(given: Given, client: EngineClient, text: TextModel, held: contextlib.AsyncExitStack) -> Resources:
+    """What the application uses; `held` closes it, the audit log last."""
+    from ..net.clock import MonotonicClock
+    from ..net.entropy import new_id, new_seed, seeds_from
+    from ..server.app import Resources
+    from ..server.signing import load_signer
+    from .idle_job import IdleCommand
+
+    options, config, tracing = given.options, given.config, given.tracing
+    clock = MonotonicClock()
+    taken = (*config.model_names, *(name for name, _ in options.lora_modules))
+    upstreams = given.upstreams.upstreams(taken, clock)
+    store, answers = open_kept_stores(config.responses_store, config.idempotency_store)
+    books = open_books(config.usage_dir, config.usage_kept_days)
+    resume = open_resume_store(config)
+    signer = load_signer(config.sign_responses, "--sign-responses") if config.sign_responses else None
+    audit = _open_audit(given, client, text, held)
+    for each in (store, answers, books, resume):
+        if each is not None:
+            held.callback(each.close)
+    if tracing is not None:
+        held.push_async_callback(asyncio.to_thread, tracing.close)
+    idle_job = IdleCommand(options.idle_command) if options.idle_command else None
+    if idle_job is not None:
+        held.push_async_callback(idle_job.close)
+    return Resources(
+        clock=clock,
+        new_seed=new_seed if options.seed is None else seeds_from(options.seed),
+        new_id=new_id,
+        store=store,
+        access=given.access,
+        books=books,
+        audit=audit,
+        signer=signer,
+        answers=answers,
+        tracing=tracing,
+        idle_job=idle_job,
+        upstreams=upstreams,
+        max_upstream_calls=given.upstreams.upstream_max_open,
+        upstream_prefixes=given.upstreams.prefixes(),
+        resume=resume,
+        ask_kv=None if given.tiers.desk is None else given.tiers.desk.ask,
+    )
+
+
+def _open_audit(
+    given: Given, client: EngineClient, text: TextModel, held: contextlib.AsyncExitStack
+) -> AuditLog | None:
+    """The audit log, which hears of the start, of the end, and of what the client does."""
+    from ..server.audit.log import STOPPED, started
+
+    config = given.config
+    audit = given.audit.open(config.mask)
+    if audit is None:
+        return None
+    held.callback(audit.close)
+    audit.note(started(__version__, models=list(config.model_names), keys=len(config.api_keys)))
+    held.callback(audit.note, STOPPED)
+    if (watch := given.audit.watch(audit, client, text, config.model_names[0])) is not None:
+        client.hearers.watchers.append(watch)
+    return audit
+
+
+def _build(
+    given: Given,
+    text: TextModel,
+    client: EngineClient,
+    helper: HelperProcess,
+    resources: Resources,
+    held: contextlib.AsyncExitStack,
+) -> Starlette:
+    """The application; `held` ends what it does by itself."""
+    from ..server.app import build_app
+
+    app = build_app(given.config, text, client, helper, resources)
+    if app.state.resume is not None:
+        held.push_async_callback(app.state.resume.close)
+    if app.state.idle_time is not None:
+        held.callback(app.state.idle_time.close)
+    return app
+
+
+def _hosting(
+    given: Given,
+    launch: Launch,
+    machine: MachineFacts,
+    app: Starlette,
+    resources: Resources,
+    own: asyncio.Future[Ready] | None,
+) -> Hosting:
+    """What loads further models, whose applications share keys and accounts with `app`."""
+    from ..server.app import Resources, build_app
+    from ..server.client import EngineClient
+
+    options = given.options
+
+    def new_client(on_prepared: Callable[[TokenmillError | None], None], why_down: str) -> EngineClient:
+        client = EngineClient((), on_prepared, given.order.patience, why_down, options.liveness_s)
+        client.gateway.start_limit.limit_s = options.start_limit_s
+        return client
+
+    shared = Resources(
+        clock=resources.clock,
+        new_seed=resources.new_seed,
+        new_id=resources.new_id,
+        store=resources.store,
+        access=resources.access,
+        books=resources.books,
+        beside=True,
+    )
+    hosting = Hosting(
+        launch,
+        given.text,
+        given.config,
+        machine=machine,
+        new_client=new_client,
+        engine_timeout_s=options.engine_timeout_s,
+        build=partial(build_app, resources=shared),
+        own=own,
+        book=app.state.models,
+    )
+    app.state.models.expect(hosting, given.upstreams.beside)
+    return hosting
+
+
+@dataclass(slots=True)
+class FrontEnd:
+    """The parts of a front end that is about to serve, and what is done with them until it stops."""
+
+    given: Given
+    engines: Engines
+    text: TextModel
+    sampling: SamplingChoice
+    client: EngineClient
+    helper: HelperProcess
+    app: Starlette
+    hosting: Hosting
+    expert_load: LoadWriter
+    progress: Progress
+    stops_at_s: float = 0.0
+
+    def complete(self, ready: Ready) -> Ready:
+        """An engine's facts, with what only the text knows."""
+        if not self.progress.first_ready.done():
+            self.progress.first_ready.set_result(ready)
+        return replace(ready, eos_token_ids=self.text.eos_token_ids, model=self.given.config.model_names[0])
+
+    async def serve(self) -> None:
+        """Until the server has stopped, and what engines save is saved."""
+        from ..node.heap import trim_heap
+        from ..server.run import serve
+
+        options, http = self.given.options, self.given.http
+        if self.app.state.resume is not None:
+            await self.app.state.resume.restart(self.app)
+        await serve(
+            self.app,
+            http.host,
+            http.port,
+            drain_s=options.drain_s,
+            on_started=self._note_listening,
+            on_draining=self._note_draining,
+            on_shrunk=trim_heap,
+            uds=http.uds or "",
+            tls=self.given.tls,
+        )
+        await self.expert_load.finish()
+        if self.given.saves_kv:
+            await self.engines.drain(max(0.0, self.stops_at_s - time.monotonic()))
+
+    async def announce(self) -> None:
+        """Print the plan and the address once they are known, and do what nobody waits for after that."""
+        given, app, progress = self.given, self.app, self.progress
+        beside = self._memory_beside()
+        ready = await progress.first_ready
+        self.expert_load.check(ready)
+        if not self.engines.are_here:  # its memory is another machine's
+            ready = replace(ready, memory=())
+        _print_plan(ready, given.model, self.sampling, beside, self.engines.summary)
+        await progress.prepared
+        for pin in given.pins:
+            await app.state.pin_kv(pin.body)
+        await self.hosting.load_all(given.upstreams.add_model)
+        given.upstreams.put_canaries(app.state.canaries)
+        url = await progress.listening
+        if app.state.idle_time is not None:
+            app.state.idle_time.open()
+        console = f", console at {url}/console" if url.startswith("http") else ""
+        print(f"tokenmill: ready at {url} after {time.monotonic() - given.started_s:.2f} s{console}", flush=True)
+        await self._warm_up(ready)
+        await asyncio.get_running_loop().create_future()  # Never: the others decide when to end.
+
+    async def _warm_up(self, ready: Ready) -> None:
+        self.helper.warm_up()
+        if ready.pooling is None:
+            await until_quiet(lambda: self.client.num_open > 0, lambda: self.client.stats.num_steps)
+            self.helper.warm_up_grammars()
+
+    def _memory_beside(self) -> tuple[tuple[str, int], ...]:
+        """At most, of processes that the engine does not know."""
+        from ..helper.parent import helper_bytes
+        from ..node.heap import private_bytes
+        from ..server.budget import front_end_bytes
+
+        base_bytes = private_bytes()
+        return (
+            ("front end", front_end_bytes(self.given.config, base_bytes, tls=self.given.tls is not None)),
+            ("helper", helper_bytes(base_bytes, self.text.tokenizer.vocab_size)),
+            *self.given.tiers.memory,
+        )
+
+    def _note_listening(self, host: str, port: int) -> None:
+        self.progress.listening.set_result(self.given.http.shown_address(host, port, self.given.config.root_path))
+
+    def _note_draining(self, num_open: int) -> None:
+        drain_s = self.given.options.drain_s
+        self.stops_at_s = time.monotonic() + drain_s
+        if not num_open:
+            return
+        requests = f"{num_open} request{'' if num_open == 1 else 's'}"
+        print(f"tokenmill: draining {requests} for at most {drain_s:g} s; again to stop at once", flush=True)
+
+
+def _print_plan(
+    ready: Ready, model: ResolvedModel, sampling: SamplingChoice, beside: tuple[tuple[str, int], ...], workers: str
+) -> None:
+    """`beside`: memory of processes that the engine does not know; `workers`: how many there are; "": one."""
+    memory = ("memory", f"at most {format_parts((*ready.memory, *beside))}")
+    facts = [("workers", workers)] if workers else []
+    facts += [memory if name == "memory" else (name, value) for name, value in ready.facts]
+    if ready.pooling is None:
+        facts += [("sampling", sampling.describe()), *((NOTE, note) for note in sampling.notes)]
+    print_facts(f"tokenmill {__version__} serves {ready.model} from {model.path}", facts)
