@@ -8,6 +8,7 @@ cluster  engines that die, behind the gateway
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,14 +16,16 @@ from typing import Any
 
 import pytest
 
+from tokenmill.core.embeds import Embeds
 from tokenmill.core.step import RowResult
 from tokenmill.engine import commit
 from tokenmill.engine.ledger import StepLedger
 from tokenmill.engine.state import EngineState
+from tokenmill.kv.blocks import hashing
 from tokenmill.sim import cluster, executor, moves, run, tier_run
 from tokenmill.sim.cluster_kinds import make_deaths
 from tokenmill.sim.executor import ToyExecutor, Violation
-from tokenmill.sim.workload import Scenario, make_scenario
+from tokenmill.sim.workload import Arrival, Scenario, known_blocks, make_scenario
 
 NUM_SEEDS = 12
 NUM_DRAFTS = 4
@@ -33,7 +36,46 @@ def drafting(scenario: Scenario) -> Scenario:
     return replace(scenario, most_drafts=NUM_DRAFTS)
 
 
-TOYS: dict[str, Callable[[Scenario], Scenario]] = {"drafts": drafting}
+GRID = ((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1))
+CONTENTS = (
+    Embeds(0, 4, b"an image", GRID),
+    Embeds(0, 4, b"another", GRID),
+    Embeds(0, 3, b"speech"),
+    Embeds(0, 0, b"x"),
+)
+PLACEHOLDER = 3
+
+
+def embedding(scenario: Scenario) -> Scenario:
+    """Half of the calls have content in their prompts, among them other content at the same places."""
+    rng = random.Random(f"embeds {scenario.config} {len(scenario.arrivals)}")
+    arrivals = []
+    for arrival in scenario.arrivals:
+        prompt, embeds = list(arrival.requests[0].prompt_tokens), list[Embeds]()
+        for place in (1, 7, 11) if rng.random() < 0.5 else ():
+            one = replace(rng.choice(CONTENTS), start=place)
+            if one.end <= len(prompt) and place < len(prompt):
+                embeds.append(one)
+                prompt[place : one.end] = [PLACEHOLDER] * one.num
+        arrivals.append(
+            Arrival(
+                arrival.at_s,
+                tuple(replace(each, prompt_tokens=tuple(prompt), embeds=tuple(embeds)) for each in arrival.requests),
+            )
+        )
+    return stored_anew(replace(scenario, arrivals=tuple(arrivals)))
+
+
+def stored_anew(scenario: Scenario) -> Scenario:
+    """Where there is a store, it holds half of what the requests compute."""
+    if scenario.stored is None:
+        return scenario
+    rng, groups = random.Random(0), range(len(scenario.config.groups))
+    known = ((key, slots, group) for key, slots in known_blocks(scenario).items() for group in groups)
+    return replace(scenario, stored={(group, key): slots for key, slots, group in known if rng.random() < 0.5})
+
+
+TOYS: dict[str, Callable[[Scenario], Scenario]] = {"drafts": drafting, "embeds": embedding}
 
 
 def run_in(place: str, toy: Callable[[Scenario], Scenario], seed: int) -> Counter[str]:
@@ -140,6 +182,18 @@ def draft_beside_other_rows(patch: pytest.MonkeyPatch) -> None:
             self.step.sequences[index].num_pending += bool(self.step.rows[index].drafts)
 
     patch.setattr(StepLedger, "add_drafts", also)
+
+
+def leave_contents_out_of_keys(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(hashing, "_contents", lambda embeds, block_size: {})
+
+
+def test_content_that_keys_leave_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts that differ in content alone would share KV."""
+    leave_contents_out_of_keys(monkeypatch)
+    with pytest.raises((AssertionError, Violation)):
+        for seed in range(NUM_SEEDS):
+            run_in("run", embedding, seed)
 
 
 @pytest.mark.parametrize("plant", [keep_rejected_drafts, draft_beyond_the_block, draft_beside_other_rows])

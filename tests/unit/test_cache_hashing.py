@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import blake2b
 
+from tokenmill.core.embeds import Embeds
 from tokenmill.kv.blocks.hashing import KEY_BYTES, extend_keys, root_key
 
 
@@ -48,3 +50,40 @@ def test_large_token_ids() -> None:
     """Ids up to 2**32 - 1 are hashed whole."""
     root = root_key("id", "", "")
     assert keys_of([2**32 - 1], root, 1) != keys_of([2**16 - 1], root, 1)
+
+
+def with_embeds(*embeds: Embeds) -> list[bytes]:
+    keys: list[bytes] = []
+    extend_keys(keys, root_key("id", "", ""), [7] * 16, 4, embeds)
+    return keys
+
+
+def test_keys_cover_content_from_its_place_on() -> None:
+    """What is no token counts with digest, place, length and positions, in its blocks and all after them; blocks before
+    it have the keys that they have without it."""
+    image = Embeds(5, 5, b"image")
+    grid = replace(image, positions=((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)))
+    late = replace(grid, positions=(*grid.positions[:3], (2, 0), (2, 1)))
+    others = [
+        image,
+        replace(image, digest=b"other"),
+        replace(image, start=6),
+        replace(image, num=4),
+        replace(image, num=0),
+        grid,
+        late,
+    ]
+    keys = [with_embeds(), *map(with_embeds, others)]
+    assert {each[0] for each in keys} == {keys[0][0]}
+    assert len({each[1] for each in keys}) == len(keys) - 1, "positions in block 2 are not known by block 1"
+    assert all(len({each[block] for each in keys}) == len(keys) for block in (2, 3))
+    assert with_embeds(image) == with_embeds(Embeds(5, 5, b"image"))
+
+
+def test_keys_with_content_grow_as_tokens_do() -> None:
+    """Extending in pieces gives the keys of extending at once, wherever the content lies."""
+    embeds = (Embeds(2, 3, b"a", ((0, 0), (0, 1), (1, 0))), Embeds(9, 0, b"b"), Embeds(9, 4, b"c"))
+    keys: list[bytes] = []
+    for length in (3, 4, 10, 13, 16):
+        extend_keys(keys, root_key("id", "", ""), [7] * length, 4, embeds)
+    assert keys == with_embeds(*embeds)

@@ -21,6 +21,7 @@ from tokenmill.core.effects import (
     StepFailed,
     StoreOpened,
 )
+from tokenmill.core.embeds import Embeds
 from tokenmill.core.events import Abort, Drain, LoadAdapter, SetPool, ShowCache, Submit, UnloadAdapter
 from tokenmill.core.hints import KeepKV, PromoteKV
 from tokenmill.core.kv_events import WatchKV
@@ -40,6 +41,7 @@ REQUEST = Request("a", (1, 2, 3), SAMPLING, 3, 2**64 - 1, 1, (9,), bad_words=((1
 POOLED = Request("v", (1,), SamplingParams(max_tokens=1), 1, 0, pooling=PoolingParams("mean", 3, "unit"))
 INTRO = Introduction((1, 2, 3), (), GRAMMATICAL, 7, 0, (9,), PoolingParams("last"), "digest", ((1, 2), (3,)), (5,), 0.1)
 SOURCE = KVSource("w1", "life", "/kv", "host", "ticket")
+SEEN = Request("e", (1, 2), SAMPLING, 3, 1, embeds=(Embeds(1, 1, b"digest", ((0, 2),)),))
 MOVING = Request("m", (1, 2), SAMPLING, 3, 1, source=SOURCE, yields="ticket")
 ENTRIES: list[Entry] = [
     Handled(Submit((REQUEST, POOLED)), 1 / 3),
@@ -60,7 +62,7 @@ ENTRIES: list[Entry] = [
     Handled(JobEnded(SaveBlocks(1, ((0, b"\x80", 3),), ((1, b"\x80", 4),))), 1.0),
     Handled(JobEnded(FindBlocks(2, ((0, b"\x80"), (1, b"\x80"))), "10"), 1.0),
     Handled(JobEnded(PrepareGrammar("{}"), error="no", error_kind="kind", error_param="grammar"), 1.0),
-    Handled(Submit((MOVING,)), 1.0),
+    Handled(Submit((MOVING, SEEN)), 1.0),
     Handled(Offer("ticket", "a", (b"\x00" * 16,)), 1.0),
     Handled(Yield("ticket", "a", 1), 1.0),
     Handled(Continue("m", 1, (3, 4)), 1.0),

@@ -6,13 +6,16 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any, get_type_hints
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.core.cost import Costs
+from tokenmill.core.embeds import Embeds
 from tokenmill.core.events import (
     Abort,
     AdapterLoaded,
@@ -91,6 +94,7 @@ REQUEST = st.builds(
     source=st.none() | SOURCE,
     yields=TEXT,
     bad_words=st.lists(TOKENS, max_size=3).map(tuple),
+    embeds=st.sampled_from([(), (Embeds(0, 1, b"digest", ((0, 1, 2),)),)]),
 )
 OUTPUT = st.builds(
     Output,
@@ -238,3 +242,13 @@ def test_a_child_ends_when_the_parents_end_of_the_lifeline_closes() -> None:
         child.kill()
         child.wait()
         child.stdout and child.stdout.close()
+
+
+def test_requests_without_embeds_are_sent_without_the_field() -> None:
+    """The last field is left out where it is empty, so that peers understand each other that do not know it."""
+    plain = Request("r", (1, 2), SamplingParams(), 1, 0)
+    num_fields = [
+        len(msgspec.msgpack.decode(codec.encode(Submit((request,)), 0.0)[1:])[-1][0])
+        for request in (plain, replace(plain, embeds=(Embeds(1, 1, b"digest"),)))
+    ]
+    assert num_fields == [23, 24]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tokenmill.core.embeds import Embeds
 from tokenmill.core.errors import EngineFailed
-from tokenmill.core.step import PlanRow
+from tokenmill.core.request import SamplingParams
+from tokenmill.core.step import Introduction, PlanRow
 from tokenmill.ops.api import StepLimits
 from tokenmill.worker.batch import Slots, build_batch, micro_batches, part_of_row
 
@@ -118,7 +120,10 @@ def test_broken_plans_are_caught():
         slots[999]
 
 
-def test_drafts_are_refused() -> None:
-    """A worker that cannot verify them says so, instead of leaving them out."""
+def test_drafts_and_embeds_are_refused() -> None:
+    """A worker that cannot verify the ones or compute the others says so, instead of leaving them out."""
     with pytest.raises(EngineFailed, match="cannot verify drafts"):
         part_of_row(0, PlanRow(1, 6, (1,), sample=True, drafts=(2, 3)), 0, num_prompt=6)
+    intro = Introduction((1, 2), (), SamplingParams(), 0, 0, (), embeds=(Embeds(1, 1, b"digest"),))
+    with pytest.raises(EngineFailed, match="without embeddings"):
+        part_of_row(0, PlanRow(1, 0, (1, 2), intro=intro), 0, num_prompt=2)

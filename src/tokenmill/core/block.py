@@ -16,8 +16,8 @@ all heads together, one vector a token that serves as key and, its first channel
 
 KEY_BYTES = 16
 BlockKey = bytes
-"""Chained 128-bit hash of (parent key, tokens, numerics id, adapter, salt): within one KV group, equal key =
-interchangeable KV."""
+"""Chained 128-bit hash of (parent key, tokens and content in their places, numerics id, adapter, salt): within one KV
+group, equal key = interchangeable KV."""
 
 BlockMove = tuple[int, BlockKey, int]
 """A block that is copied between a pool and a store: the place of its KV group, its key there, its id here."""

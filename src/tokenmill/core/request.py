@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .embeds import Embeds, check_embeds
 from .moves import KVSource
 from .sampling import SamplingParams as SamplingParams
 from .terms import USUAL, Terms
@@ -76,6 +77,7 @@ class Request:
     keys            keys of the prompt's full blocks, joined (cache.hashing); b"": nobody has made them
     arrival_s       when the front end admitted it, on the monotonic clock of whoever holds the request
     pooling         the vector it wants; None: it wants tokens
+    embeds          inputs that are not token ids, in order; `prompt_tokens` have placeholders in their places
     """
 
     id: str
@@ -101,12 +103,14 @@ class Request:
     yields: str = ""
     session: str = ""
     keys: bytes = b""
+    embeds: tuple[Embeds, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.handoff in ("", EXPORT, IMPORT), self.handoff
         assert self.prompt_tokens, f"request {self.id} has no prompt tokens"
         assert self.max_tokens >= 1, f"request {self.id} has max_tokens {self.max_tokens}"
         assert self.pooling is None or self.max_tokens == 1, f"request {self.id} wants {self.max_tokens} vectors"
+        check_embeds(self.embeds, len(self.prompt_tokens))
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from .embeds import Embeds
 from .request import PoolingParams, SamplingParams
 
 
@@ -35,7 +36,8 @@ class Introduction:
     `prompt_tokens` and `output_tokens` rebuild penalty counts; `eos_token_ids` and `sampling.stop_token_ids` are masked
     until `sampling.min_tokens` outputs exist; `sampling.grammar` was prepared before. With `pooling` the one output is
     a vector, and all else is unused. `adapter`: digest of its LoRA adapter, "" for none. `bad_words`, `dry_breakers`:
-    as in Request. `slow_s`: what RowResult last said of it.
+    as in Request, and so are `embeds`: what has its place in a row is the input there, whatever the row's tokens are.
+    `slow_s`: what RowResult last said of it.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -49,6 +51,7 @@ class Introduction:
     bad_words: tuple[tuple[int, ...], ...] = ()
     dry_breakers: tuple[int, ...] = ()
     slow_s: float = 0.0
+    embeds: tuple[Embeds, ...] = ()
 
 
 class PlanRow(NamedTuple):
@@ -56,7 +59,7 @@ class PlanRow(NamedTuple):
 
     seq        the sequence's number; at most one row of it in a step
     start      position of the first token of the row; KV of [0, start) is in place or written by this same step
-    tokens     input token ids; empty exactly when `from_step` is set
+    tokens     input token ids, placeholders where the sequence has embeds; empty exactly when `from_step` is set
     from_step  the single input token is the one drawn for this sequence in that (possibly unfinished) step; else -1
     blocks     physical ids appended to the worker's tables of this sequence, as many for each KV group, one group after
                the other; with `intro` they are the whole tables. An id of 0 may stand where no query will look

@@ -206,4 +206,5 @@ def _introduce(seq: Sequence) -> Introduction:
         bad_words=request.bad_words,
         dry_breakers=request.dry_breakers,
         slow_s=seq.slow_s,
+        embeds=request.embeds,
     )

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from ..core.embeds import Embeds
 from ..core.errors import TokenmillError
 from ..core.events import (
     Abort,
@@ -52,7 +53,7 @@ from ..core.tiers import TierEvents, WatchTiers
 
 class _PackedRequest(NamedTuple):
     """A request; `prompt`, `keys`, `sampling`, `bad_words` and `terms` are places in the lists of its message, `age_s`
-    is since its arrival."""
+    is since its arrival. Without embeds it is sent without that field."""
 
     prompt: int
     keys: int
@@ -77,6 +78,7 @@ class _PackedRequest(NamedTuple):
     source: KVSource | None
     yields: str
     session: str
+    embeds: tuple[Embeds, ...] = ()
 
 
 _OWN = _PackedRequest._fields[6:]
@@ -148,7 +150,7 @@ def _turn(step: StepOutputs, now: float, never: float, other_never: float) -> St
 def _take_apart(message: Submit, now: float) -> _Submitted:
     prompts, keys, samplings, bad_words, terms = _Shared(), _Shared(), _Shared(), _Shared(), _Shared()
     own = attrgetter(*_OWN)
-    choices = tuple(
+    choices = [
         _PackedRequest(
             prompts.place(request.prompt_tokens),
             keys.place(request.keys),
@@ -159,14 +161,14 @@ def _take_apart(message: Submit, now: float) -> _Submitted:
             *own(request),
         )
         for request in message.requests
-    )
+    ]
     return _Submitted(
         tuple(prompts.objects),
         tuple(keys.objects),
         tuple(samplings.objects),
         tuple(bad_words.objects),
         tuple(terms.objects),
-        choices,
+        cast(Any, tuple([packed if packed.embeds else packed[:-1] for packed in choices])),
     )
 
 

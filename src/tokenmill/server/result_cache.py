@@ -174,7 +174,7 @@ def _key(request: Request, ready: Ready) -> bytes | None:
         ready.numerics_id, ready.draw_version, request.terms.tenant, request.cache_salt, request.adapter,
         request.prompt_tokens, replace(sampling, seed=None), 0 if is_greedy else request.seed, request.choice,
         request.max_tokens, request.eos_token_ids, request.bad_words, request.dry_breakers, request.pooling,
-        request.output_tokens,
+        request.output_tokens, request.embeds,
     )  # fmt: skip
     return hashlib.blake2b(_encode(said), digest_size=32).digest()
 

@@ -36,7 +36,7 @@ from .peers import ToyNetwork, ToyPeer
 from .pools import ToyPool, ToySequence, give_back, mark_of
 from .store import Stored, ToyStore
 from .tier_store import ToyMachine, ToyTiers
-from .toy_model import draw, logprob
+from .toy_model import draw, inputs_of, logprob
 
 BAD_GRAMMAR = "bad"
 _GARBAGE = -7
@@ -269,6 +269,9 @@ class ToyExecutor:
             self._require(row.from_step in seq.drawn_in, f"sequence {row.seq} drew nothing in step {row.from_step}")
             tokens = (seq.outputs[seq.drawn_in[row.from_step]],)
         tokens += row.drafts
+        if seq.intro.embeds:
+            known = [0] * row.start + list(tokens)
+            tokens = tuple(inputs_of(known, seq.intro.embeds)[row.start :])
         mark = mark_of(seq.intro.adapter)
         for pool, table in zip(self._pools, seq.tables, strict=True):
             slots = self._slots(table, row.start, row.start + len(tokens))
@@ -281,9 +284,10 @@ class ToyExecutor:
         end = row.start + row.num_tokens - len(row.drafts)
         prompt = seq.intro.prompt_tokens
         where = f"step {plan.step}, sequence {row.seq}"
-        prefix = array("q", [*prompt, *seq.outputs])[:end]
+        known = [*prompt, *seq.outputs][:end]
+        prefix = inputs_of(known[: len(prompt)], seq.intro.embeds) + array("q", known[len(prompt) :])
         mark = mark_of(seq.intro.adapter)
-        stored = array("q", [token + mark for token in (*prefix, *row.drafts)])
+        stored = array("q", [value + mark for value in inputs_of([*known, *row.drafts], seq.intro.embeds)])
         for pool, table in zip(self._pools, seq.tables, strict=True):
             # With a window, a row that neither draws nor scores may be the last to see a block.
             if pool.window or row.sample or row.score:
@@ -323,7 +327,7 @@ class ToyExecutor:
 
     def _propose(self, seq: ToySequence) -> tuple[int, ...]:
         """What may follow the outputs."""
-        prefix, drafts = array("q", [*seq.intro.prompt_tokens, *seq.outputs]), list[int]()
+        prefix, drafts = inputs_of(seq.intro.prompt_tokens, seq.intro.embeds) + array("q", seq.outputs), list[int]()
         for position in range(len(seq.outputs), len(seq.outputs) + self._drafter.randint(0, self._most_drafts)):
             is_right = self._drafter.random() < 0.8
             token = draw(self._vocab_size, seq.intro, prefix, position) if is_right else 1

@@ -266,7 +266,8 @@ class _Front:
         if len(tokens) < config.block_size:
             return
         chain: list[BlockKey] = []
-        extend_keys(chain, root_key(config.numerics_id, request.adapter, request.cache_salt), tokens, config.block_size)
+        root = root_key(config.numerics_id, request.adapter, request.cache_salt)
+        extend_keys(chain, root, tokens, config.block_size, request.embeds)
         keys = tuple(chain[: self._rng.randint(1, len(chain))])
         ticket = self._ticket()
         self._tell(source, Offer(ticket, "", keys))

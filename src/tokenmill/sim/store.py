@@ -29,6 +29,7 @@ from ..core.effects import (
 from ..core.errors import EngineFailed
 from ..core.request import Request
 from ..kv.blocks.hashing import extend_keys, root_key
+from .toy_model import inputs_of
 
 Slots = tuple[int, tuple[int, ...]]
 """What a block holds: its first position, and its tokens with the mark of their adapter."""
@@ -145,9 +146,10 @@ def blocks_of(request: Request, answer: Sequence[int], config: EngineConfig, mar
     """What the blocks of a request hold, prompt and answer, by their keys. `mark`: of its adapter."""
     tokens = [*request.prompt_tokens, *request.output_tokens, *answer]
     keys: list[BlockKey] = []
-    extend_keys(keys, root_key(config.numerics_id, request.adapter, request.cache_salt), tokens, config.block_size)
-    size = config.block_size
+    root, size = root_key(config.numerics_id, request.adapter, request.cache_salt), config.block_size
+    extend_keys(keys, root, tokens, size, request.embeds)
+    values = inputs_of(tokens, request.embeds)
     return {
-        key: (index * size, tuple(token + mark for token in tokens[index * size : (index + 1) * size]))
+        key: (index * size, tuple(value + mark for value in values[index * size : (index + 1) * size]))
         for index, key in enumerate(keys)
     }

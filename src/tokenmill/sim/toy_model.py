@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from ..core.embeds import Embeds, positions_of
 from ..core.request import Request, SamplingParams
 from ..core.step import Introduction, TokenLogprob
+
+
+def inputs_of(tokens: Sequence[int], embeds: Sequence[Embeds] = ()) -> array[int]:
+    """What stands for the first inputs of a sequence: tokens, with a mark of the content and of the position wherever
+    these are not a token's that comes after as many."""
+    values = array("q", tokens)
+    if embeds:
+        contents = {one.start + at: (one.digest, at) for one in embeds for at in range(one.num)}
+        seen = {one.start: one.digest for one in embeds if not one.num}
+        for place, position in enumerate(positions_of(embeds, len(values))):
+            if place in contents or place in seen or set(position) != {place}:
+                marks = repr((contents.get(place), seen.get(place), position)).encode()
+                values[place] += int.from_bytes(blake2b(marks, digest_size=4).digest(), "little") << 24
+    return values
 
 
 def draw(vocab_size: int, intro: Introduction, prefix: array[int], position: int) -> int:
@@ -56,6 +72,7 @@ def introduction(request: Request) -> Introduction:
         request.choice,
         request.end_token_ids,
         adapter=request.adapter,
+        embeds=request.embeds,
     )
 
 
@@ -64,7 +81,7 @@ def solo_answer(request: Request, vocab_size: int) -> SoloAnswer:
     intro = introduction(request)
     sampling: SamplingParams = request.sampling
     stops = {*intro.eos_token_ids, *sampling.stop_token_ids}
-    prefix = array("q", [*request.prompt_tokens, *request.output_tokens])
+    prefix = inputs_of(request.prompt_tokens, request.embeds) + array("q", request.output_tokens)
     num_before = len(request.output_tokens)
     scores: tuple[TokenLogprob, ...] = ()
     if sampling.prompt_logprobs is not None and not num_before:

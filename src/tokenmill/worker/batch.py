@@ -108,6 +108,8 @@ def part_of_row(index: int, row: PlanRow, slot: int, num_prompt: int) -> RowPart
     """The whole row as one part. `num_prompt` matters only to rows that score."""
     if row.drafts:
         raise EngineFailed("This worker cannot verify drafts: none may be planned for it.")
+    if row.intro is not None and row.intro.embeds:
+        raise EngineFailed("This worker computes prompts of token ids only, without embeddings.")
     num_scored = max(0, min(row.num_tokens, num_prompt - 1 - row.start)) if row.score else 0
     tokens = None if row.from_step >= 0 else row.tokens
     return RowPart(index, slot, row.start, row.num_tokens, tokens, row.from_step, num_scored, row.sample)

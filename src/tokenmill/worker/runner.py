@@ -148,7 +148,7 @@ class Runner:
         number, has_grown = before.plan.step, False
         for index, end in zip(micro_batch.sampled, before.ends, strict=True):
             row = plan.rows[index]
-            if row.start != end or row.from_step != number or row.seq != before.plan.rows[index].seq:
+            if row.start != end or row.from_step != number or row.seq != before.plan.rows[index].seq or row.drafts:
                 return None
             has_grown = has_grown or bool(row.blocks)
         slots_S = micro_batch.draws.slots_L

@@ -4,8 +4,9 @@
     key[0] = H(root,   tokens[0:S])
     key[i] = H(key[i-1], tokens[i*S:(i+1)*S])
 
-So a key names the whole prefix up to the end of its block. The hash is BLAKE2b, so that nobody can craft a prompt whose
-blocks collide with another client's.
+Where inputs that are not token ids (`core.embeds`) have places in a block, their digests, places and positions are
+hashed after its tokens. So a key names the whole prefix up to the end of its block. The hash is BLAKE2b, so that nobody
+can craft a prompt whose blocks collide with another client's.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
+from struct import Struct
 
 from ...core.block import KEY_BYTES, BlockKey
+from ...core.embeds import Embeds
 
 _TOKEN = "I" if array("I").itemsize == 4 else "L"
 _TOKEN_BYTES = 4
+_CONTENT = Struct("<qqqII")
 
 
 def root_key(numerics_id: str, adapter: str, salt: str) -> BlockKey:
@@ -29,20 +33,42 @@ def root_key(numerics_id: str, adapter: str, salt: str) -> BlockKey:
     return digest.digest()
 
 
-def extend_keys(keys: list[BlockKey], root: BlockKey, tokens: Sequence[int], block_size: int) -> None:
+def extend_keys(
+    keys: list[BlockKey], root: BlockKey, tokens: Sequence[int], block_size: int, embeds: Sequence[Embeds] = ()
+) -> None:
     """Append to `keys` the key of every full block of `tokens` that has none yet; half a microsecond a block. Tokens
-    are ids below 2**32."""
+    are ids below 2**32; `embeds`: as in Request."""
     parent, first = keys[-1] if keys else root, len(keys) * block_size
     data = array(_TOKEN, tokens[first : len(tokens) // block_size * block_size]).tobytes()
     size = block_size * _TOKEN_BYTES
+    contents = _contents(embeds, block_size) if embeds else {}
     for start in range(0, len(data), size):
-        parent = blake2b(parent + data[start : start + size], digest_size=KEY_BYTES).digest()
+        block = data[start : start + size]
+        if contents:
+            block += contents.get(len(keys), b"")
+        parent = blake2b(parent + block, digest_size=KEY_BYTES).digest()
         keys.append(parent)
 
 
-def prompt_keys(numerics_id: str, adapter: str, salt: str, tokens: Sequence[int], block_size: int) -> bytes:
+def _contents(embeds: Sequence[Embeds], block_size: int) -> dict[int, bytes]:
+    """What is hashed beside the tokens, by the number of the block: of each content where it begins from the block's
+    start on and how many places it takes, its digest, and the positions of its inputs up to the block's end."""
+    found: dict[int, bytes] = {}
+    for one in embeds:
+        for number in range(one.start // block_size, max(one.start, one.end - 1) // block_size + 1):
+            begin = number * block_size
+            positions = [each for position in one.positions[: begin + block_size - one.start] for each in position]
+            numbers = array("q", positions).tobytes()
+            head = _CONTENT.pack(one.start - begin, one.num, len(one.positions), len(one.digest), len(numbers))
+            found[number] = found.get(number, b"") + head + one.digest + numbers
+    return found
+
+
+def prompt_keys(
+    numerics_id: str, adapter: str, salt: str, tokens: Sequence[int], block_size: int, embeds: Sequence[Embeds] = ()
+) -> bytes:
     """Keys of the full blocks of a prompt, joined (Request.keys)."""
     keys: list[BlockKey] = []
     if len(tokens) >= block_size:
-        extend_keys(keys, root_key(numerics_id, adapter, salt), tokens, block_size)
+        extend_keys(keys, root_key(numerics_id, adapter, salt), tokens, block_size, embeds)
     return b"".join(keys)

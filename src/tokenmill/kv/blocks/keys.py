@@ -17,4 +17,4 @@ def extend(seq: Sequence, config: EngineConfig) -> None:
         seq.keys += split_keys(request.keys)
     # The keys that are there stand for the root: they hang below it.
     root = b"" if seq.keys else root_key(config.numerics_id, request.adapter, request.cache_salt)
-    extend_keys(seq.keys, root, seq.tokens, size)
+    extend_keys(seq.keys, root, seq.tokens, size, request.embeds)

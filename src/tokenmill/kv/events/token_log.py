@@ -1,8 +1,8 @@
 """Tells others than front ends which blocks are published, and of which tokens (`core.kv_events.TokenEvent`).
 
-Blocks of requests with a salt are never told. Nor are blocks that came by their keys alone, until a request without a
-salt publishes more after them: what a store or a peer sends has no tokens here. A block is told after those
-before it, and its end before theirs.
+Blocks of requests with a salt are never told, nor are those from the first on that holds anything but tokens. Nor are
+blocks that came by their keys alone, until a request without a salt publishes more after them: what a store or a peer
+sends has no tokens here. A block is told after those before it, and its end before theirs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class TokenLog:
         request = seq.request
         if request.cache_salt or self._table < 0:
             return
-        end = first = seq.tables[self._table].num_published
+        end = seq.tables[self._table].num_published
+        if request.embeds:
+            end = min(end, request.embeds[0].start // self._block_size)
+        first = end
         told, keys, size = self._told, seq.keys, self._block_size
         while first and keys[first - 1] not in told:
             first -= 1

@@ -54,7 +54,7 @@ class KVLater:
         if engine is None:
             return b""
         tokens = (*request.prompt_tokens, *request.output_tokens, *drawn)
-        return keys_of(tokens[:-1], engine.ready, request.adapter, request.cache_salt)
+        return keys_of(tokens[:-1], engine.ready, request.adapter, request.cache_salt, request.embeds)
 
     def keep(self, link: int, keys: bytes, seconds: float, owner: str) -> None:
         if keys and self.has_store(link):
