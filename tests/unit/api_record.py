@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock, patch
 
-import api_messages
 import msgspec
 
 from tokenmill.core import sampling
@@ -19,6 +18,8 @@ from tokenmill.server.endpoints import ENDPOINTS
 from tokenmill.server.fields import Fields
 from tokenmill.server.messages import parse as messages
 from tokenmill.server.openai import Call, Rules
+from tokenmill.server.openapi.bodies import EXAMPLES
+from tokenmill.server.openapi.schemas import bound
 from tokenmill.server.service import Service
 from tokenmill.server.tenants.tenant import ADAPTERS
 from tokenmill.text.fim import FimTokens
@@ -34,32 +35,6 @@ KINDS = {
     "any": "",
 }
 """Methods of Fields, and what they read."""
-
-_MESSAGES = [{"role": "user", "content": "hi"}]
-BODIES: dict[str, list[dict[str, Any]]] = {
-    "chat": [{"messages": _MESSAGES}],
-    "completion": [{"prompt": "hi"}],
-    "embedding": [{"input": "hi"}],
-    "score": [{"text_1": "a", "text_2": "b"}, {"queries": "a", "documents": "b"}],
-    "rerank": [{"query": "a", "documents": ["b"]}],
-    "tokenize": [{"prompt": "hi"}, {"messages": _MESSAGES}, {"content": "hi"}],
-    "response": [{"input": "hi"}],
-    "continued_response": [{"body": {"input": "hi"}, "before": [], "known": {}}],
-    "detokenize": [{"tokens": [1]}],
-    "ollama_chat": [{"model": "toy", "messages": _MESSAGES}],
-    "ollama_generate": [{"model": "toy", "prompt": "hi"}],
-    "llama_completion": [{"prompt": "hi"}],
-    "llama_infill": [{"input_prefix": "a", "input_suffix": "b"}],
-    "llama_embedding": [{"content": "hi"}],
-    "ollama_embed": [{"model": "toy", "input": "hi"}],
-    "ollama_embeddings": [{"model": "toy", "prompt": "hi"}],
-    "ids": [{"token_ids": [1]}],
-    "sglang": [{"text": "hi"}],
-    "messages": api_messages.BODIES,
-    "count_tokens": api_messages.BODIES,
-}
-"""Bodies that make a parser read all that it knows."""
-
 
 REWRITING = (
     "ollama.parse.parse_chat",
@@ -80,7 +55,7 @@ def fields_of(endpoint: str) -> dict[str, str]:
     with _watched(found), contextlib.ExitStack() as stack:
         for name in REWRITING:
             stack.enter_context(patch(f"tokenmill.server.{name}", return_value=(_CALL, [])))
-        for body in BODIES[endpoint]:
+        for body in EXAMPLES[endpoint]:
             ENDPOINTS[endpoint][0](body, Rules(vocab_size=10, fim=_FIM))
     return found
 
@@ -171,15 +146,4 @@ def _watched(found: dict[str, str]) -> Iterator[None]:
 
 
 def _range(low: int | None = None, high: int | None = None) -> str:
-    return "" if low is None or high is None else f", {_bound(low)} to {_bound(high)}"
-
-
-def _bound(number: int) -> str:
-    """2147483647 -> '2^31 - 1'."""
-    if abs(number) < 2**31 - 1:
-        return f"{number:,}"
-    power = (abs(number) + 1).bit_length() - 1
-    for rest, tail in ((0, ""), (-1, " - 1")):
-        if abs(number) == 2**power + rest:
-            return f"{'-' if number < 0 else ''}2^{power}{tail}"
-    return f"{number:,}"
+    return "" if low is None or high is None else f", {bound(low)} to {bound(high)}"

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import api_flags
 import api_record
-import api_words as words
-import make_api_doc
 import pytest
-from make_api_doc import PAGE, READ, found, page
 
+import api_doc_flags as flags
+import api_doc_words as words
+from make_api_doc import PAGE, page
 from tokenmill.cli import main as cli
 from tokenmill.cli.parser import DEFAULT_MODEL
 from tokenmill.core import config, errors, sampling
@@ -27,30 +26,43 @@ from tokenmill.server.bounds import HttpBounds
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.endpoints import ENDPOINTS
 from tokenmill.server.fields import Fields
+from tokenmill.server.openapi import fields, paths
+from tokenmill.server.openapi.bodies import BODIES, EXAMPLES, READ
+from tokenmill.server.openapi.document import told
+from tokenmill.server.openapi.fields import Told
+from tokenmill.server.openapi.schemas import schema_of
 
 
 def test_the_page_is_up_to_date() -> None:
-    """Else run `python tests/unit/make_api_doc.py`."""
+    """Else run `python scripts/make_api_doc.py`."""
     assert PAGE.read_text(encoding="utf8") == page()
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_every_field_has_a_meaning_and_every_meaning_a_field(endpoint: str) -> None:
-    assert READ.keys() == ENDPOINTS.keys()
-    kinds = found(endpoint)
-    without = [name for name, kind in kinds.items() if not make_api_doc._kind(name, kind)]
-    assert not without, f"fields without a kind: {without}"
+def test_tables_say_of_every_field_what_the_parser_reads(endpoint: str) -> None:
+    """Else tell of it in server/openapi/fields*.py. Of what is read whole, and of arrays, a kind is in words."""
+    assert READ.keys() == EXAMPLES.keys() == ENDPOINTS.keys()
+    _compare(api_record.fields_of(endpoint), told(endpoint))
 
 
-def test_every_kind_in_words_is_of_a_field_that_is_read_whole() -> None:
-    read = {name for endpoint in ENDPOINTS for name, kind in found(endpoint).items() if kind in ("", "array")}
-    assert words.KINDS.keys() == read
+def test_tables_say_what_loading_an_adapter_reads() -> None:
+    _compare(api_record.load_fields(), fields.LOAD_ADAPTER)
+    _compare(api_record.unload_fields(), fields.UNLOAD_ADAPTER)
+
+
+def _compare(read: dict[str, str], said: Told) -> None:
+    assert read.keys() == said.keys(), f"fields without words, or the reverse: {sorted(read.keys() ^ said.keys())}"
+    for name, kind in read.items():
+        schema_of(said[name][0])
+        assert kind in ("", said[name][0]) or (kind == "array" and "array" in said[name][0]), (name, kind, said[name])
 
 
 def test_every_route_is_told_of() -> None:
-    assert api_record.routes() == words.ENDPOINTS.keys() | words.ALIASES.keys()
-    for alias, route in words.ALIASES.items():
-        assert f"`{alias.split()[1]}`" in words.ENDPOINTS[route]
+    """Else tell of it in server/openapi/paths.py."""
+    assert api_record.routes() == paths.ENDPOINTS.keys() | paths.ALIASES.keys()
+    for alias, route in paths.ALIASES.items():
+        assert f"`{alias.split()[1]}`" in paths.ENDPOINTS[route]
+    assert BODIES.keys() | paths.QUERIES.keys() <= paths.ENDPOINTS.keys()
 
 
 def test_every_error_is_told_of() -> None:
@@ -65,20 +77,20 @@ def test_every_error_is_told_of() -> None:
 @pytest.mark.parametrize(
     ("field", "most"),
     [
-        (words.COMPLETION["prompt"], prompts.MAX_PROMPTS),
-        (words.EMBEDDING["input"], pooling.MAX_INPUTS),
-        (words.SCORE["text_1"], pooling.MAX_INPUTS),
-        (words.RERANK["documents"], pooling.MAX_INPUTS),
-        (words.TOKENIZE["prompt"], tokenizing.MAX_TOKENIZE_CHARS),
-        (words.DETOKENIZE["tokens"], tokenizing.MAX_DETOKENIZE_TOKENS),
-        (words.SAMPLING["stop"], sampling.MAX_STOPS),
-        (words.SAMPLING["stop"], sampling.MAX_STOP_CHARS),
-        (words.SAMPLING["stop_token_ids"], sampling.MAX_STOP_TOKENS),
-        (words.SAMPLING["bad_words"], sampling.MAX_BAD_WORDS),
-        (words.SAMPLING["bad_words"], sampling.MAX_BAD_WORD_CHARS),
-        (words.SAMPLING["logit_bias"], sampling.MAX_LOGIT_BIAS),
-        (words.COMPLETION["max_tokens"], openai.MAX_TOKENS_DEFAULT),
-        (words.LOAD_ADAPTER["lora_name"], service._MAX_NAME),
+        (fields.COMPLETION["prompt"][1], prompts.MAX_PROMPTS),
+        (fields.EMBEDDING["input"][1], pooling.MAX_INPUTS),
+        (fields.SCORE["text_1"][1], pooling.MAX_INPUTS),
+        (fields.RERANK["documents"][1], pooling.MAX_INPUTS),
+        (fields.TOKENIZE["prompt"][1], tokenizing.MAX_TOKENIZE_CHARS),
+        (fields.DETOKENIZE["tokens"][1], tokenizing.MAX_DETOKENIZE_TOKENS),
+        (fields.SAMPLING["stop"][1], sampling.MAX_STOPS),
+        (fields.SAMPLING["stop"][1], sampling.MAX_STOP_CHARS),
+        (fields.SAMPLING["stop_token_ids"][1], sampling.MAX_STOP_TOKENS),
+        (fields.SAMPLING["bad_words"][1], sampling.MAX_BAD_WORDS),
+        (fields.SAMPLING["bad_words"][1], sampling.MAX_BAD_WORD_CHARS),
+        (fields.SAMPLING["logit_bias"][1], sampling.MAX_LOGIT_BIAS),
+        (fields.COMPLETION["max_tokens"][1], openai.MAX_TOKENS_DEFAULT),
+        (fields.LOAD_ADAPTER["lora_name"][1], service._MAX_NAME),
         (words.HTTP_ERRORS[414], HttpBounds().max_target_bytes // KiB),
         (words.HTTP_ERRORS[431], HttpBounds().max_head_bytes // KiB),
         (words.HTTP_ERRORS[431], HttpBounds().max_head_lines),
@@ -100,9 +112,9 @@ def test_defaults_in_the_help_are_those_of_the_code() -> None:
         "max_lora_rank": options.MAX_LORA_RANK,
         "model": DEFAULT_MODEL,
     }
-    for action in api_flags.serve_parser()._actions:
+    for action in flags.serve_parser()._actions:
         default = told.get(action.dest, action.default)
-        is_told = api_flags._is_shown(action) and "-m" not in action.option_strings
+        is_told = flags._is_shown(action) and "-m" not in action.option_strings
         if not is_told or not default or default == argparse.SUPPRESS or isinstance(default, (bool, list)):
             continue
         shown = f"{default:g}" if isinstance(default, float) else "" if default == "auto" else default
@@ -118,7 +130,7 @@ def test_a_new_field_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(openai, "_common", more)
     with pytest.raises(AssertionError, match="brand_new"):
-        page()
+        _compare(api_record.fields_of("chat"), told("chat"))
 
 
 def test_a_new_field_of_another_server_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +148,7 @@ def test_a_new_flag_is_missed(monkeypatch: pytest.MonkeyPatch, shown: str | None
 
     monkeypatch.setattr(cli, "add_foreign_flags", more)
     if shown:
-        assert "`--brand-new`" in "".join(api_flags.own_flags(api_flags.serve_parser()))
+        assert "`--brand-new`" in "".join(flags.own_flags(flags.serve_parser()))
     else:
         with pytest.raises(AssertionError, match="--brand-new"):
             page()

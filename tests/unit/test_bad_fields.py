@@ -13,6 +13,7 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.server.endpoints import ENDPOINTS
 from tokenmill.server.fields import check_integer
 from tokenmill.server.openai import Rules
+from tokenmill.server.openapi.bodies import EXAMPLES
 
 RULES = Rules(vocab_size=10, fim=api_record._FIM)
 IGNORED = {"request_id": ("response", "continued_response")}
@@ -53,7 +54,7 @@ def with_value(endpoint: str, body: dict[str, Any], field: str, value: Any) -> d
 def is_refused(endpoint: str, field: str, value: Any) -> bool:
     """By one of the bodies that make the parser read the field, and by its name in the message: not every API has
     another place for it."""
-    for body in api_record.BODIES[endpoint]:
+    for body in EXAMPLES[endpoint]:
         try:
             ENDPOINTS[endpoint][0](with_value(endpoint, body, field, value), RULES)
         except InvalidRequest as error:

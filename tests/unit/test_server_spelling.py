@@ -7,12 +7,13 @@ from typing import Any
 
 import api_record
 import pytest
-from make_api_doc import TABLES
 
+from make_api_doc import TABLES
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.server.endpoints import ENDPOINTS
 from tokenmill.server.fields import Fields
 from tokenmill.server.openai import Rules
+from tokenmill.server.openapi.bodies import EXAMPLES
 from tokenmill.server.other_fields import RENAMED
 from tokenmill.server.spelling import nearest
 from tokenmill.text.fim import FimTokens
@@ -69,7 +70,7 @@ def test_no_field_of_another_endpoint_is_taken_for_a_mistake(endpoint: str) -> N
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_every_endpoint_names_a_misspelled_field(endpoint: str) -> None:
     """And takes one that is nobody's."""
-    body: dict[str, Any] = api_record.BODIES[endpoint][0]
+    body: dict[str, Any] = EXAMPLES[endpoint][0]
     parse = ENDPOINTS[endpoint][0]
     inner = body["body"] if endpoint == "continued_response" else body
 
@@ -85,7 +86,7 @@ def test_every_endpoint_names_a_misspelled_field(endpoint: str) -> None:
 
 
 def test_fields_inside_of_others_are_spelled_too() -> None:
-    chat = api_record.BODIES["chat"][0]
+    chat = EXAMPLES["chat"][0]
     for body, name in (
         ({"stream": True, "stream_options": {"include_usages": True}}, "stream_options.include_usages"),
         ({"kv_transfer_params": {"do_remote_decodes": True}}, "kv_transfer_params.do_remote_decodes"),

@@ -1,1 +1,1 @@
-"""The OpenAPI document, made by tests/unit/make_api_doc.py from the tables of docs/api.md, and a page of it."""
+"""What the HTTP API is, in tables of words; the OpenAPI document and a page of it, made of these when asked for."""

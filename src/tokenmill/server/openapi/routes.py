@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,9 +14,9 @@ from starlette.routing import Route
 
 from ... import __version__
 from ..json_encoder import encode_json
+from .document import document as make_document
 from .page import STYLE, render
 
-DOCUMENT = Path(__file__).parent / "document.json"
 _STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 HEADERS = {
     "content-security-policy": (
@@ -36,7 +35,7 @@ def routes(root_path: str) -> list[Route]:
 
     @cache
     def document() -> dict[str, Any]:
-        found: dict[str, Any] = msgspec.json.decode(DOCUMENT.read_bytes())
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(make_document(), order="sorted"))
         found["info"]["version"] = __version__
         found["servers"] = [{"url": root_path or "/"}]
         return found

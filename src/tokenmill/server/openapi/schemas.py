@@ -1,4 +1,4 @@
-"""JSON schemas of request fields, from the kinds in which `api_record` and the tables of words tell of them."""
+"""JSON schemas of request fields, from the kinds in which the tables of fields tell of them."""
 
 from __future__ import annotations
 
@@ -100,3 +100,15 @@ def _number(text: str) -> int | float:
         return (-1 if found[1] else 1) * (2 ** int(found[2]) - bool(found[3]))
     number = float(text.replace(",", ""))
     return int(number) if number.is_integer() else number
+
+
+def bound(number: float) -> str:
+    """The other way round: 2147483647 -> '2^31 - 1'."""
+    whole = int(number)
+    if abs(number) < 2**31 - 1 or whole != number:
+        return f"{number:,g}" if abs(number) < 1e5 else f"{whole:,}"
+    power = (abs(whole) + 1).bit_length() - 1
+    for rest, tail in ((0, ""), (-1, " - 1")):
+        if abs(whole) == 2**power + rest:
+            return f"{'-' if whole < 0 else ''}2^{power}{tail}"
+    return f"{whole:,}"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator
 
-import api_words as words
-from api_tables import code, codes, grouped, table
-
+import api_doc_words as words
+from markdown_tables import code, codes, grouped, table
 from tokenmill.cli import foreign_words, spelling
 from tokenmill.cli.main import _parser
 from tokenmill.cli.parser import _Foreign
