@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import pytest
 from topologies import flat
 
-from tokenmill.cli.simulate.shared import fault_doubts, lines_of
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.cluster.pools import decision_named
 from tokenmill.core.block import full_groups
@@ -20,6 +19,7 @@ from tokenmill.core.cost import Costs, Work
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.events import Output
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.plan.doubts import fault_doubts, lines_of
 from tokenmill.sim.cold_start import ColdStart
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 from tokenmill.sim.fault_script import read_faults

@@ -15,9 +15,8 @@ from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import ConfigError
-from tokenmill.plan.play import About
+from tokenmill.plan.config import Config
 from tokenmill.sim.deployment import Deployment, WorkerPlan
-from tokenmill.sim.service import Service
 
 CONFIG = EngineConfig(groups=full_groups(512), max_model_len=4096, max_num_batched_tokens=256, max_num_seqs=8)
 LOAD = ("--num-prompts", "40", "--input-len", "64", "--output-len", "12", "--request-rate", "30")
@@ -27,15 +26,11 @@ def traced(path: Path, *flags: str, fast_path: bool = True, pools: tuple[str, ..
     """(the trace, the service, the run)."""
     workers = tuple(WorkerPlan(f"w{i}", pool, CONFIG, Costs(step_s=0.01, token_s=1e-4)) for i, pool in enumerate(pools))
 
-    def make(changes: loads.Changes) -> loads.Setting[Service]:
-        return loads.Setting(
-            lambda loop, seed: Service(Deployment(workers), loop, seed=seed, fast_path=fast_path), About()
-        )
-
+    config = Config(Deployment(workers), fast_path=fast_path)
     parser = argparse.ArgumentParser()
     loads.add_arguments(parser)
     args = parser.parse_args([*LOAD, "--trace", str(path), *flags])
-    run, services = loads.run(args, [], None, make)
+    run, services = loads.run(args, [], None, config, lambda changes: config)
     return json.loads(path.read_text()), services[0], run
 
 

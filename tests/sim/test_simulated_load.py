@@ -23,8 +23,11 @@ from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.plan.client import REFUSAL_S
-from tokenmill.plan.play import About, simulate, simulate_repeats
+from tokenmill.plan.config import Config
+from tokenmill.plan.evaluate import Evaluation, evaluate
+from tokenmill.plan.play import About, simulate
 from tokenmill.plan.prompts import PromptWriter
+from tokenmill.plan.sweep import repeats
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.service import Service
@@ -34,11 +37,13 @@ COSTS = Costs(step_s=0.01, token_s=0.0001)
 MakePlan = Callable[[int, int], Plan]
 
 
-def begin(num_workers: int = 1, set_up: Callable[[Gateway], None] = lambda gateway: None) -> Any:
-    workers = tuple(WorkerPlan(f"w{number}", "mixed", CONFIG, COSTS) for number in range(num_workers))
+def workers_of(num: int) -> tuple[WorkerPlan, ...]:
+    return tuple(WorkerPlan(f"w{number}", "mixed", CONFIG, COSTS) for number in range(num))
 
+
+def begin(num_workers: int = 1, set_up: Callable[[Gateway], None] = lambda gateway: None) -> Any:
     def made(loop: VirtualLoop, seed: int) -> Service:
-        return Service(Deployment(workers), loop, seed=seed, set_up=set_up)
+        return Service(Deployment(workers_of(num_workers)), loop, seed=seed, set_up=set_up)
 
     return made
 
@@ -132,10 +137,14 @@ def test_a_service_that_is_too_slow_times_out() -> None:
 
 def test_repeats_are_of_other_seeds() -> None:
     """Each on a service of its own; intervals are of bench's own figures."""
-    repeats, services = simulate_repeats(begin(2), load(Schedule(request_rate=20.0), 40), About(), 3)
+
+    def once(config: Config, seeded: Load, repeat: int) -> Evaluation:
+        return evaluate(config, seeded, repeat=repeat)
+
+    found, services = repeats(Config(Deployment(workers_of(2))), load(Schedule(request_rate=20.0), 40), 3, once)
     assert len(services) == 3 and all(service.report.steps["w0"] for service in services)
-    assert len({run.dataset["plan_digest"] for run in repeats.runs}) == 3
-    assert repeats.pooled.num_requests == 120 and repeats.intervals["ttft_s.mean"].mean > 0
+    assert len({run.dataset["plan_digest"] for run in found.runs}) == 3
+    assert found.pooled.num_requests == 120 and found.intervals["ttft_s.mean"].mean > 0
 
 
 def test_equal_parts_are_equal_tokens() -> None:

@@ -23,13 +23,13 @@ from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import ConfigError
-from tokenmill.plan.play import About
+from tokenmill.plan.config import Config, with_changes
+from tokenmill.plan.sweep import value_of
 from tokenmill.sim.deployment import Deployment, WorkerPlan
-from tokenmill.sim.service import Service
 
 
-def make(changes: Mapping[str, Any]) -> loads.Setting[Service]:
-    tables = loads.with_changes({"engine": {"max_num_seqs": 64}, "workers": [{"count": 1}]}, changes)
+def make(changes: Mapping[str, Any]) -> Config:
+    tables = with_changes({"engine": {"max_num_seqs": 64}, "workers": [{"count": 1}]}, changes)
     seqs = tables["engine"]["max_num_seqs"]
     config = EngineConfig(
         groups=full_groups(512), max_model_len=4096, max_num_batched_tokens=max(64, seqs), max_num_seqs=seqs
@@ -37,9 +37,7 @@ def make(changes: Mapping[str, Any]) -> loads.Setting[Service]:
     workers = tuple(
         WorkerPlan(f"w{i}", "mixed", config, Costs(step_s=0.01)) for i in range(tables["workers"][0]["count"])
     )
-    return loads.Setting(
-        lambda loop, seed: Service(Deployment(workers), loop, seed=seed), About(endpoint=dict(changes))
-    )
+    return Config(Deployment(workers), facts=dict(changes))
 
 
 def parse(*flags: str) -> argparse.Namespace:
@@ -49,7 +47,7 @@ def parse(*flags: str) -> argparse.Namespace:
 
 
 def run(*flags: str) -> Any:
-    return loads.run(parse(*flags), ["simulate", *flags], None, make)[0]
+    return loads.run(parse(*flags), ["simulate", *flags], None, make({}), make)[0]
 
 
 SMALL = ("--num-prompts", "40", "--input-len", "16", "--output-len", "8")
@@ -159,9 +157,9 @@ def test_flags_that_cannot_be_are_named(flags: tuple[str, ...], names: str) -> N
 
 
 def test_values_are_read_as_they_look() -> None:
-    assert [loads.value_of(text) for text in ("1", "1.5", "true", "fcfs", '"2"')] == [1, 1.5, True, "fcfs", "2"]
+    assert [value_of(text) for text in ("1", "1.5", "true", "fcfs", '"2"')] == [1, 1.5, True, "fcfs", "2"]
     tables = {"a": {"b": [{"c": 1}]}}
-    changed = loads.with_changes(tables, {"a.b[0].c": 2, "d.e": "x"})
+    changed = with_changes(tables, {"a.b[0].c": 2, "d.e": "x"})
     assert changed == {"a": {"b": [{"c": 2}]}, "d": {"e": "x"}} and tables == {"a": {"b": [{"c": 1}]}}
 
 

@@ -19,6 +19,8 @@
      |- UpstreamFailed            502  a server of others that this one passes calls to gave no whole answer
      |- LinkRefused               the other end of a network link is not who it must be, or does not want this one
      |- ConfigError               exit code 2; names the option
+     |   |- Infeasible             each option is known and in its range, but together they cannot be, such as weights
+     |   |                         that do not fit into memory
      |- BadCheckpoint             a model file is truncated, corrupt, hostile or of an unknown kind
      |- FetchError                a model could not be obtained; says what to do
 
@@ -163,6 +165,10 @@ class LinkRefused(TokenmillError):
 
 class ConfigError(TokenmillError):
     kind = "config_error"
+
+
+class Infeasible(ConfigError):
+    pass
 
 
 class BadCheckpoint(TokenmillError):

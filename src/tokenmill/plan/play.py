@@ -18,12 +18,11 @@ from ..bench.load.body import CHAT_APIS
 from ..bench.load.context import Context
 from ..bench.load.plan import Call, Plan
 from ..bench.load.player import Player
-from ..bench.load.pool import pool
-from ..bench.load.run import Load, Observe, intervals
+from ..bench.load.run import Load, Observe
 from ..bench.load.stream import Exchange
 from ..bench.load.tally import KEPT_EVENTS, Tally
 from ..bench.load.timer import time_of
-from ..bench.result import Repeats, Run
+from ..bench.result import Run
 from ..core.errors import Unavailable
 from ..core.terms import Terms
 from ..sim.loop import VirtualLoop, rare_collections
@@ -190,29 +189,6 @@ async def _warm_up(service: Lives, plan: Plan, writer: PromptWriter, about: Abou
                 f"{about.name} failed the first request ({exchange.error}): {exchange.error_detail}", param="load"
             )
     await client.close()
-
-
-def simulate_repeats(
-    begin: Callable[[VirtualLoop, int], Served],
-    load: Load,
-    about: About,
-    num_repeats: int,
-    *,
-    observe: Observe | None = None,
-) -> tuple[Repeats, list[Served]]:
-    """The load num_repeats times, each on a service of its own, seeds counting up. With these services."""
-    runs, services = [], list[Served]()
-    for repeat in range(num_repeats):
-        seeded = replace(load, seed=load.seed + repeat, keep_event_times=True)
-        found = simulate(begin, seeded, about, observe=observe, repeat=repeat)
-        runs.append(found.run)
-        services.append(found.service)
-        if found.run.given_up:
-            break
-    pooled = pool(runs, load.percentiles)
-    if not load.keep_event_times:
-        runs = [replace(run, requests=[replace(row, event_s=None) for row in run.requests]) for run in runs]
-    return Repeats(pooled, intervals(runs), runs), services
 
 
 def digest_of(requests: Iterable[Any]) -> str:

@@ -27,9 +27,9 @@ class Fields:
         """The place of one of its fields."""
         return f"{self.where}.{name}" if self.where else name
 
-    def error(self, name: str, what: str) -> ConfigError:
+    def error(self, name: str, what: str, kind: type[ConfigError] = ConfigError) -> ConfigError:
         """Of one of its fields; `what` says what it must be."""
-        return ConfigError(f"{self.at(name)}: {what}", param=self.at(name))
+        return kind(f"{self.at(name)}: {what}", param=self.at(name))
 
     @property
     def plain(self) -> Mapping[str, Any]:

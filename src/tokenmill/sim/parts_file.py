@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, Infeasible
 from .cold_start import ColdStart, read_cold_start
 from .fault_script import read_faults
 from .fields import Fields
@@ -55,7 +55,7 @@ class Placer:
     _num_used: dict[str, int] = field(default_factory=dict)
 
     def place(self, fields: Fields, num_gpus: int, count: int) -> list[tuple[str, tuple[int, ...]]]:
-        """(node, its GPUs) of each worker of a table; `node`: where all of them are. Raises ConfigError where there is
+        """(node, its GPUs) of each worker of a table; `node`: where all of them are. Raises Infeasible where there is
         no room."""
         topology = self.topology
         if topology is None:
@@ -68,7 +68,7 @@ class Placer:
             if node is None:
                 where = f"node {wanted!r}" if wanted else "the topology's nodes"
                 what = f"of {count} workers of {num_gpus} GPUs {len(found)} fit on {where}; give more nodes or GPUs"
-                raise fields.error("count", what)
+                raise fields.error("count", what, Infeasible)
             used = self._num_used.get(node, 0)
             self._num_used[node] = used + max(1, num_gpus)
             found.append((node, tuple(range(used, used + num_gpus))))

@@ -28,7 +28,7 @@ import math
 from typing import NamedTuple
 
 from ..core.cost import Work, read_share
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, Infeasible
 from .hardware import Hardware
 from .models import KV_BYTES, WEIGHT_BYTES, ModelShape, bytes_of, head_precision
 from .reached import USUAL, Reached
@@ -184,7 +184,7 @@ class Roofline:
         room = self.hardware.memory_bytes * memory_share - reserve_bytes - self.weight_bytes
         num_blocks = int(room // (self.kv_token_bytes * block_size))
         if num_blocks < 1:
-            raise ConfigError(
+            raise Infeasible(
                 f"hardware: {self.model.name} takes {(self.weight_bytes + reserve_bytes) / 2**30:.0f} GiB of weights "
                 f"and activations on each {self.hardware.name}, which has {self.hardware.memory_bytes / 2**30:.0f}; "
                 "spread it over more devices (tensor) or give fewer bits a weight",
@@ -254,18 +254,18 @@ def _check(model: ModelShape, hardware: Hardware, parallel: Parallel) -> None:
         if value < 1:
             raise ConfigError(f"parallel.{name}: 1 or more is needed, not {value}", param=f"parallel.{name}")
     if model.num_heads % parallel.tensor:
-        raise ConfigError(
+        raise Infeasible(
             f"parallel.tensor: {model.name} has {model.num_heads} heads, which {parallel.tensor} devices cannot share; "
             "take a divisor",
             param="parallel.tensor",
         )
     if parallel.pipeline > model.num_layers:
-        raise ConfigError(
+        raise Infeasible(
             f"parallel.pipeline: {model.name} has {model.num_layers} layers, fewer than {parallel.pipeline} stages",
             param="parallel.pipeline",
         )
     if parallel.is_expert and not model.num_experts:
-        raise ConfigError(
+        raise Infeasible(
             f"parallel.expert: {model.name} has no experts that could lie whole; take it out", param="parallel.expert"
         )
     if parallel.is_overlapped and not (

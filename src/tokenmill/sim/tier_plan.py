@@ -15,7 +15,7 @@ from functools import partial
 
 from ..core.config import EngineConfig
 from ..core.effects import WRITE_THROUGH, WRITES
-from ..core.errors import ConfigError
+from ..core.errors import Infeasible
 from ..core.tiers import DISK, HOST, REMOTE, TIERS, USUAL_FACTS, TierFacts
 from ..kv.tiers import policies
 from ..kv.tiers.config import SLOT_ALIGN, TierConfig
@@ -69,14 +69,14 @@ class TierSpecs:
         return tuple(tier.facts for tier in self.tiers)
 
     def config(self, engine: EngineConfig) -> TierConfig:
-        """Of the store of one host. Raises ConfigError where a tier holds no block."""
+        """Of the store of one host. Raises Infeasible where a tier holds no block."""
         by_kind = {tier.kind: tier for tier in self.tiers}
         block_bytes = max(group.bytes_per_block for group in engine.groups)
         for number, tier in enumerate(self.tiers):
             if tier.num_bytes < block_bytes + SLOT_ALIGN:
                 where = f"tiers[{number}].bytes"
                 what = f"a block of this model's KV takes {block_bytes} bytes, so that {tier.num_bytes} hold none"
-                raise ConfigError(f"{where}: {what}; give more", param=where)
+                raise Infeasible(f"{where}: {what}; give more", param=where)
         return TierConfig(
             engine.numerics_id,
             tuple(group.bytes_per_block for group in engine.groups),

@@ -13,7 +13,7 @@ from typing import Any
 from ..core.block import full_groups
 from ..core.config import BLOCK_SIZE, STEPS_IN_FLIGHT, EngineConfig
 from ..core.cost import Costs, StepLaw
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, Infeasible
 from ..kv.blocks.eviction import EVICTIONS
 from ..sched.policies import SCHEDULING_POLICIES
 from .calibrated import Calibrated
@@ -251,7 +251,7 @@ def _read_kv(fields: Fields, model: Model, law: StepLaw, block_size: int) -> tup
             raise fields.error("kv_token_bytes", "is needed to tell how many blocks that memory holds")
         num_blocks = int(size // (token_bytes * block_size))
         if not num_blocks:
-            raise fields.error(name, f"a block takes {token_bytes * block_size:.0f} bytes; give more")
+            raise fields.error(name, f"a block takes {token_bytes * block_size:.0f} bytes; give more", Infeasible)
     elif most:
         return most, token_bytes
     elif isinstance(law, Calibrated) and law.machine.num_blocks and block_size == law.machine.block_size:
@@ -259,7 +259,7 @@ def _read_kv(fields: Fields, model: Model, law: StepLaw, block_size: int) -> tup
     else:
         raise fields.error("kv_blocks", "is needed where no hardware says how much memory there is")
     if most and num_blocks > most:
-        raise fields.error(name, f"{num_blocks} blocks do not fit beside the weights; {most} do")
+        raise fields.error(name, f"{num_blocks} blocks do not fit beside the weights; {most} do", Infeasible)
     return num_blocks, token_bytes
 
 
@@ -275,4 +275,4 @@ def _read_price(fields: Fields, hardware: Hardware | None, prices: Mapping[str, 
 def _placed(fields: Fields, error: ConfigError) -> ConfigError:
     """The error of a law, at its place in the file."""
     where, _, what = error.message.partition(": ")
-    return fields.error(_PLACES.get(where, "hardware"), what)
+    return fields.error(_PLACES.get(where, "hardware"), what, type(error))

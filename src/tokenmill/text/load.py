@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import BadCheckpoint
-from ..formats.checkpoint import Checkpoint
+from ..formats.checkpoint import Checkpoint, open_text
 from ..formats.config_keys import architecture_of, keys_of, value_of
+from ..formats.hub import resolve_model
 from ..formats.safetensors import read_json
 from ..formats.sentence import read_sentence_config
 from .about import About, about
@@ -57,6 +59,15 @@ class TextModel:
     fim: FimTokens | None = None
     about: About = field(default_factory=About)
     speech: Speech = field(default_factory=Speech)
+
+
+def fetch_text(model: str, progress: Callable[[int, int], None] | None = None) -> TextModel:
+    """The text side of a model, fetched if need be; progress(done_bytes, total_bytes) is called meanwhile."""
+    checkpoint = open_text(resolve_model(model, progress=progress).path)
+    try:
+        return load_text(checkpoint)
+    finally:
+        checkpoint.close()
 
 
 def load_text(

@@ -6,9 +6,7 @@ import argparse
 import sys
 
 from ...bench.load import command, neighbour, overload_command
-from ...formats.checkpoint import open_text
-from ...formats.hub import resolve_model
-from ...text.load import TextModel, load_text
+from ...text.load import TextModel, fetch_text
 from ...text.tokenizer import Tokenizer
 from ..models import progress_bar
 
@@ -46,9 +44,4 @@ def read_tokenizer(model: str) -> Tokenizer:
 def read_text(model: str) -> TextModel:
     """Of a model, fetched if need be."""
     with progress_bar(f"fetching {model}") as progress:
-        path = resolve_model(model, progress=progress).path
-    checkpoint = open_text(path)
-    try:
-        return load_text(checkpoint)
-    finally:
-        checkpoint.close()
+        return fetch_text(model, progress)

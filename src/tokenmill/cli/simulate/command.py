@@ -6,16 +6,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from ...bench.html.fidelity import FIGURE_HEADER, REQUEST_HEADER, figure_rows, request_rows
 from ...bench.html.report import write_report
-from ...bench.load.body import CHAT_APIS
 from ...bench.load.command import check_outputs
 from ...bench.load.fidelity import Fidelity
 from ...bench.load.load_file import apply_load, given_flags
@@ -24,17 +22,15 @@ from ...bench.output import console_beside, write_json
 from ...bench.result import Result, Run
 from ...core.errors import ConfigError
 from ...plan.chat_frame import chat_frame
+from ...plan.config import Changes, Config, read_config
+from ...plan.doubts import doubts_of, lines_of
+from ...plan.evaluate import cost_usd
 from ...plan.fidelity import hold_against, on_deployment
-from ...plan.play import About, digest_of
-from ...plan.policies import NAMES, ChosenPolicies, read_policies
-from ...plan.sources import sources_beside
-from ...sim.cluster_file import parse, read_deployment
-from ...sim.deployment import Deployment
-from ...sim.loop import VirtualLoop
+from ...plan.play import digest_of
+from ...plan.policies import NAMES, read_policies
 from ...sim.service import Service, ServiceReport
 from ..bench.load import read_text, read_tokenizer
 from . import loads
-from .shared import fault_doubts, lines_of
 
 _OF_AGAINST = {"cluster", "policy", "against", "speed_factor", "name", "tokenizer", "json", "html", "help"}
 """Flags that --against takes, by their destinations."""
@@ -76,82 +72,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def simulate(args: argparse.Namespace) -> int:
-    tables = _read(args.cluster)
     chosen = read_policies(args.policy)
-    deployment = _deployment(args.cluster, tables, chosen)
+
+    def make(changes: Changes) -> Config:
+        return read_config(args.cluster, changes=changes, policies=chosen, fast_path=not args.no_fast_path)
+
+    config = make({})
     console = console_beside(args.json)
-    for name, text in deployment.facts:
+    for name, text in config.deployment.facts:
         console.print(f"[bold]{name}[/bold]  {text}", highlight=False)
     if args.against:
         _check_against(args)
         with chosen.blamed():
-            return _hold_against(args, deployment, chosen, console)
+            return _hold_against(args, config, console)
     if args.speed_factor:
         raise ConfigError("--speed-factor is of --against.", param="speed_factor")
-    apply_load(args.parser, args, deployment.load, f"{args.cluster}: [load]", args.cluster.parent)
+    apply_load(args.parser, args, config.deployment.load, f"{args.cluster}: [load]", args.cluster.parent)
     model = None if args.tokenizer is None else read_text(args.tokenizer)
-    frame = chat_frame(model, args.tokenizer) if model is not None and args.endpoint in CHAT_APIS else None
-
-    def make(changes: loads.Changes) -> loads.Setting[Service]:
-        changed = _deployment(args.cluster, loads.with_changes(tables, changes), chosen) if changes else deployment
-        facts = _facts(args.cluster, changed, chosen)
-        about = About(
-            name=args.cluster.stem,
-            endpoint=facts,
-            doubts=lambda service: doubts_of(service.report) + fault_doubts(service),
-            api=args.endpoint,
-            frame=frame,
-        )
-        return loads.Setting(
-            lambda loop, seed: _begin(changed, loop, seed, chosen, fast_path=not args.no_fast_path), about
-        )
-
     began_s = time.perf_counter()
-    with chosen.blamed():
-        result, services = loads.run(args, sys.argv, None if model is None else model.tokenizer, make)
+    result, services = loads.run(args, sys.argv, model, config, make)
     took_s = time.perf_counter() - began_s
     code = loads.finish(args, result)
     _tell(console, result, services, took_s)
     return code
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise ConfigError(f"{path} cannot be read: {reason}.", param="cluster") from None
-    return parse(text, str(path))
-
-
-def _deployment(path: Path, tables: Mapping[str, Any], chosen: ChosenPolicies) -> Deployment:
-    return chosen.deployment(read_deployment(tables, sources_beside(path.parent)))
-
-
-def _begin(deployment: Deployment, loop: VirtualLoop, seed: int, chosen: ChosenPolicies, *, fast_path: bool) -> Service:
-    return Service(deployment, loop, seed=seed, set_up=chosen.set_up, fast_path=fast_path)
-
-
-def _facts(path: Path, deployment: Deployment, chosen: ChosenPolicies) -> dict[str, Any]:
-    """Of the deployment, for results."""
-    facts: dict[str, Any] = {"model": path.stem, "cluster": str(path), **dict(deployment.facts)}
-    if deployment.price_per_h:
-        facts["price_hour_usd"] = deployment.price_per_h
-    if chosen.facts():
-        facts["policies"] = chosen.facts()
-    return facts
-
-
-def doubts_of(report: ServiceReport) -> list[str]:
-    """What a reader of the figures should know: steps outside of what their law was measured on are extrapolated."""
-    num_unseen, num_steps = sum(report.unseen.values()), sum(report.steps.values())
-    if not num_unseen:
-        return []
-    (num_rows, num_tokens), num = max(report.unseen.items(), key=lambda each: each[1])
-    return [
-        f"Extrapolated: {num_unseen} of {num_steps} steps are outside of what was calibrated, most of them ({num}) of "
-        f"up to {num_rows} rows and {num_tokens} tokens; calibrate with such a load."
-    ]
 
 
 def _check_against(args: argparse.Namespace) -> None:
@@ -163,11 +106,10 @@ def _check_against(args: argparse.Namespace) -> None:
     check_outputs(args)
 
 
-def _hold_against(args: argparse.Namespace, deployment: Deployment, chosen: ChosenPolicies, console: Console) -> int:
-    facts = _facts(args.cluster, deployment, chosen)
+def _hold_against(args: argparse.Namespace, config: Config, console: Console) -> int:
     model = None if args.tokenizer is None else read_text(args.tokenizer)
     frame = None if model is None or model.chat is None else chat_frame(model, args.tokenizer)
-    simulated = on_deployment(deployment, facts, chosen.set_up, doubts_of, frame)
+    simulated = on_deployment(config.deployment, dict(config.facts), config.policies.set_up, doubts_of, frame)
     name = args.name or args.cluster.stem
     fidelity = hold_against(args.against, simulated, args.speed_factor, name, read_tokenizer)
     show_fidelity(fidelity, console)
@@ -237,12 +179,12 @@ def _lines(report: ServiceReport) -> list[str]:
 
 def cost_of(run: Run) -> str:
     """Dollars for the hardware's hours that the run took; "" where no price is known."""
-    price = run.endpoint.get("price_hour_usd")
-    if not price or not run.output_tokens:
+    dollars = cost_usd(run)
+    if dollars is None or not run.output_tokens:
         return ""
-    dollars = price * run.duration_s / 3600
     num_tokens = run.input_tokens + run.output_tokens
     return (
-        f"{price:.2f} $ an hour: {1e6 * dollars / run.output_tokens:.3f} $ per million tokens of output, "
+        f"{run.endpoint['price_hour_usd']:.2f} $ an hour: "
+        f"{1e6 * dollars / run.output_tokens:.3f} $ per million tokens of output, "
         f"{1e6 * dollars / num_tokens:.3f} $ of all"
     )

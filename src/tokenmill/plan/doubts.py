@@ -1,10 +1,23 @@
-"""What a simulation tells of the parts that its workers share: faults, links, front end and clients."""
+"""What a reader of a simulation's figures should know: steps beyond what was calibrated, and what became of the parts
+that its workers share: faults, links, front end and clients."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from ...sim.service import Service
+from ..sim.service import Service, ServiceReport
+
+
+def doubts_of(report: ServiceReport) -> list[str]:
+    """What a reader of the figures should know: steps outside of what their law was measured on are extrapolated."""
+    num_unseen, num_steps = sum(report.unseen.values()), sum(report.steps.values())
+    if not num_unseen:
+        return []
+    (num_rows, num_tokens), num = max(report.unseen.items(), key=lambda each: each[1])
+    return [
+        f"Extrapolated: {num_unseen} of {num_steps} steps are outside of what was calibrated, most of them ({num}) of "
+        f"up to {num_rows} rows and {num_tokens} tokens; calibrate with such a load."
+    ]
 
 
 def lines_of(service: Service) -> list[str]:
