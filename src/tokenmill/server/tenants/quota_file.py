@@ -15,10 +15,10 @@ import os
 import secrets
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ...state.database import Schema, open_database
+from ...state.database import Schema, open_database, transaction
 from .rates import Bucket, Standing, standing
 from .tenant import RateLimits
 
@@ -82,7 +82,7 @@ class QuotaFile:
         """Let a call in, or not."""
         wanted = {"requests": (1, limits.requests_per_minute), "tokens": (num_tokens, limits.tokens_per_minute)}
         wanted = {kind: each for kind, each in wanted.items() if each[1]}
-        with self._transaction():
+        with transaction(self._database):
             buckets = {kind: self._bucket(tenant, kind).at(now_s, limit) for kind, (_, limit) in wanted.items()}
             refused_by, wait_s = "", 0.0
             for kind, (amount, limit) in wanted.items():
@@ -100,7 +100,7 @@ class QuotaFile:
     def give_back(self, tenant: str, limits: RateLimits, num_tokens: int, now_s: float, num_requests: int = 0) -> None:
         """A call is over. num_tokens: that it did not use of those taken, negative for more than these; num_requests:
         1 for one that was never begun."""
-        with self._transaction():
+        with transaction(self._database):
             for kind, amount, limit in (
                 ("requests", num_requests, limits.requests_per_minute),
                 ("tokens", num_tokens, limits.tokens_per_minute),
@@ -113,12 +113,12 @@ class QuotaFile:
     def renew(self, now_s: float) -> None:
         """What this front end holds counts on."""
         if self.held:
-            with self._transaction():
+            with transaction(self._database):
                 for tenant in self.held:
                     self._lease(tenant, now_s)
 
     def note_used(self, used: Iterable[tuple[str, float]]) -> None:
-        with self._transaction():
+        with transaction(self._database):
             self._database.executemany(
                 "INSERT INTO used VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET at_s = MAX(at_s, excluded.at_s)", used
             )
@@ -128,17 +128,6 @@ class QuotaFile:
         return dict(self._database.execute("SELECT key, at_s FROM used"))
 
     # ---- inside a transaction ----
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._database.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                self._database.execute("ROLLBACK")
-            raise
 
     def _bucket(self, tenant: str, kind: str) -> Bucket:
         row = self._database.execute(

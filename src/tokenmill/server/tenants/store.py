@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from ...core.errors import ConfigError, NotFound, Unavailable
-from ...state.database import Schema, cannot_use, open_database
+from ...state.database import Schema, cannot_use, open_database, transaction
 from ..json_encoder import encode_json
 from .keys import digest_of, hint_of, new_key
 from .records import KeyRecord, TenantRecord, check_key_name, check_tenant_id
@@ -193,14 +193,8 @@ class TenantStore:
     def _writing(self) -> Iterator[float]:
         """What is written in the block is written as a whole, or not at all. Gives the time."""
         try:
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
+            with transaction(self._database):
                 yield self._wall_s()
-                self._database.execute("COMMIT")
-            except BaseException:
-                with contextlib.suppress(sqlite3.Error):
-                    self._database.execute("ROLLBACK")
-                raise
         except sqlite3.Error as error:
             raise Unavailable(f"The tenants cannot be written to {self.path}: {error}.") from error
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ...state.database import Schema, open_database
+from ...state.database import Schema, open_database, transaction
 from .journal import SUFFIX, is_over
 from .question import Question, Sum
 from .record import MARK, Account, Counts, Damaged, Record, records
@@ -91,10 +90,9 @@ class Ledger:
             return 0
         sums: Sums = {}
         once: list[tuple[float, Account, Counts, str]] = []
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
+        with self._writing():
             if not path.exists():  # another has folded it to its end, and deleted it before forgetting where that was
-                self._undo()
+                self._read_up_to.clear()
                 return 0
             begin = self._folded(name)
             end, is_damaged = _read(data, base, begin, accounts, sums, once)
@@ -103,10 +101,6 @@ class Ledger:
                 for each in once:
                     self._add_once(*each)
                 self._database.execute("INSERT OR REPLACE INTO folded VALUES (?, ?)", (name, end))
-            self._database.execute("COMMIT")
-        except BaseException:
-            self._undo()
-            raise
         self._read_up_to[name] = (end, accounts)
         if is_damaged:
             _log.error("The usage journal %s is damaged from byte %d on; it is kept as .damaged.", path, end)
@@ -152,8 +146,7 @@ class Ledger:
     def coarsen(self, now_s: float) -> None:
         """Minutes become hours, hours days, and what is older than is kept goes."""
         database = self._database
-        database.execute("BEGIN IMMEDIATE")
-        try:
+        with self._writing():
             for width_s, wider_s, age_s in ((60, 3600, MINUTES_FOR_S), (3600, DAY_S, HOURS_FOR_S)):
                 oldest_s = int(now_s - age_s) // wider_s * wider_s
                 database.execute(
@@ -168,16 +161,16 @@ class Ledger:
             if self._kept_s:
                 database.execute("DELETE FROM usage WHERE bucket_s + width_s <= ?", (int(now_s - self._kept_s),))
             database.execute("DELETE FROM once WHERE wall_s < ?", (now_s - _ONCE_FOR_S,))
-            database.execute("COMMIT")
-        except BaseException:
-            self._undo()
-            raise
         database.execute("PRAGMA incremental_vacuum").fetchall()
 
-    def _undo(self) -> None:
-        self._read_up_to.clear()
-        with contextlib.suppress(sqlite3.Error):
-            self._database.execute("ROLLBACK")
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            with transaction(self._database):
+                yield
+        except BaseException:
+            self._read_up_to.clear()
+            raise
 
     # ---- asking ----
 
