@@ -277,14 +277,14 @@ def test_who_has_the_end_has_it_kept(tmp_path: Path, client_of: Clients, streams
             answer = client.responses.create(model="toy", input="hi", stream=streams)
             return list(answer)[-1].response if streams else answer
 
-        store._writer.put(hold)
+        store._file.put(hold)
         asked = pool.submit(ask)
         time.sleep(0.3)
         assert not asked.done()
         go.set()
         assert asked.result(20).status == "completed"
         go.clear()
-        store._writer.put(hold)
+        store._file.put(hold)
         assert ask().status == "completed"
         go.set()
     store.close()
