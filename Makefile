@@ -37,11 +37,12 @@ $(VENV)/installed: pyproject.toml src/tokenmill/__init__.py $(NATIVE) | $(BIN)/p
 	@$(BIN)/tokenmill doctor --brief
 	@touch $@
 
-# Only the packages of an extra: installing '.[extra]' would build the native library again.
+# Only the packages of an extra: installing '.[extra]' would build the native library again. Few of their modules are ever
+# imported, so none is compiled beforehand.
 $(VENV)/extra-%: pyproject.toml | $(VENV)/installed
 	$(BIN)/python -c 'import tomllib; \
 	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"], sep="\n")' > $@.txt
-	$(PIP) install --requirement $@.txt
+	$(PIP) install --no-compile --requirement $@.txt
 	@touch $@
 
 serve: install

@@ -98,6 +98,7 @@ def test_a_head_that_does_not_answer_ends_nothing_while_an_actor_does() -> None:
     assert found == [True, True, False, True, False]
 
 
+@pytest.mark.sampled(1 / 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("whose", ["the worker", "its actor"])
 def test_two_actors_serve_and_a_kill_loses_no_stream(server: Server, whose: str) -> None:
@@ -119,6 +120,7 @@ def test_two_actors_serve_and_a_kill_loses_no_stream(server: Server, whose: str)
     assert all_texts(server) == expected
 
 
+@pytest.mark.sampled(1 / 3)
 def test_nothing_is_left_behind(smollm2: Path, env: dict[str, str]) -> None:
     with Server("--launcher", "ray", *SMALL, model=str(smollm2), env=env) as running:
         wait_until(lambda: len(workers(running)) == 1, "the worker")
@@ -126,6 +128,7 @@ def test_nothing_is_left_behind(smollm2: Path, env: dict[str, str]) -> None:
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the end of all")
 
 
+@pytest.mark.sampled(1 / 3)
 def test_a_server_whose_ray_has_died_ends_for_its_supervisor(smollm2: Path, env: dict[str, str]) -> None:
     """Without the raylet no actor can be reached or started; to wait for one would be to wait for ever."""
     with Server("--launcher", "ray", *SMALL, model=str(smollm2), env=env) as running:
