@@ -58,6 +58,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, Any]
         yield llm, theirs
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_the_beams_of_transformers(models: tuple[LLM, Any], settings: dict[str, Any]) -> None:
     """Same tokens in the same order, scores to 1e-4; and the ends are of both kinds over all prompts."""

@@ -49,6 +49,7 @@ KNOWN_REFUSALS = re.compile(
 """Why we refuse what transformers takes."""
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("kind", TYPES)
 def test_decoders(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     transformers.logging.set_verbosity_error()

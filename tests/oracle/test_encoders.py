@@ -107,6 +107,7 @@ def expected_vector(case: EncoderCase, model, tokens: list[int], params: Pooling
     return (torch.nn.functional.normalize(state, dim=0) if params.activation == "unit" else state).numpy()
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("make_ops", BACKENDS)
 def test_vectors_and_scores(saved, make_ops, tmp_path):
     """Sequences of very different lengths in one step, each way of pooling, pairs with two types of text."""

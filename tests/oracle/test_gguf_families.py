@@ -32,6 +32,7 @@ _SKIPPED = {
 GGUF_CASES = [case for case in (*CASES, *MOE_CASES) if case.family in ARCHITECTURES and case.title not in _SKIPPED]
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("case", GGUF_CASES, ids=lambda case: case.title.replace(" ", "_"))
 def test_logits_from_gguf(case: Case, tmp_path):
     theirs = make_model(case, tmp_path)

@@ -101,6 +101,7 @@ def saved(request, tmp_path_factory):
     return request.param, folder, make_model(request.param, folder)
 
 
+@pytest.mark.sampled(1 / 3)
 def test_numpy(saved, tmp_path):
     """Logits, the experts that each token chose, greedy tokens; from GGUF too, in both forms."""
     _, folder, theirs = saved
