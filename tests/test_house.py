@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from house_figures import SRC, circles, import_graph, imports, room_of, upward_arrows
+from house_figures import (
+    SRC,
+    circles,
+    import_graph,
+    imports,
+    long_functions,
+    room_of,
+    upward_arrows,
+    wide_functions,
+)
 
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
@@ -93,6 +102,12 @@ def test_no_file_holds_more_than_a_reader_can() -> None:
     """600 lines: what grows beyond that has a second idea in it."""
     sizes = {path.relative_to(SRC): len(path.read_text(encoding="utf8").splitlines()) for path in SRC.rglob("*.py")}
     assert not {str(path): size for path, size in sizes.items() if size > 600}
+
+
+def test_no_function_holds_more_than_a_reader_can() -> None:
+    """60 lines and 10 parameters: what grows beyond that is cut at its ideas, or takes a record of its own."""
+    assert not long_functions()
+    assert not wide_functions()
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

@@ -10,7 +10,7 @@ from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import PlanRow, StepPlan
-from tokenmill.sim.executor import StepFailure, ToyExecutor, Violation
+from tokenmill.sim.executor import Failures, StepFailure, ToyExecutor, Violation
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.toy_model import introduction, solo_answer
 
@@ -25,7 +25,7 @@ FIRST = PlanRow(0, 0, REQUEST.prompt_tokens, blocks=(0, 1), intro=INTRO, sample=
 def run(plans: list[StepPlan], *, together: bool = False, failure_rate: float = 0.0) -> list[list[int]]:
     """Tokens drawn in each step; the plans run one after the other, or are all submitted at once."""
     loop = VirtualLoop()
-    executor = ToyExecutor(CONFIG, loop, failure_rate=failure_rate)
+    executor = ToyExecutor(CONFIG, loop, failures=Failures(rate=failure_rate))
 
     async def main() -> list[list[int]]:
         drawn: list[list[int]] = []

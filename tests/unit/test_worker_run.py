@@ -19,7 +19,7 @@ from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.pool import HostPool
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
-from tokenmill.worker.memory import LOGITS_BYTES, plan_memory, step_limits
+from tokenmill.worker.memory import LOGITS_BYTES, HeldBytes, plan_memory, step_limits
 from workers import build_worker
 
 GREEDY = SamplingParams(temperature=0)
@@ -418,8 +418,7 @@ def test_a_mixture_is_planned_for_every_row_at_one_expert():
     group = KVGroup("full", 3, 2, 16, 16, "f16")
 
     def scratch(config):
-        how = {"weights_bytes": 0, "sizes": [1], "program_bytes": None, "queue_bytes": 0}
-        return plan_memory(config, [group], shape, **how).scratch
+        return plan_memory(config, [group], shape, HeldBytes(weights=0), sizes=[1], program_bytes=None).scratch
 
     few, many = (scratch(moe_config(Routing(8, top_k))) for top_k in (3, 6))
     assert many - few == 512 * 4 * 3 * (2 + 3 * 32 + 64)

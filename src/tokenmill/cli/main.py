@@ -28,6 +28,8 @@ from .serve_options import HttpOptions, ServeOptions, port_number
 from .upstream_options import UPSTREAMS, UpstreamOptions
 from .worker_options import LinkOptions, ListenOptions, WorkerOptions
 
+_Commands = argparse._SubParsersAction
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
@@ -49,10 +51,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """Flags of commands that need further modules to be named are there only where `argv` begins with the command."""
     parser = Parser(prog="tokenmill", description="Serves large language models: exact, fast on CPUs.")
     parser.add_argument("--version", action="version", version=f"tokenmill {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_serving(commands)
+    _add_talking(commands)
+    _add_models(commands)
+    add_key_commands(commands, _command)
+    _add_flight(commands)
+    fitting = _command(commands, "calibrate", "learn what steps take, from step logs", "calibrate.command", "calibrate")
+    _add_arguments(argv, "calibrate", "cli.calibrate.command", fitting)
+    _add_bench(commands, argv)
+    simulated = _command(commands, "simulate", "a load on machines that are not here", "simulate.command", "simulate")
+    _add_arguments(argv, "simulate", "cli.simulate.command", simulated)
+    top = _command(commands, "top", "watch a running server: workers, queues, KV, streams, moves", "top", "top")
+    _add_arguments(argv, "top", "cli.top", top)
+    usage = _command(commands, "usage", "what was handed to whom, in tokens", "usage", "show")
+    _add_arguments(argv, "usage", "cli.usage", usage)
+    _add_audit(commands, argv)
+    _add_state(commands, argv)
+    _add_kv(commands, argv)
+    _add_doctor(commands)
+    return parser
 
+
+def _add_arguments(argv: Sequence[str], command: str, module: str, *parsers: Parser) -> None:
+    """Have the module add flags to the parsers, if it is this command that is given."""
+    if argv[:1] == [command]:
+        importlib.import_module(f"tokenmill.{module}").add_arguments(*parsers)
+
+
+def _add_serving(commands: _Commands) -> None:
     serve = _command(commands, "serve", "serve a model over HTTP, by the APIs of OpenAI and others", "wire", "serve")
     add_model(serve)
     _groups(
@@ -78,6 +108,8 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         worker, ServeOptions, ("engine_timeout_s", "journal", "flight_recorder", "step_log", "log_level", "log_format")
     )
 
+
+def _add_talking(commands: _Commands) -> None:
     chat = _command(commands, "chat", "talk with a model in the terminal", "chat", "chat")
     add_model(chat)
     chat.add_argument("--system", metavar="TEXT", help="system message to start with")
@@ -97,6 +129,8 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     generate.set_defaults(max_tokens=256)
     add_foreign_flags(generate)
 
+
+def _add_models(commands: _Commands) -> None:
     pull = _command(commands, "pull", "fetch a model into the cache and print its path", "models", "pull")
     add_model(pull)
     pull.add_argument("--verify", action="store_true", help="read all of it again and compare its checksums")
@@ -115,15 +149,14 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         "--expert-load", metavar="FILE", help="draw what a server wrote by its --expert-load, instead of a model"
     )
 
-    add_key_commands(commands, _command)
+
+def _add_flight(commands: _Commands) -> None:
     flight = _command(commands, "flight", "show what an engine did last, from its flight recorder", "flight", "flight")
     flight.add_argument("file", metavar="FILE", help="a .flight file")
     flight.add_argument("--output", "-o", metavar="FILE", help="write a trace for ui.perfetto.dev there (JSON)")
 
-    fitting = _command(commands, "calibrate", "learn what steps take, from step logs", "calibrate.command", "calibrate")
-    if argv[:1] == ["calibrate"]:
-        importlib.import_module("tokenmill.cli.calibrate.command").add_arguments(fitting)
 
+def _add_bench(commands: _Commands, argv: Sequence[str]) -> None:
     bench = commands.add_parser("bench", help="measure", description="Measure.")
     benches = bench.add_subparsers(title="benchmarks", metavar="WHAT", required=True)
     engine = _command(benches, "engine", "prefill and decode speed, by number of streams", "bench.engine", "engine")
@@ -165,27 +198,20 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     for command in (engine, kernels, profile, quality):
         add_options(command.add_argument_group("engine"), EngineOptions)
 
-    simulated = _command(commands, "simulate", "a load on machines that are not here", "simulate.command", "simulate")
-    if argv[:1] == ["simulate"]:
-        importlib.import_module("tokenmill.cli.simulate.command").add_arguments(simulated)
-    top = _command(commands, "top", "watch a running server: workers, queues, KV, streams, moves", "top", "top")
-    if argv[:1] == ["top"]:
-        importlib.import_module("tokenmill.cli.top").add_arguments(top)
-    usage = _command(commands, "usage", "what was handed to whom, in tokens", "usage", "show")
-    if argv[:1] == ["usage"]:
-        importlib.import_module("tokenmill.cli.usage").add_arguments(usage)
+
+def _add_audit(commands: _Commands, argv: Sequence[str]) -> None:
     audit = commands.add_parser("audit", help="keys and checks of audit logs", description="Keys and checks.")
     audits = audit.add_subparsers(title="commands", metavar="WHAT", required=True)
     keygen = _command(audits, "keygen", "make the key that signs a log's head, or responses", "audit", "keygen")
     verify = _command(audits, "verify", "whether a log is what was written", "audit", "verify")
+    _add_arguments(argv, "audit", "cli.audit", keygen, verify)
     signed = _command(
         commands, "verify-response", "whether a server signed an answer", "verify_response", "verify_response"
     )
-    if argv[:1] == ["verify-response"]:
-        importlib.import_module("tokenmill.cli.verify_response").add_arguments(signed)
-    if argv[:1] == ["audit"]:
-        importlib.import_module("tokenmill.cli.audit").add_arguments(keygen, verify)
+    _add_arguments(argv, "verify-response", "cli.verify_response", signed)
 
+
+def _add_state(commands: _Commands, argv: Sequence[str]) -> None:
     state = commands.add_parser(
         "state", help="check, repair and back up what a server keeps", description="What is kept."
     )
@@ -195,20 +221,22 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         _command(states, "repair", "set what is damaged aside, and restore the last backup", "state_files", "repair"),
         _command(states, "backup", "back up tenants, keys and usage, beside the files", "state_files", "backup"),
     ]
-    if argv[:1] == ["state"]:
-        importlib.import_module("tokenmill.cli.state_files").add_arguments(*looks)
+    _add_arguments(argv, "state", "cli.state_files", *looks)
 
+
+def _add_kv(commands: _Commands, argv: Sequence[str]) -> None:
     kv = commands.add_parser("kv", help="KV stores: fill, look, check", description="KV stores: fill, look, check.")
     kinds = kv.add_subparsers(title="commands", metavar="WHAT", required=True)
     keeping = _command(kinds, "serve", "keep KV for several servers of this machine", "kv.serve", "serve")
+    _add_arguments(argv, "kv", "cli.kv.serve", keeping)
     if argv[:1] == ["kv"]:
-        importlib.import_module("tokenmill.cli.kv.serve").add_arguments(keeping)
         importlib.import_module("tokenmill.cli.kv.parser").add_commands(kinds, _command)
 
+
+def _add_doctor(commands: _Commands) -> None:
     doctor = _command(commands, "doctor", "what this machine offers and what will be used", "doctor", "doctor")
     doctor.add_argument("--port", type=argument_type(port_number), default=8000, help="port to try (default: 8000)")
     doctor.add_argument("--brief", action="store_true", help="one line: which kernels will be used")
-    return parser
 
 
 def _groups(parser: Parser, **groups: Sequence[type]) -> None:
@@ -223,7 +251,7 @@ def _groups(parser: Parser, **groups: Sequence[type]) -> None:
                 add_options(made[under], kind, (name,))
 
 
-def _command(commands: argparse._SubParsersAction, name: str, about: str, module: str, function: str) -> Parser:
+def _command(commands: _Commands, name: str, about: str, module: str, function: str) -> Parser:
     """A sub-command that runs `cli.<module>.<function>(args) -> exit code`, imported only then."""
 
     def run(args: argparse.Namespace) -> int:

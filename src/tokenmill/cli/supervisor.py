@@ -147,9 +147,7 @@ class Supervisor:
                 self._process = self._start()
             client.roster.start(name, self)
             started_s, planned_bytes, self._is_own_kill = time.monotonic(), 0, False
-            link = UnixFrontEnd(self._process.address, MonotonicClock())
-            link.open()
-            self._link = link
+            self._link = link = _opened(self._process)
             attached = client.attach(
                 Watched(link, note), on_broken=self._kill, flight=self._process.flight, explained_s=EXPLAINED_S
             )
@@ -165,8 +163,7 @@ class Supervisor:
                 has_served = attached.num_steps > 0 or (planned_bytes > 0 and cause is Cause.OUTSIDE)
                 lived_s = time.monotonic() - started_s
                 delay_s = next_delay_s(delay_s, lived_s, has_served=has_served, is_awaited=client.num_open > 0)
-                why_down = "The engine is down and will be restarted."
-                client.detach(attached, why_down, delay_s + load_s, cause)
+                client.detach(attached, "The engine is down and will be restarted.", delay_s + load_s, cause)
                 client.roster.lose(name)
                 link.close()
             self._process.close()
@@ -185,10 +182,7 @@ class Supervisor:
                 continue
             if not (self.was_ready or has_begun()):
                 raise reason
-            when = f"in {delay_s:g} s" if delay_s else "at once"
-            log.error("%s Worker %s is restarted %s.", reason.message, name, when)
-            if lost is not None:
-                log.error("What it did last is in %s; see: tokenmill flight %s", lost, lost)
+            _tell_restart(reason.message, name, delay_s, lost)
             await asyncio.sleep(delay_s)
 
     async def _end_when_stuck(self, process: EngineLife, attached: AttachedEngine) -> None:
@@ -235,3 +229,17 @@ class Watched:
     async def receive(self) -> FromEngine:
         message = await self._link.receive()
         return self._complete(message) if isinstance(message, Ready) else message
+
+
+def _opened(process: EngineLife) -> UnixFrontEnd:
+    link = UnixFrontEnd(process.address, MonotonicClock())
+    link.open()
+    return link
+
+
+def _tell_restart(why: str, name: str, delay_s: float, lost: Path | None) -> None:
+    """lost: where the flight of the life that has ended is kept."""
+    when = f"in {delay_s:g} s" if delay_s else "at once"
+    log.error("%s Worker %s is restarted %s.", why, name, when)
+    if lost is not None:
+        log.error("What it did last is in %s; see: tokenmill flight %s", lost, lost)

@@ -134,12 +134,6 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
     windowed_rope = RopeConfig(local_base) if family.local_rope else rope
     windows = _gguf_windows(fields, family, num_layers)
     names = LAYER_NAMES["gguf"] | dict(family.names)
-    biases = {
-        role
-        for role, name in names.items()
-        for layer in (0, num_layers - 1)
-        if role not in WHOLE_NAMES and f"{name.format(layer)}.bias" in checkpoint.tensors
-    }
     activation = family.activation or "silu"
     mixtures = gguf_experts(fields, family, checkpoint.tensors, num_layers, activation)
     norm_key = "layer_norm_epsilon" if family.norm == "layer" else "layer_norm_rms_epsilon"
@@ -159,7 +153,7 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
             max_context=max_context,
             tied_embeddings="output.weight" not in checkpoint.tensors,
             activation=activation,
-            biases=frozenset(biases | set(family.biases)),
+            biases=_gguf_biases(checkpoint, names, num_layers) | frozenset(family.biases),
             attention_scale=shape.scale,
             attention_cap=fields.number("attn_logit_softcapping", 0.0),
             logit_cap=fields.number("final_logit_softcapping", 0.0),
@@ -175,6 +169,16 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
             unread=mixtures.unread,
         ),
         fields,
+    )
+
+
+def _gguf_biases(checkpoint: Checkpoint, names: Mapping[str, str], num_layers: int) -> frozenset[str]:
+    """Roles whose tensors have a bias in the first layer or the last."""
+    return frozenset(
+        role
+        for role, name in names.items()
+        for layer in (0, num_layers - 1)
+        if role not in WHOLE_NAMES and f"{name.format(layer)}.bias" in checkpoint.tensors
     )
 
 

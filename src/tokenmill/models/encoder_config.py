@@ -111,10 +111,7 @@ def encoder_config(checkpoint: Checkpoint) -> EncoderConfig:
     if head_dim * num_heads != width or head_dim % 2:
         raise BadCheckpoint(f"{fields.where}: {num_heads} heads do not divide a width of {width} evenly.")
     first = fields.count("pad_token_id", least=0) + 1 if family.from_pad else 0
-    longest = family.key("max_position_embeddings")
-    num_positions = fields.count(longest) - first
-    if num_positions < 1:
-        raise BadCheckpoint(f"{fields.where}: {longest} = {fields.get(longest)} leaves no position.")
+    num_positions = _num_positions(fields, family, first)
     num_layers = fields.count(family.key("num_hidden_layers"), most=MAX_LAYERS)
     layers = (LayerConfig(0, None),) * num_layers
     biases = frozenset(family.names) - {"embed", "positions", "types"} | {"head"}
@@ -151,6 +148,15 @@ def encoder_config(checkpoint: Checkpoint) -> EncoderConfig:
         head_activation=_head_activation(fields) if has_head else "",
         score_activation=_score_activation(given),
     )
+
+
+def _num_positions(fields: Fields, family: EncoderFamily, first: int) -> int:
+    """Of tokens, where the first has position `first` of the table."""
+    longest = family.key("max_position_embeddings")
+    num_positions = fields.count(longest) - first
+    if num_positions < 1:
+        raise BadCheckpoint(f"{fields.where}: {longest} = {fields.get(longest)} leaves no position.")
+    return num_positions
 
 
 def _architecture(checkpoint: Checkpoint) -> str:

@@ -114,8 +114,7 @@ async def _measure(
         keeps_tokens=about.real_replies,
         ended=about.ended,
     )
-    is_chat = about.api in CHAT_APIS
-    frame = about.frame if is_chat else None
+    frame = about.frame if about.api in CHAT_APIS else None
     if frame is not None:
         for roles in dict.fromkeys(tuple(message.role for message in call.messages) for call in plan.calls):
             frame(roles)  # what it cannot render is said before anything is sent
@@ -128,23 +127,41 @@ async def _measure(
         warm = load.make_plan(load.num_warmups, other, load.schedule.request_rate)
         await _warm_up(service, warm, PromptWriter(other, load.vocabulary, frame=frame), about)
     tally = Tally() if load.is_lean else None
-
-    def take(call: Call, exchange: Exchange, start_s: float) -> None:
-        assert tally is not None
-        limit_s = load.objectives.get("itl_s")
-        most = KEPT_EVENTS if limit_s is None else None
-        row = measure.row_of(call, exchange, start_s, load.objectives, most_events=most)
-        tally.take(row, exchange, limit_s is not None and row.ok and measure.met(row, "itl_s", limit_s))
-
     player: Player[Asked] = Player(
         plan, load.schedule, writer, client, load.give_up,
-        time=time_of(loop), manners=load.manners, take=take if load.is_lean else None,
+        time=time_of(loop), manners=load.manners, take=None if tally is None else _taking(tally, load),
     )  # fmt: skip
     with rare_collections():
         played = await player.play(observe)
     await client.close()
     await service.stop()
-    context = Context(
+    context = _context(load, about, plan, name, repeat, player.num_rounds, tally)
+    rows = measure.make_rows(player.plan, played, load.objectives)
+    rows = rows if tally is None else sorted([*rows, *tally.rows], key=lambda row: row.index)
+    remarks = [*plan.remarks, *about.doubts(service)]
+    if about.api in CHAT_APIS and frame is None:
+        remarks.append("Chat templates add no tokens here: --tokenizer names the model whose template does.")
+    if writer.has_guessed:
+        remarks.append("Tokens of quoted text are a guess, a quarter of its characters: --tokenizer counts them.")
+    return measure.summarise(context, played, rows, remarks)
+
+
+def _taking(tally: Tally, load: Load) -> Callable[[Call, Exchange, float], None]:
+    """What is told of each call that has ended, and has the tally count it."""
+    limit_s = load.objectives.get("itl_s")
+    most = KEPT_EVENTS if limit_s is None else None
+
+    def take(call: Call, exchange: Exchange, start_s: float) -> None:
+        row = measure.row_of(call, exchange, start_s, load.objectives, most_events=most)
+        tally.take(row, exchange, limit_s is not None and row.ok and measure.met(row, "itl_s", limit_s))
+
+    return take
+
+
+def _context(
+    load: Load, about: About, plan: Plan, name: str, repeat: int, num_rounds: int, tally: Tally | None
+) -> Context:
+    return Context(
         name=name,
         started_at=STARTED_AT,
         objectives=load.objectives,
@@ -156,7 +173,7 @@ async def _measure(
             "text": "tokens that their names decide",
             **({} if about.digest_of is None else {"digest": about.digest_of(plan, load)}),
             "plan_digest": plan.digest(),
-            "num_rounds": player.num_rounds,
+            "num_rounds": num_rounds,
         },
         endpoint={"url": "simulated", "simulated": True, "api": about.api, **about.endpoint},
         environment={"simulated": True, "tokenmill": __version__},
@@ -166,14 +183,6 @@ async def _measure(
         percentiles=load.percentiles,
         tally=tally,
     )
-    rows = measure.make_rows(player.plan, played, load.objectives)
-    rows = rows if tally is None else sorted([*rows, *tally.rows], key=lambda row: row.index)
-    remarks = [*plan.remarks, *about.doubts(service)]
-    if is_chat and frame is None:
-        remarks.append("Chat templates add no tokens here: --tokenizer names the model whose template does.")
-    if writer.has_guessed:
-        remarks.append("Tokens of quoted text are a guess, a quarter of its characters: --tokenizer counts them.")
-    return measure.summarise(context, played, rows, remarks)
 
 
 async def _warm_up(service: Lives, plan: Plan, writer: PromptWriter, about: About) -> None:

@@ -48,33 +48,8 @@ async def serve(
     they do at once on a second signal. `on_draining` gets the number of requests that are waited for, and
     `on_shrunk` is called when memory may be given back. Raises ConfigError when the address cannot be had.
     """
-    config = app.state.config
-    bounds = replace(config.http, max_connections=raise_file_limit(config.http.max_connections))
-    if bounds.max_connections < config.http.max_connections:
-        _log.warning("At most %d connections can be open here (ulimit -n).", bounds.max_connections)
-    door = Door(
-        bounds,
-        config.mask,
-        root_path=config.root_path,
-        tls=tls,
-        note_refused=app.state.client.hearers.metrics.call_refused,
-        on_shrunk=on_shrunk,
-    )
-    settings = uvicorn.Config(
-        Noting(app),
-        http=cast(Any, partial(Connection, door)),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        headers=[("x-content-type-options", "nosniff")],
-        proxy_headers=False,
-        timeout_keep_alive=cast(int, bounds.idle_s),
-        timeout_graceful_shutdown=int(drain_s) + _AFTER_DRAIN_S,
-        backlog=2048,
-    )
-    server = uvicorn.Server(settings)
+    door = _door(app, on_shrunk, tls)
+    server = uvicorn.Server(_settings(app, door, drain_s))
     handover = app.state.handover
     with listening(host, port, uds) as listener:
         door.open()
@@ -102,6 +77,38 @@ async def serve(
             await app.state.models.close()
             if handover is not None:
                 await handover.close()
+
+
+def _door(app: Starlette, on_shrunk: Callable[[], None], tls: ssl.SSLContext | None) -> Door:
+    config = app.state.config
+    bounds = replace(config.http, max_connections=raise_file_limit(config.http.max_connections))
+    if bounds.max_connections < config.http.max_connections:
+        _log.warning("At most %d connections can be open here (ulimit -n).", bounds.max_connections)
+    return Door(
+        bounds,
+        config.mask,
+        root_path=config.root_path,
+        tls=tls,
+        note_refused=app.state.client.hearers.metrics.call_refused,
+        on_shrunk=on_shrunk,
+    )
+
+
+def _settings(app: Starlette, door: Door, drain_s: float) -> uvicorn.Config:
+    return uvicorn.Config(
+        Noting(app),
+        http=cast(Any, partial(Connection, door)),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        headers=[("x-content-type-options", "nosniff")],
+        proxy_headers=False,
+        timeout_keep_alive=cast(int, app.state.config.http.idle_s),
+        timeout_graceful_shutdown=int(drain_s) + _AFTER_DRAIN_S,
+        backlog=2048,
+    )
 
 
 class _Stop:

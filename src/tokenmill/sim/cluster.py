@@ -19,13 +19,14 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from ..cluster.events import Effects, GatewayEvent, GivenUp
 from ..cluster.pools import decision_named
 from ..cluster.rescheduling import policy_named
+from ..core.block import BlockKey
 from ..core.effects import Event
 from ..core.errors import EngineFailed, Overloaded
 from ..core.events import FINISH_ABORT
@@ -40,6 +41,7 @@ from .front import Front
 from .loop import VirtualLoop
 from .network import Network
 from .peers import ToyNetwork
+from .store import Slots
 from .tier_store import ToyTiers
 from .worker import Build, Worker
 from .workload import VOCAB_SIZE, Scenario
@@ -131,12 +133,7 @@ class _Clients:
             front.handle(GivenUp(cancellation.request_id, FINISH_ABORT))
 
 
-def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
-    """Run to the end of every request and check everything; an AssertionError or a Violation tells what is wrong."""
-    loop = VirtualLoop(limit_s=_LIMIT_S)
-    scenario, counts = cluster.scenario, Counter[str]()
-    stored = None if scenario.stored is None else dict(scenario.stored)  # outlives workers, and they share it
-    clients = _Clients(scenario, loop, {} if stored is None else stored)
+def _new_front(cluster: Cluster, loop: VirtualLoop, clients: _Clients, seed: int) -> Front:
     front = Front(loop, clients.hear, limit_s=cluster.limit_s, grace_s=cluster.grace_s)
     gateway = front.gateway
     gateway.is_shared = cluster.is_shared
@@ -144,10 +141,20 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
     at_random = Wanderlust(random.Random(f"moves {seed}"))
     gateway.reviews.policy = at_random if cluster.migration == "random" else policy_named(cluster.migration)
     gateway.reviews.replication = Copycat(random.Random(f"copies {seed}")) if cluster.copies else None
-    peers = ToyNetwork(seed, cluster.peers_fail)
-    rng = random.Random(f"stores {seed}")
-    ends_of_stores: list[ToyTiers] = []
-    stores = Stores(cluster.stores, scenario.config, loop, rng, cluster.lies) if cluster.stores else None
+    return front
+
+
+def _beginning(
+    cluster: Cluster,
+    loop: VirtualLoop,
+    peers: ToyNetwork,
+    stored: dict[tuple[int, BlockKey], Slots] | None,
+    stores: Stores | None,
+    ends_of_stores: list[ToyTiers],
+) -> Callable[[str, str], tuple[Executor, tuple[Event, ...]]]:
+    """How a worker at an address begins a life: with a new executor and what its engine is told first. The ends of
+    stores that executors have go to `ends_of_stores`."""
+    scenario = cluster.scenario
 
     def begin(address: str, incarnation: str) -> tuple[Executor, tuple[Event, ...]]:
         executor = ToyExecutor(
@@ -156,8 +163,7 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
             vocab_size=VOCAB_SIZE,
             costs=scenario.costs,
             most_drafts=scenario.most_drafts,
-            network=peers,
-            address=address,
+            peers=(peers, address),
             incarnation=incarnation,
             machine=None if stores is None else stores.of(address),
         )
@@ -169,6 +175,22 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
             return executor, ()
         executor.store.blocks = stored
         return executor, (executor.store.opened(),)
+
+    return begin
+
+
+def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
+    """Run to the end of every request and check everything; an AssertionError or a Violation tells what is wrong."""
+    loop = VirtualLoop(limit_s=_LIMIT_S)
+    scenario, counts = cluster.scenario, Counter[str]()
+    stored = None if scenario.stored is None else dict(scenario.stored)  # outlives workers, and they share it
+    clients = _Clients(scenario, loop, {} if stored is None else stored)
+    front = _new_front(cluster, loop, clients, seed)
+    peers = ToyNetwork(seed, cluster.peers_fail)
+    rng = random.Random(f"stores {seed}")
+    ends_of_stores: list[ToyTiers] = []
+    stores = Stores(cluster.stores, scenario.config, loop, rng, cluster.lies) if cluster.stores else None
+    begin = _beginning(cluster, loop, peers, stored, stores, ends_of_stores)
 
     async def main() -> None:
         names = [f"w{number}" for number in range(len(cluster.pools))]
@@ -197,11 +219,25 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
         await _settle(workers, _SETTLE_S if cluster.faults.number else _SETTLE_QUIET_S)
 
     loop.run(main())
+    gateway = front.gateway
     assert not gateway.num_open and not gateway.desk.num_tokens and not gateway.desk.num_waiting
     assert not front.refused, front.refused
     ends = Counter(_check(stream, cluster, front.num_left) for stream in clients.streams.values())
     if cluster.poison and not cluster.faults.number:
         assert front.num_left <= 5, f"{front.num_left} engines died of one request"
+    num_fetched = sum(each.num_fetched for each in ends_of_stores)
+    return _report(clients, front, counts, ends, peers.num_pulled, num_fetched, loop.time())
+
+
+def _report(
+    clients: _Clients,
+    front: Front,
+    counts: Counter[str],
+    ends: Counter[str],
+    num_pulled: int,
+    num_fetched: int,
+    duration_s: float,
+) -> ClusterReport:
     return ClusterReport(
         clients.digest.hexdigest(),
         dict(sorted(counts.items())),
@@ -212,12 +248,12 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
         clients.num_exported,
         clients.num_moved,
         clients.num_unmoved,
-        peers.num_pulled,
+        num_pulled,
         clients.num_copied,
         clients.num_uncopied,
-        sum(each.num_fetched for each in ends_of_stores),
+        num_fetched,
         tuple(sorted(ends.items())),
-        loop.time(),
+        duration_s,
     )
 
 

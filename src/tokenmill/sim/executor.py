@@ -22,6 +22,7 @@ import asyncio
 import random
 from array import array
 from hashlib import blake2b
+from typing import NamedTuple
 
 from ..core.block import num_hidden_blocks
 from ..core.config import EngineConfig
@@ -54,8 +55,19 @@ TOY_COSTS = Costs(step_s=0.004, token_s=0.0001)
 """What steps take where nothing else is said."""
 
 
+class Failures(NamedTuple):
+    """The share of steps and rows that fail, and the seed that says which."""
+
+    seed: int = 0
+    rate: float = 0.0
+
+
+NO_FAILURES = Failures()
+
+
 class ToyExecutor:
-    """Executes plans in order against an array of slots for each KV group, a step at a time."""
+    """Executes plans in order against an array of slots for each KV group, a step at a time. peers: the network to
+    others, and its address there."""
 
     def __init__(
         self,
@@ -64,11 +76,9 @@ class ToyExecutor:
         *,
         vocab_size: int = 64,
         costs: Costs = TOY_COSTS,
-        failure_seed: int = 0,
-        failure_rate: float = 0.0,
+        failures: Failures = NO_FAILURES,
         stored: Stored | None = None,
-        network: ToyNetwork | None = None,
-        address: str = "",
+        peers: tuple[ToyNetwork, str] | None = None,
         incarnation: str = "",
         machine: ToyMachine | None = None,
         most_drafts: int = 0,
@@ -79,10 +89,10 @@ class ToyExecutor:
         self._clock = clock
         self._vocab_size = vocab_size
         self._costs = costs
-        self._rng = random.Random(failure_seed)
-        self._failure_rate = failure_rate
+        self._rng = random.Random(failures.seed)
+        self._failure_rate = failures.rate
         self._most_drafts = most_drafts
-        self._drafter = random.Random(f"drafts of {failure_seed}")
+        self._drafter = random.Random(f"drafts of {failures.seed}")
         self.num_drafted = self.num_accepted = 0
         self._pools = tuple(ToyPool(group, config.block_size) for group in config.groups)
         self._sequences: dict[int, ToySequence] = {}
@@ -91,16 +101,16 @@ class ToyExecutor:
         self._next_step = 0
         self._void_below = 0
         self._turn: asyncio.Future[None] | None = None
-        rng = random.Random(f"transfers of {failure_seed}")
-        self.store = ToyStore(self._pools, config.block_size, self._require, rng, failure_rate, dict(stored or {}))
+        rng = random.Random(f"transfers of {failures.seed}")
+        self.store = ToyStore(self._pools, config.block_size, self._require, rng, failures.rate, dict(stored or {}))
         self.tiers = (
             ToyTiers(machine, incarnation, self._pools, config.block_size, self._require, rng) if machine else None
         )
         self._kv = self.tiers or self.store
         self.num_failures = 0
         self.peer: ToyPeer | None = None
-        if network is not None:
-            self.peer = ToyPeer(network, address, incarnation, self._pools, config.block_size, self._require)
+        if peers is not None:
+            self.peer = ToyPeer(*peers, incarnation, self._pools, config.block_size, self._require)
 
     @property
     def num_sequences(self) -> int:

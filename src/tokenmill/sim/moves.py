@@ -30,7 +30,7 @@ from ..engine.replay import replay
 from ..engine.shell import EngineShell
 from ..kv.blocks.hashing import extend_keys, root_key
 from .check import ClientStream, check_stream
-from .executor import ToyExecutor
+from .executor import Failures, ToyExecutor
 from .loop import VirtualLoop
 from .peers import ToyNetwork
 from .workload import VOCAB_SIZE, Scenario, make_scenario
@@ -331,10 +331,8 @@ def _engine(
         vocab_size=VOCAB_SIZE,
         costs=scenario.costs,
         most_drafts=scenario.most_drafts,
-        failure_seed=seed + place,
-        failure_rate=scenario.failure_rate,
-        network=network,
-        address=f"address {place}",
+        failures=Failures(seed + place, scenario.failure_rate),
+        peers=(network, f"address {place}"),
         incarnation=f"life {place}",
     )
     journal: list[Entry] = []

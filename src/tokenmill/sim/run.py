@@ -33,7 +33,7 @@ from ..engine.replay import Replayed, replay
 from ..kv.blocks.eviction import EVICTIONS
 from ..sched.policies import ORDERS
 from .check import ClientStream, check_saved, check_stream
-from .executor import ToyExecutor
+from .executor import Failures, ToyExecutor
 from .loop import VirtualLoop
 from .replay import replay_file
 from .store import Stored
@@ -103,21 +103,24 @@ class _Clients:
                 self.done.set()
 
 
-def run_scenario(scenario: Scenario, *, failure_seed: int = 0, relax_rate: float = 0.0) -> Report:
-    """Run to the end of every request and check everything; an AssertionError or a Violation tells what is wrong.
-    relax_rate: after how many of the steps memory is given back."""
-    loop = VirtualLoop(limit_s=_LIMIT_S)
-    digest = blake2b(digest_size=16)
-    executor = ToyExecutor(
+def _new_executor(scenario: Scenario, loop: VirtualLoop, failure_seed: int) -> ToyExecutor:
+    return ToyExecutor(
         scenario.config,
         loop,
         vocab_size=VOCAB_SIZE,
         costs=scenario.costs,
         most_drafts=scenario.most_drafts,
-        failure_seed=failure_seed,
-        failure_rate=scenario.failure_rate,
+        failures=Failures(failure_seed, scenario.failure_rate),
         stored=scenario.stored,
     )
+
+
+def run_scenario(scenario: Scenario, *, failure_seed: int = 0, relax_rate: float = 0.0) -> Report:
+    """Run to the end of every request and check everything; an AssertionError or a Violation tells what is wrong.
+    relax_rate: after how many of the steps memory is given back."""
+    loop = VirtualLoop(limit_s=_LIMIT_S)
+    digest = blake2b(digest_size=16)
+    executor = _new_executor(scenario, loop, failure_seed)
     journal: list[Entry] = []
     rng = random.Random(f"ends of {failure_seed}")
 

@@ -32,7 +32,7 @@ from .deployment import LAN, Deployment, WorkerPlan
 from .loop import VirtualLoop, rare_collections
 from .network import Shape
 from .parts import PartsPlan
-from .service import Service
+from .service import Service, ServiceReport
 from .tier_plan import TierSpecs
 from .timed import END_TOKEN
 
@@ -162,11 +162,14 @@ def run_scale(
 
     with rare_collections():
         loop.run(main())
-    done = service.report
+    _add_up(report, service.report)
+    return report
+
+
+def _add_up(report: ScaleReport, done: ServiceReport) -> None:
     report.busy_s, report.duration_s, report.reasons = done.busy_s, done.duration_s, done.reasons
     report.num_moved, report.num_unmoved, report.num_rerouted = done.num_moved, done.num_unmoved, done.num_rerouted
     report.num_preemptions, report.num_fetched = done.num_preemptions, done.num_fetched
-    return report
 
 
 def synthetic(

@@ -30,7 +30,7 @@ from ..engine.shell import EngineShell
 from ..kv.tiers.config import TierConfig
 from ..kv.tiers.policies import ADMISSIONS, REPLACEMENTS
 from .check import ClientStream, check_stream
-from .executor import ToyExecutor
+from .executor import Failures, ToyExecutor
 from .loop import VirtualLoop
 from .tier_store import ToyMachine
 from .tiers import NO_FAULTS, Medium, Pace, TierFaults
@@ -115,8 +115,7 @@ class _Node:
             vocab_size=VOCAB_SIZE,
             costs=run.scenario.costs,
             most_drafts=run.scenario.most_drafts,
-            failure_seed=run.rng.randrange(1 << 30),
-            failure_rate=run.scenario.failure_rate,
+            failures=Failures(run.rng.randrange(1 << 30), run.scenario.failure_rate),
             incarnation=f"{self.name}.{self.num_lives}",
             machine=run.machine,
         )

@@ -24,14 +24,14 @@ from ..models.lora import Base
 from ..models.registry import Model, load_model
 from ..models.vectors import VectorModel, load_vector_model
 from ..models.weights import Progress
-from ..ops.api import Ops, StepBatch, StepLimits
+from ..ops.api import Ops, Program, StepBatch, StepLimits
 from ..ops.pool import KVPool
 from ..text.grammar.matcher import Vocabulary
 from ..text.load import load_text
 from .adapters import Adapters
 from .executor import ModelExecutor
 from .grammars import Grammars
-from .memory import MemoryPlan, plan_memory, step_limits
+from .memory import HeldBytes, MemoryPlan, plan_memory, step_limits
 from .on_disk import kept_on_disk
 from .pooling import PoolingRunner
 from .runner import Runner
@@ -87,33 +87,12 @@ def build_worker(
     pools = [ops.new_pool(group, count or step_blocks) for group, count in zip(groups, sizes, strict=True)]
     kvs = tuple(pool.kv for pool in pools)
     program = ops.compile(lambda recorder, batch: model.forward(recorder, kvs, batch), limits)
-    num_blocks = max(*sizes, step_blocks)
-    adapters = grammars = None
-    runner: Runner | PoolingRunner
-    if isinstance(model, VectorModel):
-        head = None if model.head is None else _compile_head(ops, model, limits.max_seqs)
-        runner = PoolingRunner(
-            model, program, limits, block_size=groups[0].block_size, num_blocks=num_blocks, head=head
-        )
-    else:
-        adapters = _adapters(checkpoint, ops, spec, model)
-        vocab_size = model.config.vocab_size
-        grammars = Grammars(ops, vocab_size, partial(load_vocabulary, checkpoint.path, vocab_size))
-        runner = Runner(
-            ops,
-            program,
-            limits,
-            vocab_size=vocab_size,
-            block_size=config.block_size,
-            num_blocks=num_blocks,
-            num_tables=len(groups),
-            adapters=adapters,
-            grammars=grammars,
-        )
+    runner, adapters, grammars = _make_runner(checkpoint, ops, spec, model, program, limits, max(*sizes, step_blocks))
     queue = ops.open_queue(lambda: any(pool.commit_ahead(runner.num_used_blocks) for pool in pools))
     model_id = numerics_id(_weights_id(checkpoint, cache_dir, spec.quantization), model, groups, ops)
     saved = None if spec.kv_save is None else open_folder(Path(spec.kv_save), model_id, pools)
     transfers = None if saved is None else Transfers(pools, saved)
+    expert_bytes, layer_bytes = ops.disk_memory_bytes
     return Worker(
         executor=ModelExecutor(runner, queue, partial(_free, ops, pools), adapters, transfers, grammars, pools),
         config=replace(config, numerics_id=model_id, chosen_experts=_chosen_experts(model)),
@@ -123,21 +102,57 @@ def build_worker(
             model.config,
             groups,
             limits,
-            weights_bytes=model.num_bytes,
-            disk_memory_bytes=ops.disk_memory_bytes,
+            HeldBytes(
+                weights=model.num_bytes,
+                queue=queue_bytes,
+                step_pool=step_blocks * groups[0].bytes_per_block,
+                adapters=0 if adapters is None else adapters.most_bytes,
+                grammars=0 if grammars is None else grammars.most_bytes(limits.max_seqs),
+                experts=expert_bytes,
+                layers=layer_bytes,
+            ),
             sizes=sizes,
             program_bytes=program.scratch_bytes,
-            queue_bytes=queue_bytes,
             output_width=model.config.width if spec.gives_vectors else None,
-            step_pool_bytes=step_blocks * groups[0].bytes_per_block,
-            adapters_bytes=0 if adapters is None else adapters.most_bytes,
-            grammars_bytes=0 if grammars is None else grammars.most_bytes(limits.max_seqs),
         ),
         vector_size=model.vector_size,
         saved=saved,
         pools=tuple(pools),
         expert_load=partial(_expert_load, model, ops),
     )
+
+
+def _make_runner(
+    checkpoint: Checkpoint,
+    ops: Ops,
+    spec: WorkerSpec,
+    model: Model | VectorModel,
+    program: Program,
+    limits: StepLimits,
+    num_blocks: int,
+) -> tuple[Runner | PoolingRunner, Adapters | None, Grammars | None]:
+    """What makes tokens or vectors of what the forward gives; adapters and grammars are for tokens alone."""
+    config, groups = spec.config, model.kv_groups
+    if isinstance(model, VectorModel):
+        head = None if model.head is None else _compile_head(ops, model, limits.max_seqs)
+        block_size = groups[0].block_size
+        pooling = PoolingRunner(model, program, limits, block_size=block_size, num_blocks=num_blocks, head=head)
+        return pooling, None, None
+    adapters = _adapters(checkpoint, ops, spec, model)
+    vocab_size = model.config.vocab_size
+    grammars = Grammars(ops, vocab_size, partial(load_vocabulary, checkpoint.path, vocab_size))
+    runner = Runner(
+        ops,
+        program,
+        limits,
+        vocab_size=vocab_size,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        num_tables=len(groups),
+        adapters=adapters,
+        grammars=grammars,
+    )
+    return runner, adapters, grammars
 
 
 def load_weights(

@@ -95,27 +95,34 @@ def _values_per_token(config: ModelConfig | EncoderConfig) -> int:
     return 4 * config.width + attention + ffn
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldBytes:
+    """Bytes that are known without a plan. queue: what admission lets waiting requests hold. step_pool: an encoder's
+    pool for the length of a step. experts, layers: see `Ops.disk_memory_bytes`."""
+
+    weights: int
+    queue: int = 0
+    step_pool: int = 0
+    adapters: int = 0
+    grammars: int = 0
+    experts: int = 0
+    layers: int = 0
+
+
 def plan_memory(
     config: ModelConfig | EncoderConfig,
     groups: Sequence[KVGroup],
     limits: StepLimits,
+    held: HeldBytes,
     *,
-    weights_bytes: int,
     sizes: Sequence[int],
     program_bytes: int | None,
-    queue_bytes: int,
     output_width: int | None = None,
-    step_pool_bytes: int = 0,
-    adapters_bytes: int = 0,
-    grammars_bytes: int = 0,
-    disk_memory_bytes: tuple[int, int] = (0, 0),
 ) -> MemoryPlan:
     """sizes: blocks in the pool of each group. program_bytes: what the compiled forward holds, logits included; None:
     estimated as the values of one layer of a full step, in float32. The rest of scratch is the block tables of plan and
     worker and the sampler's copies. output_width: values of a row that the forward gives; None: logits of the
-    vocabulary. step_pool_bytes: an encoder's pool for the length of a step. disk_memory_bytes: see
-    Ops."""
-    experts, layers = disk_memory_bytes
+    vocabulary."""
     output_width = output_width or config.vocab_size
     logits = limits.max_logit_rows * output_width * 4
     if program_bytes is None:
@@ -123,13 +130,13 @@ def plan_memory(
     tables = 2 * len(groups) * limits.max_seqs * limits.max_blocks_per_seq * 4
     copies = 4 * SLICE * output_width * 4
     return MemoryPlan(
-        weights=weights_bytes,
+        weights=held.weights,
         pools=tuple(zip(groups, sizes, strict=True)),
-        scratch=max(0, program_bytes - logits) + tables + copies + step_pool_bytes,
+        scratch=max(0, program_bytes - logits) + tables + copies + held.step_pool,
         logits=logits,
-        queue=queue_bytes,
-        adapters=adapters_bytes,
-        grammars=grammars_bytes,
-        experts=experts,
-        layers=layers,
+        queue=held.queue,
+        adapters=held.adapters,
+        grammars=held.grammars,
+        experts=held.experts,
+        layers=held.layers,
     )

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from ...core.errors import ConfigError
 from ..result import (
@@ -248,23 +249,16 @@ def _read_s(row: RequestRow) -> float:
 def figures(
     context: Context, rows: Sequence[RequestRow], duration_s: float, cost: ClientCost, warnings: list[str]
 ) -> Run:
-
-    def over(values: Iterable[float | None]) -> Distribution:
-        return describe((value for value in values if value is not None), more=context.percentiles)
-
     good = [row for row in rows if row.ok]
     within = [row for row in good if row.met_slo]
     input_tokens = sum(row.input_tokens or 0 for row in good)
     output_tokens = sum(row.output_tokens or 0 for row in good)
     cached = [row.cached_tokens for row in good if row.cached_tokens is not None]
+    hit_tokens = sum(cached) if cached else None
     tally = context.tally
     num_events = tally.num_good if tally is not None else sum(len(row.event_s or ()) for row in good)
     per_s = 1.0 / duration_s if duration_s > 0 else 0.0
     mean_in_flight, max_in_flight = in_flight(rows, duration_s)
-    energy = None
-    if context.joules is not None and context.energy_source is not None:
-        per_token = context.joules / output_tokens if output_tokens else None
-        energy = Energy(context.energy_source, context.joules, per_token)
     return Run(
         name=context.name,
         started_at=context.started_at,
@@ -273,22 +267,11 @@ def figures(
         num_ok=len(good),
         num_failed=len(rows) - len(good),
         num_retries=sum(row.num_retries for row in rows),
-        ttft_s=over(map(ttft_s, good)),
-        ttfo_s=over(map(ttfo_s, good)),
-        ttst_s=over(map(ttst_s, good)),
-        tpot_s=over(map(tpot_s, good)),
-        itl_s=over(gap for row in good for gap in gaps_s(row)) if tally is None else tally.itl_s(context.percentiles),
-        e2el_s=over(map(e2el_s, good)),
-        normalised_latency_s=over(_per_token(row) for row in good),
-        ttft_from_send_s=over(_less_lateness(row, ttft_s(row)) for row in good),
-        e2el_from_send_s=over(_less_lateness(row, e2el_s(row)) for row in good),
-        lateness_s=over(_lateness_s(row) for row in rows),
-        input_lengths=over(row.input_tokens for row in good),
-        output_lengths=over(row.output_tokens for row in good),
+        **_latencies(rows, context),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        prefix_hit_tokens=sum(cached) if cached else None,
-        prefix_hit_share=sum(cached) / input_tokens if cached and input_tokens else None,
+        prefix_hit_tokens=hit_tokens,
+        prefix_hit_share=hit_tokens / input_tokens if hit_tokens is not None and input_tokens else None,
         tokens_per_event=output_tokens / num_events if num_events else None,
         requests_per_s=len(good) * per_s,
         input_tokens_per_s=input_tokens * per_s,
@@ -304,7 +287,7 @@ def figures(
         errors=error_classes(rows),
         client=cost,
         server=context.server,
-        energy=energy,
+        energy=_energy(context, output_tokens),
         schedule=context.schedule,
         dataset=context.dataset,
         endpoint=context.endpoint,
@@ -314,6 +297,37 @@ def figures(
         timeline_bucket_s=0.0,
         timeline=[],
     )
+
+
+def _latencies(rows: Sequence[RequestRow], context: Context) -> dict[str, Any]:
+    """Distributions by the names of `Run`; but for the lateness, of what succeeded."""
+
+    def over(values: Iterable[float | None]) -> Distribution:
+        return describe((value for value in values if value is not None), more=context.percentiles)
+
+    good, tally = [row for row in rows if row.ok], context.tally
+    gaps = (gap for row in good for gap in gaps_s(row))
+    return {
+        "ttft_s": over(map(ttft_s, good)),
+        "ttfo_s": over(map(ttfo_s, good)),
+        "ttst_s": over(map(ttst_s, good)),
+        "tpot_s": over(map(tpot_s, good)),
+        "itl_s": over(gaps) if tally is None else tally.itl_s(context.percentiles),
+        "e2el_s": over(map(e2el_s, good)),
+        "normalised_latency_s": over(_per_token(row) for row in good),
+        "ttft_from_send_s": over(_less_lateness(row, ttft_s(row)) for row in good),
+        "e2el_from_send_s": over(_less_lateness(row, e2el_s(row)) for row in good),
+        "lateness_s": over(_lateness_s(row) for row in rows),
+        "input_lengths": over(row.input_tokens for row in good),
+        "output_lengths": over(row.output_tokens for row in good),
+    }
+
+
+def _energy(context: Context, output_tokens: int) -> Energy | None:
+    if context.joules is None or context.energy_source is None:
+        return None
+    per_token = context.joules / output_tokens if output_tokens else None
+    return Energy(context.energy_source, context.joules, per_token)
 
 
 def _per_token(row: RequestRow) -> float | None:

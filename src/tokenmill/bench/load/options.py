@@ -62,6 +62,11 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_load_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_schedule(parser)
+    _add_data_set(parser)
+
+
+def _add_schedule(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("load")
     group.add_argument("--num-prompts", type=int, metavar="N", help=f"requests (default: {DEFAULT_NUM_PROMPTS})")
     group.add_argument(
@@ -91,6 +96,9 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
         "--retries", type=int, default=0, metavar="N", help="ask again after 429 or 503, up to N times (default: 0)"
     )
     group.add_argument("--patience", type=float, metavar="S", help="a client leaves if no token comes within S")
+
+
+def _add_data_set(parser: argparse.ArgumentParser) -> None:
     data = parser.add_argument_group("data set")
     data.add_argument("--dataset-name", choices=DATASETS, default="random", help="(default: random)")
     data.add_argument("--dataset-path", type=Path, metavar="FILE", help="JSONL prompts or a trace, .gz too")

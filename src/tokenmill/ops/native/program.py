@@ -6,7 +6,7 @@ T tokens  S sequences  B blocks  L logit rows
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,14 +47,13 @@ class NativeProgram:
         self._program = None
         self.on_error: Callable[[], None] = lambda: None
         assert output.array is None, "the output is made by an operation"
-        is_read = any(output in operation.inputs and operation.out is not output for operation in operations)
+        is_read = any(output in each.inputs and each.out is not output for each in operations)
         assert not is_read, "what is joined away or rounded for its only reader is no output"
 
         values = _values(operations)
         max_rows = [limits.max_tokens if value.rows == TOKEN_ROWS else limits.max_logit_rows for value in values]
-        sizes = [
-            library.tm_buffer_bytes(value.form, rows, value.width) for value, rows in zip(values, max_rows, strict=True)
-        ]
+        rows_of = zip(values, max_rows, strict=True)
+        sizes = [library.tm_buffer_bytes(value.form, rows, value.width) for value, rows in rows_of]
         lives = _lives(operations, values, output)
         inside = [index for index, value in enumerate(values) if value.array is None]
         offsets, arena_bytes = place([sizes[index] for index in inside], [lives[index] for index in inside])
@@ -63,27 +62,18 @@ class NativeProgram:
         self._keep += [arena, partial]
         self.scratch_bytes = arena_bytes + len(partial)
 
-        base = arena.ctypes.data
         offset_of = dict(zip(inside, offsets, strict=True))
-        buffers = (BufferStruct * len(values))()
-        for index, (value, rows) in enumerate(zip(values, max_rows, strict=True)):
-            if value.array is None:
-                data, num_bytes = base + offset_of[index], sizes[index]
-            else:
-                data, num_bytes = value.array.ctypes.data, value.array.nbytes
-                rows = len(value.array)
-            buffers[index] = BufferStruct(data, num_bytes, value.rows, rows, value.width, value.form)
+        buffers = _buffers(values, max_rows, sizes, arena.ctypes.data, offset_of)
         index_of = {value: index for index, value in enumerate(values)}
         structs = (OpStruct * len(operations))(*(_struct(operation, index_of) for operation in operations))
+        most = LimitsStruct(limits.max_tokens, limits.max_seqs, limits.max_blocks_per_seq, limits.max_logit_rows)
         self._program = library.tm_program_new(
             team,
             structs,
             len(structs),
             buffers,
             len(buffers),
-            ctypes.byref(
-                LimitsStruct(limits.max_tokens, limits.max_seqs, limits.max_blocks_per_seq, limits.max_logit_rows)
-            ),
+            ctypes.byref(most),
             partial.ctypes.data,
             len(partial),
         )
@@ -176,6 +166,21 @@ def _values(operations: Sequence[Operation]) -> list[Value]:
             if value is not None:
                 found[value] = None
     return list(found)
+
+
+def _buffers(
+    values: Sequence[Value], max_rows: Sequence[int], sizes: Sequence[int], base: int, offset_of: Mapping[int, int]
+) -> ctypes.Array[BufferStruct]:
+    """Where each value lies: in an array of its own, or at its offset from `base`."""
+    buffers = (BufferStruct * len(values))()
+    for index, (value, rows) in enumerate(zip(values, max_rows, strict=True)):
+        if value.array is None:
+            data, num_bytes = base + offset_of[index], sizes[index]
+        else:
+            data, num_bytes = value.array.ctypes.data, value.array.nbytes
+            rows = len(value.array)
+        buffers[index] = BufferStruct(data, num_bytes, value.rows, rows, value.width, value.form)
+    return buffers
 
 
 def _lives(operations: Sequence[Operation], values: list[Value], output: Value) -> list[tuple[int, int]]:
