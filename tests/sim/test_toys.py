@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from tokenmill.core import block
+from tokenmill.core.block import state_group
 from tokenmill.core.embeds import Embeds
 from tokenmill.core.step import RowResult
-from tokenmill.engine import commit
+from tokenmill.engine import commit, ledger
 from tokenmill.engine.ledger import StepLedger
 from tokenmill.engine.state import EngineState
 from tokenmill.kv.blocks import hashing
@@ -70,12 +72,21 @@ def stored_anew(scenario: Scenario) -> Scenario:
     """Where there is a store, it holds half of what the requests compute."""
     if scenario.stored is None:
         return scenario
-    rng, groups = random.Random(0), range(len(scenario.config.groups))
-    known = ((key, slots, group) for key, slots in known_blocks(scenario).items() for group in groups)
-    return replace(scenario, stored={(group, key): slots for key, slots, group in known if rng.random() < 0.5})
+    rng = random.Random(0)
+    known = known_blocks(scenario).items()
+    return replace(scenario, stored={place: slots for place, slots in known if rng.random() < 0.5})
 
 
-TOYS: dict[str, Callable[[Scenario], Scenario]] = {"drafts": drafting, "embeds": embedding}
+def stateful(scenario: Scenario) -> Scenario:
+    """Some layers of its model keep a state of fixed size, beside others or alone. Its executors propose drafts, which
+    are of no use."""
+    config, rng = scenario.config, random.Random(f"states {scenario.config}")
+    state = state_group(rng.choice([3, 8, 30]), config.groups[0].bytes_per_block)
+    groups = rng.choice([(state,), (*config.groups, state), (state, *config.groups)])
+    return stored_anew(drafting(replace(scenario, config=replace(config, groups=groups))))
+
+
+TOYS: dict[str, Callable[[Scenario], Scenario]] = {"drafts": drafting, "embeds": embedding, "states": stateful}
 
 
 def run_in(place: str, toy: Callable[[Scenario], Scenario], seed: int) -> Counter[str]:
@@ -188,18 +199,28 @@ def leave_contents_out_of_keys(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hashing, "_contents", lambda embeds, block_size: {})
 
 
-def test_content_that_keys_leave_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts that differ in content alone would share KV."""
-    leave_contents_out_of_keys(monkeypatch)
-    with pytest.raises((AssertionError, Violation)):
-        for seed in range(NUM_SEEDS):
-            run_in("run", embedding, seed)
+def give_checkpoints_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(block, "STATE_WINDOW", 1)
 
 
-@pytest.mark.parametrize("plant", [keep_rejected_drafts, draft_beyond_the_block, draft_beside_other_rows])
-def test_planted_bugs_of_drafts_are_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def draft_past_states(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ledger, "STATE", "another")
+
+
+PLANTS: dict[Plant, Callable[[Scenario], Scenario]] = {
+    keep_rejected_drafts: drafting,
+    draft_beyond_the_block: drafting,
+    draft_beside_other_rows: drafting,
+    leave_contents_out_of_keys: embedding,
+    give_checkpoints_back: stateful,
+    draft_past_states: stateful,
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_planted_bugs_are_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some seed of the suite fails."""
     plant(monkeypatch)
     with pytest.raises((AssertionError, Violation, IndexError)):
         for seed in range(NUM_SEEDS):
-            run_in("run", drafting, seed)
+            run_in("run", PLANTS[plant], seed)

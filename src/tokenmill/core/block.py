@@ -10,9 +10,13 @@ from dataclasses import dataclass, field
 
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
 
-FULL, WINDOW, LATENT = "full", "window", "latent"
+FULL, WINDOW, LATENT, STATE = "full", "window", "latent", "state"
 """Kinds of KV groups: their layers see all positions before them, or a window of them; or they see all and keep, for
-all heads together, one vector a token that serves as key and, its first channels, as value."""
+all heads together, one vector a token that serves as key and, its first channels, as value; or all that they keep of
+what came before is a state of fixed size (linear attention, Mamba, arXiv 2312.00752)."""
+
+STATE_WINDOW = 2
+"""What goes on from a position needs the block of the position before it, with the state there, and its own."""
 
 KEY_BYTES = 16
 BlockKey = bytes
@@ -71,12 +75,17 @@ def num_hidden_blocks(position: int, window: int, block_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KVGroupSpec:
-    """What an engine knows of a KV group: layers that share one block table.
+    """What an engine knows of what layers keep of a sequence, a KV group: they share one block table.
 
-    kind             FULL, WINDOW or LATENT
+    kind             FULL, WINDOW, LATENT or STATE
     num_blocks       blocks in the group's pool
     window           positions that a query of these layers sees at most, its own included; 0: all
     bytes_per_block  what a block takes in memory; 0: unknown, as in a toy model
+
+    A block of a STATE group is the state after the last computed position of the block, written in place from token to
+    token. Where the block ends it is a checkpoint: it stays as it is, the next block begins from it, and so does
+    whoever has a hit that ends there. A row that covers several blocks leaves a checkpoint in each. A state cannot be
+    taken back by some tokens, so that sequences with one get no drafts.
     """
 
     kind: str
@@ -85,7 +94,9 @@ class KVGroupSpec:
     bytes_per_block: int = 0
 
     def __post_init__(self) -> None:
-        assert self.kind in (FULL, WINDOW, LATENT) and (self.kind == WINDOW) == (self.window > 0), self
+        assert self.kind in (FULL, WINDOW, LATENT, STATE), self
+        assert (self.kind in (WINDOW, STATE)) == (self.window > 0), self
+        assert self.kind != STATE or self.window == STATE_WINDOW, self
 
     @property
     def num_bytes(self) -> int:
@@ -101,6 +112,11 @@ def full_groups(num_blocks: int, bytes_per_block: int = 0) -> tuple[KVGroupSpec,
 def window_group(num_blocks: int, window: int, bytes_per_block: int = 0) -> KVGroupSpec:
     """The group of layers that see `window` positions."""
     return KVGroupSpec(WINDOW, num_blocks, window, bytes_per_block)
+
+
+def state_group(num_blocks: int, bytes_per_block: int = 0) -> KVGroupSpec:
+    """The group of layers that keep a state."""
+    return KVGroupSpec(STATE, num_blocks, STATE_WINDOW, bytes_per_block)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
+from ..core.block import STATE
 from ..core.cost import Costs
 from ..core.sequence import Sequence, wants_scores
 from ..core.step import Introduction, PlanRow, plan_row
@@ -23,6 +24,7 @@ class StepLedger:
         self._block_size = state.config.block_size
         self._keeps_kv = state.config.keeps_kv
         self._has_windows = state.blocks.has_windows
+        self._has_states = any(group.kind == STATE for group in state.config.groups)
         self.step = Step(0)
         self.now = 0.0
 
@@ -161,7 +163,7 @@ class StepLedger:
 
     def add_drafts(self, most: int) -> None:
         drafts, step, size = self._state.drafts, self.step, self._block_size
-        for index, seq in enumerate(step.sequences if drafts else ()):
+        for index, seq in enumerate(step.sequences if drafts and not self._has_states else ()):
             row, end = step.rows[index], step.ends[index]
             num_drafts = min(len(drafts.get(seq.number, ())), -end % size, seq.max_len - end - 1, most)
             if num_drafts <= 0 or not row.sample:

@@ -10,7 +10,7 @@ from ..core.events import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP
 from ..core.request import EXPORT, Request
 from ..core.step import TokenLogprob
 from ..sched.admission import refusal
-from .store import Stored, blocks_of
+from .store import Stored, keys_of
 from .toy_model import SoloAnswer, solo_answer
 from .workload import VOCAB_SIZE, Scenario
 
@@ -71,7 +71,7 @@ def check_saved(stream: ClientStream, scenario: Scenario, stored: Stored) -> Non
         return
     assert request.handoff == EXPORT, f"{request.id} was saved unasked"
     num_computed = len(request.prompt_tokens) + end.num_output - 1
-    keys = list(blocks_of(request, stream.tokens, config, 0))[: num_computed // config.block_size]
+    keys = keys_of(request, stream.tokens, config)[: num_computed // config.block_size]
     for number, group in enumerate(config.groups):
         # Rows that were in flight when it ended may have moved a window on.
         hidden = num_hidden_blocks(num_computed + config.steps_in_flight, group.window, config.block_size)

@@ -10,6 +10,8 @@ entry changes the answer or trips a check:
     * drafts are verified by rows that draw, in blocks that the sequence has
     * plans arrive in order; a sequence is introduced before its first row; draws of an earlier step exist
 
+Layers that keep a state store a hash of all tokens up to a position, and go on from what they find before a row.
+
 `toy_model.solo_answer` gives the answer of the same request run alone, from tokens only. A step takes modelled time, on
 whatever loop runs it. Failures are drawn from a seed: a failed step leaves garbage in the slots it would have written,
 and steps that were already submitted run on top of that garbage or fail too. Single rows are corrupted, too. With each
@@ -24,7 +26,7 @@ from array import array
 from hashlib import blake2b
 from typing import NamedTuple
 
-from ..core.block import num_hidden_blocks
+from ..core.block import STATE, num_hidden_blocks
 from ..core.config import EngineConfig
 from ..core.cost import Costs, work_of
 from ..core.effects import DropAdapter, GiveBack, Job, PrepareGrammar
@@ -37,7 +39,7 @@ from .peers import ToyNetwork, ToyPeer
 from .pools import ToyPool, ToySequence, give_back, mark_of
 from .store import Stored, ToyStore
 from .tier_store import ToyMachine, ToyTiers
-from .toy_model import draw, inputs_of, logprob
+from .toy_model import draw, inputs_of, logprob, state_after
 
 BAD_GRAMMAR = "bad"
 _GARBAGE = -7
@@ -284,10 +286,32 @@ class ToyExecutor:
             tokens = tuple(inputs_of(known, seq.intro.embeds)[row.start :])
         mark = mark_of(seq.intro.adapter)
         for pool, table in zip(self._pools, seq.tables, strict=True):
+            if pool.kind == STATE:
+                self._carry_state_on(pool, table, row, seq, tokens)
+                continue
             slots = self._slots(table, row.start, row.start + len(tokens))
             for slot, position, token in zip(slots, range(row.start, 2**62), tokens, strict=False):
                 pool.positions[slot] = position
                 pool.tokens[slot] = token + mark
+
+    def _carry_state_on(
+        self, pool: ToyPool, table: list[int], row: PlanRow, seq: ToySequence, new: tuple[int, ...]
+    ) -> None:
+        """From the state before the row, position by position; of each block the last one stays."""
+        mark = mark_of(seq.intro.adapter)
+        known = [*seq.intro.prompt_tokens, *seq.outputs][: row.start]
+        values = array("q", [value + mark for value in inputs_of(known, seq.intro.embeds)])
+        if row.start:
+            (slot,) = self._slots(table, row.start - 1, row.start)
+            found = pool.positions[slot], pool.tokens[slot]
+            is_right = found == (row.start - 1, state_after(values))
+            self._require(is_right, f"sequence {row.seq} goes on from the state {found}")
+        for position, token in enumerate(new, row.start):
+            values.append(token + mark)
+            (slot,) = self._slots(table, position, position + 1)
+            begin = slot - position % self._block_size
+            pool.tokens[begin:slot] = array("q", [0]) * (slot - begin)
+            pool.positions[slot], pool.tokens[slot] = position, state_after(values)
 
     def _read(self, plan: StepPlan, row: PlanRow, seq: ToySequence) -> RowResult:
         """Read back through the tables what the row sees, check it, and draw or score."""
@@ -300,7 +324,7 @@ class ToyExecutor:
         stored = array("q", [value + mark for value in inputs_of([*known, *row.drafts], seq.intro.embeds)])
         for pool, table in zip(self._pools, seq.tables, strict=True):
             # With a window, a row that neither draws nor scores may be the last to see a block.
-            if pool.window or row.sample or row.score:
+            if pool.kind != STATE and (pool.window or row.sample or row.score):
                 self._check_seen(pool, table, row, stored, where)
         if not (row.sample or row.score):
             return RowResult(row.seq)

@@ -25,6 +25,7 @@ class ToyPool:
     """The slots of one KV group. `reach`: step in flight -> block -> a sequence of it that sees the block."""
 
     def __init__(self, group: KVGroupSpec, block_size: int) -> None:
+        self.kind = group.kind
         self.window = group.window
         self.reach: dict[int, dict[int, ToySequence]] = {}
         self.positions = array("q", [-1]) * (group.num_blocks * block_size)

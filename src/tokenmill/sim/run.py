@@ -189,7 +189,7 @@ def _check_store(stored: Stored, scenario: Scenario) -> None:
     if stored:
         known = known_blocks(scenario)
         for (group, key), slots in stored.items():
-            assert known[key] == slots, f"group {group}: {slots} instead of {known[key]}"
+            assert known[group, key] == slots, f"group {group}: {slots} instead of {known[group, key]}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

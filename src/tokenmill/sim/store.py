@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..core.block import BlockKey, BlockMove
+from ..core.block import STATE, BlockKey, BlockMove
 from ..core.config import EngineConfig
 from ..core.effects import (
     DropBlocks,
@@ -29,7 +29,7 @@ from ..core.effects import (
 from ..core.errors import EngineFailed
 from ..core.request import Request
 from ..kv.blocks.hashing import extend_keys, root_key
-from .toy_model import inputs_of
+from .toy_model import inputs_of, state_after
 
 Slots = tuple[int, tuple[int, ...]]
 """What a block holds: its first position, and its tokens with the mark of their adapter."""
@@ -142,14 +142,26 @@ class ToyStore:
         return pool.positions[slots], pool.tokens[slots]
 
 
-def blocks_of(request: Request, answer: Sequence[int], config: EngineConfig, mark: int) -> dict[BlockKey, Slots]:
-    """What the blocks of a request hold, prompt and answer, by their keys. `mark`: of its adapter."""
-    tokens = [*request.prompt_tokens, *request.output_tokens, *answer]
+def keys_of(request: Request, answer: Sequence[int], config: EngineConfig) -> list[BlockKey]:
+    """Of the full blocks of a request, prompt and answer."""
     keys: list[BlockKey] = []
-    root, size = root_key(config.numerics_id, request.adapter, request.cache_salt), config.block_size
-    extend_keys(keys, root, tokens, size, request.embeds)
-    values = inputs_of(tokens, request.embeds)
-    return {
-        key: (index * size, tuple(value + mark for value in values[index * size : (index + 1) * size]))
-        for index, key in enumerate(keys)
-    }
+    root = root_key(config.numerics_id, request.adapter, request.cache_salt)
+    tokens = [*request.prompt_tokens, *request.output_tokens, *answer]
+    extend_keys(keys, root, tokens, config.block_size, request.embeds)
+    return keys
+
+
+def blocks_of(
+    request: Request, answer: Sequence[int], config: EngineConfig, mark: int
+) -> dict[tuple[int, BlockKey], Slots]:
+    """What these blocks hold in each KV group. `mark`: of the request's adapter."""
+    tokens = [*request.prompt_tokens, *request.output_tokens, *answer]
+    values = array("q", [value + mark for value in inputs_of(tokens, request.embeds)])
+    found, size = dict[tuple[int, BlockKey], Slots](), config.block_size
+    for index, key in enumerate(keys_of(request, answer, config)):
+        end = (index + 1) * size
+        for place, group in enumerate(config.groups):
+            is_state = group.kind == STATE
+            inside = (*(0,) * (size - 1), state_after(values[:end])) if is_state else tuple(values[end - size : end])
+            found[place, key] = (index * size, inside)
+    return found

@@ -26,6 +26,11 @@ def inputs_of(tokens: Sequence[int], embeds: Sequence[Embeds] = ()) -> array[int
     return values
 
 
+def state_after(values: array[int]) -> int:
+    """The state of layers that keep one, after these inputs."""
+    return int.from_bytes(blake2b(values.tobytes(), digest_size=7).digest(), "little")
+
+
 def draw(vocab_size: int, intro: Introduction, prefix: array[int], position: int) -> int:
     """The toy model and its sampler: the token after `prefix`, as output number `position`.
 

@@ -82,9 +82,9 @@ def make_scenario(seed: int) -> Scenario:
     return _with_store(rng, scenario) if rng.random() < 0.5 else scenario
 
 
-def known_blocks(scenario: Scenario) -> dict[BlockKey, Slots]:
+def known_blocks(scenario: Scenario) -> dict[tuple[int, BlockKey], Slots]:
     """Every block that the scenario's requests can fill, and what it holds then."""
-    known: dict[BlockKey, Slots] = {}
+    known: dict[tuple[int, BlockKey], Slots] = {}
     for request in scenario.requests:
         answer = solo_answer(request, VOCAB_SIZE).tokens
         known |= blocks_of(request, answer, scenario.config, mark_of(request.adapter))
@@ -96,12 +96,7 @@ def _with_store(rng: random.Random, scenario: Scenario) -> Scenario:
     hand their KV over, or expect that others have."""
     share = rng.choice([0.0, 0.5, 0.9, 1.0])
     groups = tuple(replace(group, bytes_per_block=SAVE_BYTES // 3) for group in scenario.config.groups)
-    stored = {
-        (group, key): slots
-        for key, slots in known_blocks(scenario).items()
-        for group in range(len(groups))
-        if rng.random() < share
-    }
+    stored = {place: slots for place, slots in known_blocks(scenario).items() if rng.random() < share}
     handoffs = rng.choice([("",), ("", EXPORT, IMPORT), ("", "", "", EXPORT, IMPORT)])
     if not scenario.config.caches_prefixes:
         handoffs = ("",)
