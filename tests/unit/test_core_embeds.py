@@ -11,16 +11,16 @@ GRID = ((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1))
 
 def test_positions_go_on_after_the_largest() -> None:
     """The example of core/embeds.py, and a second image right behind the first."""
-    assert positions_of((), 3) == [(0,), (1,), (2,)]
+    assert positions_of((), 3, 1) == [(0,), (1,), (2,)]
     image = Embeds(2, 4, b"image", GRID)
-    assert positions_of((image,), 8) == [
+    assert positions_of((image,), 8, 3) == [
         (0, 0, 0), (1, 1, 1), (2, 2, 2), (2, 2, 3), (2, 3, 2), (2, 3, 3), (4, 4, 4), (5, 5, 5),
     ]  # fmt: skip
-    two = positions_of((image, Embeds(6, 4, b"other", GRID)), 11)
+    two = positions_of((image, Embeds(6, 4, b"other", GRID)), 11, 3)
     assert two[6:] == [(4, 4, 4), (4, 4, 5), (4, 5, 4), (4, 5, 5), (6, 6, 6)]
-    assert positions_of((image,), 4) == two[:4], "those of a part of a prompt are those of the whole"
+    assert positions_of((image,), 4, 3) == two[:4], "those of a part of a prompt are those of the whole"
     plain = (Embeds(1, 2, b"speech"), Embeds(3, 0, b"encoded"))
-    assert positions_of(plain, 5) == [(0,), (1,), (2,), (3,), (4,)], "without positions they have those of tokens"
+    assert positions_of(plain, 3, 2) == [(0, 0), (1, 1), (2, 2)], "without positions they have those of tokens"
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,8 @@ def check_embeds(embeds: Sequence[Embeds], num_prompt: int) -> None:
     assert len({len(position) for one in embeds for position in one.positions}) <= 1, embeds
 
 
-def positions_of(embeds: Sequence[Embeds], num_tokens: int) -> list[tuple[int, ...]]:
-    """The positions of the first so many inputs of a sequence, as numbers of each axis."""
-    num_axes = next((len(one.positions[0]) for one in embeds if one.positions), 1)
+def positions_of(embeds: Sequence[Embeds], num_tokens: int, num_axes: int) -> list[tuple[int, ...]]:
+    """The positions of the first so many inputs of a sequence, for a model whose positions have so many axes."""
     made: list[tuple[int, ...]] = []
     at = 0  # the position that a token would have now
     for one in embeds:

@@ -11,6 +11,9 @@ from ..core.embeds import Embeds, positions_of
 from ..core.request import Request, SamplingParams
 from ..core.step import Introduction, TokenLogprob
 
+NUM_AXES = 3
+"""Of the toy model's positions."""
+
 
 def inputs_of(tokens: Sequence[int], embeds: Sequence[Embeds] = ()) -> array[int]:
     """What stands for the first inputs of a sequence: tokens, with a mark of the content and of the position wherever
@@ -19,7 +22,7 @@ def inputs_of(tokens: Sequence[int], embeds: Sequence[Embeds] = ()) -> array[int
     if embeds:
         contents = {one.start + at: (one.digest, at) for one in embeds for at in range(one.num)}
         seen = {one.start: one.digest for one in embeds if not one.num}
-        for place, position in enumerate(positions_of(embeds, len(values))):
+        for place, position in enumerate(positions_of(embeds, len(values), NUM_AXES)):
             if place in contents or place in seen or set(position) != {place}:
                 marks = repr((contents.get(place), seen.get(place), position)).encode()
                 values[place] += int.from_bytes(blake2b(marks, digest_size=4).digest(), "little") << 24
