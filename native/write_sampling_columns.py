@@ -1,6 +1,7 @@
 """Writes the C header of the settings that a draw is told of: python native/write_sampling_columns.py FILE.
 
-The table is src/tokenmill/core/sampling.py, which needs the standard library only.
+The table is src/tokenmill/core/sampling.py, which needs the standard library only. Run it with -S: an editable
+installation of another tree would come before this one.
 """
 
 from __future__ import annotations

@@ -178,9 +178,9 @@ typedef struct {
 typedef struct {
   int32_t* history; /* the prompt, then the output, to which the draw appends: room for as many as there will be */
   int32_t num_prompt, min_tokens;
-  float repetition, frequency, presence; /* 1, 0, 0 for off */
-  float dry_multiplier, dry_base;        /* 0 for off */
-  int32_t dry_allowed_length, dry_last_n; /* -1: all of it */
+#define TM_MEMBER(type, name, off) type name;
+  TM_SAMPLING_PENALTIES(TM_MEMBER)
+#undef TM_MEMBER
   int32_t num_dry_breakers, num_bias, num_held_back, num_bad_words, mask_wait_us;
   const int32_t* dry_breakers; /* in rising order */
   const int32_t* bias_ids;
@@ -234,8 +234,9 @@ typedef struct tm_call {
 } tm_call;
 
 TM_API int32_t tm_abi_version(void);
-/* The members of tm_sampling as this library knows them: "type name;" of each. */
+/* The members of tm_sampling, and the settings in tm_adjustment, as this library knows them: "type name;" of each. */
 TM_API const char* tm_sampling_layout(void);
+TM_API const char* tm_adjustment_layout(void);
 /* Writes a tm_adjustment's mask_until: a draw that sees it sees what was written before. */
 TM_API void tm_publish(int32_t* until, int32_t value);
 TM_API const char* tm_last_error(void);

@@ -27,7 +27,7 @@ constexpr auto kLongestNap = std::chrono::milliseconds(1);  // what a nap counts
 // Each distinct token of the history once.
 void penalise(const tm_adjustment& how, int num_output, float* logits, int num_cols, uint32_t* counts) {
   const int end = how.num_prompt + num_output;
-  const int first = how.repetition == 1.0f ? how.num_prompt : 0;
+  const int first = how.repetition_penalty == 1.0f ? how.num_prompt : 0;
   const auto is_known = [&](int i) { return how.history[i] >= 0 && how.history[i] < num_cols; };
   for (int i = first; i < end; i++)
     if (is_known(i)) counts[how.history[i]] = i < how.num_prompt ? kInPrompt : counts[how.history[i]] + 1;
@@ -38,10 +38,10 @@ void penalise(const tm_adjustment& how, int num_output, float* logits, int num_c
     if (count == 0) continue;  // done already
     counts[token] = 0;
     float value = logits[token];
-    value = value > 0 ? value / how.repetition : value * how.repetition;
+    value = value > 0 ? value / how.repetition_penalty : value * how.repetition_penalty;
     value = std::min(std::max(value, kNever), -kNever);
     const float produced = static_cast<float>(count & ~kInPrompt);
-    logits[token] = value - how.frequency * produced - how.presence * (produced > 0 ? 1.0f : 0.0f);
+    logits[token] = value - how.frequency_penalty * produced - how.presence_penalty * (produced > 0 ? 1.0f : 0.0f);
   }
 }
 
@@ -49,7 +49,7 @@ void penalise(const tm_adjustment& how, int num_output, float* logits, int num_c
 // base^(n - allowed_length), for the longest such n. No run reaches over a breaker.
 void penalise_repeats(const tm_adjustment& how, int num_output, float* logits, int num_cols, uint32_t* counts) {
   const int end = how.num_prompt + num_output;
-  const int begin = how.dry_last_n < 0 ? 0 : std::max(0, end - how.dry_last_n);
+  const int begin = how.dry_penalty_last_n < 0 ? 0 : std::max(0, end - how.dry_penalty_last_n);
   const int32_t *last = how.history + end, *breakers = how.dry_breakers, *breakers_end = breakers + how.num_dry_breakers;
   const auto breaks = [&](int32_t token) { return std::binary_search(breakers, breakers_end, token); };
   int most = 0;  // tokens that a run can have
@@ -133,8 +133,8 @@ void forbid_words(const tm_adjustment& how, int num_output, float* logits, int n
 
 bool adjust_row(const tm_adjustment& how, int num_output, const float* logits, float* adjusted, int num_cols,
                 uint32_t* counts) {
-  const bool penalises = how.repetition != 1.0f || how.frequency != 0.0f || how.presence != 0.0f;
-  const bool penalises_repeats = how.dry_multiplier > 0.0f && how.dry_last_n != 0;
+  const bool penalises = how.repetition_penalty != 1.0f || how.frequency_penalty != 0.0f || how.presence_penalty != 0.0f;
+  const bool penalises_repeats = how.dry_multiplier > 0.0f && how.dry_penalty_last_n != 0;
   const bool is_only_masked = how.mask != nullptr && !penalises && !penalises_repeats && how.num_bias == 0;
   if (!is_only_masked) std::copy(logits, logits + num_cols, adjusted);
   if (penalises) penalise(how, num_output, adjusted, num_cols, counts);

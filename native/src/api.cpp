@@ -31,11 +31,11 @@ extern "C" {
 
 int32_t tm_abi_version(void) { return TM_ABI_VERSION; }
 
-const char* tm_sampling_layout(void) {
-#define TM_COLUMN(type, name, off) #type " " #name ";"
-  return TM_SAMPLING_COLUMNS(TM_COLUMN);
-#undef TM_COLUMN
-}
+#define TM_MEMBER(type, name, off) #type " " #name ";"
+const char* tm_sampling_layout(void) { return TM_SAMPLING_COLUMNS(TM_MEMBER); }
+
+const char* tm_adjustment_layout(void) { return TM_SAMPLING_PENALTIES(TM_MEMBER); }
+#undef TM_MEMBER
 
 void tm_publish(int32_t* until, int32_t value) { __atomic_store_n(until, value, __ATOMIC_RELEASE); }
 

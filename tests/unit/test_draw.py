@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tokenmill.core.sampling import FILTERS
+from tokenmill.core.sampling import FILTERS, SamplingParams
 from tokenmill.ops.api import RawTensor, StepBatch, StepLimits
 from tokenmill.ops.draws import ALWAYS, MASK_LATE, NEVER, Adjustment, Adjustments, Draws, Mask, SampleBatch
 from tokenmill.ops.native import NativeOps, available
@@ -283,7 +283,7 @@ def test_what_is_held_back_gives_way_to_a_mask(ops):
         mask = Mask(64)
         mask.allow(np.array(allowed))
         ops.publish(mask, ALWAYS)
-        adjustment = Adjustment(np.zeros(9, np.int32), 3, min_tokens=4, held_back=held_back, mask=mask)
+        adjustment = Adjustment(np.zeros(9, np.int32), 3, SamplingParams(min_tokens=4), held_back=held_back, mask=mask)
         step, tokens_L, _ = _masked_step(ops, mask, adjustment)
         step()
         assert tokens_L[0] in expected

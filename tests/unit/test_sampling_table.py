@@ -53,8 +53,8 @@ def test_each_setting_is_reached_by_its_flags_and_told_to_others() -> None:
 @needs_native
 def test_a_library_of_another_table_is_refused(fresh_library: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it lacks is named, and what to do."""
-    known = sampling.native_layout()
-    monkeypatch.setattr(library, "native_layout", lambda: f"{known}float brand_new;")
+    known = sampling.native_layout
+    monkeypatch.setattr(library, "native_layout", lambda members: f"{known(members)}float brand_new;")
     reason = available()
     assert reason is not None and "(float brand_new)" in reason and "build it again" in reason, reason
 

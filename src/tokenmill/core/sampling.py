@@ -47,6 +47,7 @@ class Setting:
     flag      its flag, if that is not the name with hyphens; also: further spellings; metavar: what stands for a value
     names     what other servers' callers name it in bodies
     is_filter a step's draws have a column of it, where some row has another value than the default, which is off
+    is_penalty  it changes logits before the filters: a sequence's Adjustment has it (ops/draws.py)
     sampler   which of SAMPLERS the default turns off; "": it only shapes what others turn on
     """
 
@@ -61,6 +62,7 @@ class Setting:
     metavar: str = "X"
     names: tuple[str, ...] = ()
     is_filter: bool = False
+    is_penalty: bool = False
     sampler: str = ""
 
     def flags(self, name: str) -> tuple[str, ...]:
@@ -133,19 +135,19 @@ class SamplingParams:
     )  # fmt: skip
     dry_multiplier: float = setting(
         0.0, "DRY: what a token loses that would go on with a repetition; 0 is off", 0, 100,
-        help="strength of DRY, against repetitions; 0 is off", sampler="dry",
+        help="strength of DRY, against repetitions; 0 is off", is_penalty=True, sampler="dry",
     )  # fmt: skip
     dry_base: float = setting(
         1.75, "DRY: how this grows with each token that is repeated", 1, 100,
-        help="how DRY grows with the length of a repetition",
+        help="how DRY grows with the length of a repetition", is_penalty=True,
     )  # fmt: skip
     dry_allowed_length: int = setting(
         2, "DRY: repetitions of fewer tokens cost nothing", 1, _MOST, help="DRY: shorter repetitions are free",
-        metavar="N",
+        metavar="N", is_penalty=True,
     )  # fmt: skip
     dry_penalty_last_n: int = setting(
         -1, "DRY: how far back repetitions are looked for; -1 is everything, 0 is off", -1, _MOST,
-        help="DRY: how far back to look; -1 is everything", metavar="N",
+        help="DRY: how far back to look; -1 is everything", metavar="N", is_penalty=True,
     )  # fmt: skip
     dry_sequence_breakers: tuple[str, ...] = setting(
         ("\n", ":", '"', "*"), "DRY: texts over which nothing counts as repeated, up to 64 of up to 64 characters",
@@ -154,12 +156,15 @@ class SamplingParams:
     )  # fmt: skip
     repetition_penalty: float = setting(
         1.0, "above 1 discourages tokens of prompt and answer; 1 is off", 0, 100, above=True,
-        help="above 1 discourages", also=("--repeat-penalty",), names=("repeat_penalty",), sampler="penalties",
+        help="above 1 discourages", also=("--repeat-penalty",), names=("repeat_penalty",),
+        is_penalty=True, sampler="penalties",
     )  # fmt: skip
     presence_penalty: float = setting(
-        0.0, "above 0 discourages tokens that the answer has already", -2, 2, sampler="penalties"
+        0.0, "above 0 discourages tokens that the answer has already", -2, 2, is_penalty=True, sampler="penalties"
     )
-    frequency_penalty: float = setting(0.0, "the same, by how often it has them", -2, 2, sampler="penalties")
+    frequency_penalty: float = setting(
+        0.0, "the same, by how often it has them", -2, 2, is_penalty=True, sampler="penalties"
+    )
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -268,15 +273,29 @@ COLUMNS: Mapping[str, tuple[str, float]] = {
 """The members of tm_sampling in their order: C type of a row's value, and the value where there is no column."""
 
 
-def native_layout() -> str:
-    """tm_sampling as the native library tells it: what it was built with must be what this table says."""
-    return "".join(f"{c_type} {name};" for name, (c_type, _) in COLUMNS.items())
+_FIRST = ("repetition_penalty", "frequency_penalty", "presence_penalty", "dry_multiplier", "dry_base",
+          "dry_allowed_length", "dry_penalty_last_n")  # fmt: skip
+PENALTIES: Mapping[str, tuple[str, float]] = {
+    name: _column(SETTINGS[name]) for name in (*_FIRST, *SETTINGS) if SETTINGS[name].is_penalty
+}
+"""The same of tm_adjustment: its settings, in their order."""
+
+
+def native_layout(members: Mapping[str, tuple[str, float]]) -> str:
+    """COLUMNS or PENALTIES as the native library tells them: what it was built with must be what this table says."""
+    return "".join(f"{c_type} {name};" for name, (c_type, _) in members.items())
 
 
 def native_header() -> str:
     """What native/include/tokenmill_native.h needs of this table, written as the library is built."""
-    rows = " \\\n".join(f"  X({c_type}, {name}, {off})" for name, (c_type, off) in COLUMNS.items())
-    return f"/* Made of src/tokenmill/core/sampling.py. */\n#define TM_SAMPLING_COLUMNS(X) \\\n{rows}\n"
+    lines = ["/* Made of src/tokenmill/core/sampling.py. */"]
+    for macro, members in (("TM_SAMPLING_COLUMNS", COLUMNS), ("TM_SAMPLING_PENALTIES", PENALTIES)):
+        lines += [
+            f"#define {macro}(X) \\",
+            *(f"  X({kind}, {name}, {off}) \\" for name, (kind, off) in members.items()),
+        ]
+        lines[-1] = lines[-1].removesuffix(" \\")
+    return "\n".join(lines) + "\n"
 
 
 def _check_breakers(breakers: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.sampling import COLUMNS, FILTERS
+from ..core.sampling import COLUMNS, FILTERS, SamplingParams
 
 NEVER = np.finfo(np.float32).min
 """The logit of a token that must not be drawn. Not minus infinity: that is a sign of damage, as NaN is."""
@@ -121,19 +121,13 @@ class Adjustment:
     """What one sequence's settings do to its logits. Its only state is `history`, int32: prompt, then output; a draw of
     output position p writes its token at num_prompt + p. All other ids lie in the vocabulary, in rising order.
 
+    params   penalties and min_tokens are read of it, and no lists
     packed   what a backend makes of it, once
     """
 
     history: np.ndarray
     num_prompt: int
-    repetition: float = 1.0
-    frequency: float = 0.0
-    presence: float = 0.0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_last_n: int = -1
-    min_tokens: int = 0
+    params: SamplingParams = field(default_factory=SamplingParams)
     dry_breakers: np.ndarray = field(default_factory=_no_ids)
     bias_ids: np.ndarray = field(default_factory=_no_ids)
     bias: np.ndarray = field(default_factory=_no_values)

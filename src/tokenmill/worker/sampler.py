@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from ..core.sampling import FILTERS, SamplingParams
+from ..core.sampling import FILTERS, PENALTIES, SETTINGS, SamplingParams
 from ..core.step import Introduction, TokenLogprob
 from ..ops.api import Ops
 from ..ops.draws import ALWAYS, COLUMN_DTYPES, Adjustment, Adjustments, Draws, Mask, SampleBatch, Scores
@@ -202,15 +202,8 @@ class Sampler:
         return _Kept(
             history=history,
             num_prompt=len(intro.prompt_tokens),
-            repetition=params.repetition_penalty,
-            frequency=params.frequency_penalty,
-            presence=params.presence_penalty,
-            dry_multiplier=params.dry_multiplier,
-            dry_base=params.dry_base,
-            dry_allowed_length=params.dry_allowed_length,
-            dry_last_n=params.dry_penalty_last_n,
+            params=params,
             dry_breakers=np.array(intro.dry_breakers, np.int32),
-            min_tokens=params.min_tokens,
             bias_ids=lists.bias_ids,
             bias=lists.bias,
             held_back=lists.held_back,
@@ -229,13 +222,14 @@ class Sampler:
         self._num_slots = num_slots
 
 
+_PENALTIES_OFF = {name: off for name, (_, off) in PENALTIES.items() if SETTINGS[name].sampler}
+"""Of those that do something by themselves."""
+
+
 def needs_adjustment(params: SamplingParams) -> bool:
     """Whether any setting changes logits before they are sampled."""
     return bool(
-        params.repetition_penalty != 1
-        or params.frequency_penalty
-        or params.presence_penalty
-        or params.dry_multiplier
+        any(getattr(params, name) != off for name, off in _PENALTIES_OFF.items())
         or params.logit_bias
         or params.allowed_token_ids
         or params.min_tokens

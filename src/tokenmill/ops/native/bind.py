@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ...core.sampling import PENALTIES
 from ..api import StepBatch
 from ..draws import COLUMN_DTYPES, Adjustment, Adjustments, Draws
 from .library import DRAWS, STEP, AdjustmentStruct
@@ -91,14 +92,8 @@ def _address(one: Adjustment) -> int:
         one.packed = AdjustmentStruct(
             history=one.history.ctypes.data,
             num_prompt=one.num_prompt,
-            min_tokens=one.min_tokens,
-            repetition=one.repetition,
-            frequency=one.frequency,
-            presence=one.presence,
-            dry_multiplier=one.dry_multiplier,
-            dry_base=one.dry_base,
-            dry_allowed_length=one.dry_allowed_length,
-            dry_last_n=one.dry_last_n,
+            min_tokens=one.params.min_tokens,
+            **{name: getattr(one.params, name) for name in PENALTIES},
             num_dry_breakers=len(one.dry_breakers),
             num_bias=len(one.bias_ids),
             num_held_back=len(one.held_back),

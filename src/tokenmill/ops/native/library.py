@@ -10,12 +10,12 @@ import functools
 import os
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from ...core.sampling import COLUMNS, native_layout
+from ...core.sampling import COLUMNS, PENALTIES, native_layout
 from .store_border import STORE_SIGNATURES, ExtentStruct
 
 ABI_VERSION = 15
@@ -190,6 +190,9 @@ class LimitsStruct(ctypes.Structure):
     )
 
 
+_C_TYPES: dict[str, Any] = {"float": c_float, "int32_t": c_int32}
+
+
 class SamplingStruct(ctypes.Structure):
     _fields_ = tuple((name, c_void_p) for name in COLUMNS)
 
@@ -199,13 +202,7 @@ class AdjustmentStruct(ctypes.Structure):
         ("history", c_void_p),
         ("num_prompt", c_int32),
         ("min_tokens", c_int32),
-        ("repetition", ctypes.c_float),
-        ("frequency", ctypes.c_float),
-        ("presence", ctypes.c_float),
-        ("dry_multiplier", ctypes.c_float),
-        ("dry_base", ctypes.c_float),
-        ("dry_allowed_length", c_int32),
-        ("dry_last_n", c_int32),
+        *((name, _C_TYPES[c_type]) for name, (c_type, _) in PENALTIES.items()),
         ("num_dry_breakers", c_int32),
         ("num_bias", c_int32),
         ("num_held_back", c_int32),
@@ -253,6 +250,7 @@ class CallStruct(ctypes.Structure):
 _SIGNATURES = {
     "tm_abi_version": (c_int32, ()),
     "tm_sampling_layout": (c_char_p, ()),
+    "tm_adjustment_layout": (c_char_p, ()),
     "tm_publish": (None, (c_void_p, c_int32)),
     "tm_last_error": (c_char_p, ()),
     "tm_isa_available": (c_int32, (c_char_p,)),
@@ -316,17 +314,22 @@ def _load(path: Path) -> ctypes.CDLL:
     found = library.tm_abi_version()
     if found != ABI_VERSION:
         raise OSError(f"{path} speaks version {found} of the border, this package speaks {ABI_VERSION}; {_REBUILD}")
-    if not hasattr(library, "tm_sampling_layout"):
+    if not hasattr(library, "tm_adjustment_layout"):
         raise OSError(f"{path} is older than this package: it does not say by which settings it draws; {_REBUILD}")
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype = result
         function.argtypes = arguments
-    told, wanted = library.tm_sampling_layout().decode(), native_layout()
+    _check_layout(path, library.tm_sampling_layout(), COLUMNS)
+    _check_layout(path, library.tm_adjustment_layout(), PENALTIES)
+    return library
+
+
+def _check_layout(path: Path, found: bytes, members: Mapping[str, tuple[str, float]]) -> None:
+    told, wanted = found.decode(), native_layout(members)
     if told != wanted:
         other = ", ".join(sorted({*told.split(";")} ^ {*wanted.split(";")})) or "in another order"
         raise OSError(f"{path} was built for other settings of draws than this package ({other}); {_REBUILD}")
-    return library
 
 
 def load_library() -> ctypes.CDLL:
