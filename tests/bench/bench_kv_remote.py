@@ -41,7 +41,7 @@ from tokenmill.kv.store.child import KVStoreProcess
 from tokenmill.kv.store.options import TierOptions
 from tokenmill.kv.transfer.client import StoreClient
 from tokenmill.kv.transfer.remote import RemoteTier
-from tokenmill.kv.transfer.remote.names import Names
+from tokenmill.kv.transfer.remote.fence import Names
 from tokenmill.kv.transfer.remote.peer import PeerTier
 from tokenmill.kv.transfer.seal import OVERHEAD, load_key
 from tokenmill.kv.transfer.sums import block_sum

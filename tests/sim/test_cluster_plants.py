@@ -16,8 +16,7 @@ from tokenmill.cluster.moves import Move, Moves
 from tokenmill.cluster.placing import Placing
 from tokenmill.core.moves import Continue, Release
 from tokenmill.kv.connector.scheduler.offers import Offers, _Offer
-from tokenmill.kv.connector.scheduler.pull import Pull
-from tokenmill.kv.connector.scheduler.pulls import Pulls
+from tokenmill.kv.connector.scheduler.pulls import Pull, Pulls
 from tokenmill.sim.cluster import run_seed
 from tokenmill.sim.executor import Violation
 from tokenmill.sim.loop import Deadlock, TimeLimit

@@ -16,7 +16,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import RowResult, StepResult
 from tokenmill.engine.core import EngineCore
 from tokenmill.engine.link import LocalEngineEnd
-from tokenmill.kv.blocks import summary
+from tokenmill.kv.blocks import radix
 from tokenmill.kv.blocks.manager import BlockManager
 from tokenmill.server import cache_views
 from tokenmill.server.client import EngineClient
@@ -81,7 +81,7 @@ def test_sums_agree_with_a_slow_count(seed: int, monkeypatch: pytest.MonkeyPatch
         sorted((run.total_blocks for run in few), reverse=True)
         == sorted((run.total_blocks for run in said.runs), reverse=True)[:3]
     )
-    monkeypatch.setattr(summary, "MOST_SEEN", 4)
+    monkeypatch.setattr(radix, "MOST_SEEN", 4)
     part = manager.summary(10_000)
     assert part.num_seen == min(4, len(prefixes)) == sum(run.num_blocks for run in part.runs)
 

@@ -21,7 +21,7 @@ from tokenmill.core.tiers import NO_PLACE, TierKey
 from tokenmill.kv.transfer.remote import RemoteTier
 from tokenmill.kv.transfer.remote.address import parse
 from tokenmill.kv.transfer.remote.backend import Backend
-from tokenmill.kv.transfer.remote.names import Names
+from tokenmill.kv.transfer.remote.fence import Names
 from tokenmill.kv.transfer.remote.redis import RedisBackend
 from tokenmill.kv.transfer.remote.sealed import Limits, SealedStore
 from tokenmill.kv.transfer.remote.tier import open_backend

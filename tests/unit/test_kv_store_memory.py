@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.core.units import GiB, MiB
-from tokenmill.kv.store.elastic import PIECES, QUIET_S, Elastic
+from tokenmill.kv.store.process import PIECES, QUIET_S, Elastic
 from tokenmill.node.machine import MemoryReader, MemoryState
 
 MOST, LEAST, RESERVE = 8 * GiB, 64 * MiB, 1 * GiB

@@ -103,7 +103,7 @@ def tell(core: EngineCore, publisher: KVPublisher | None) -> None:
 
 def tell_tiers(core: EngineCore, publisher: KVPublisher | None, relay: TierRelay) -> None:
     """Of the engine's KV store, too; once the store has been joined."""
-    from ..kv.events.tier_log import TierLog
+    from ..kv.events.token_log import TierLog
 
     if publisher is not None and core.state.token_log is not None:
         relay.publish(TierLog(core.state.token_log, core.config.block_size, publisher.publish))

@@ -41,9 +41,8 @@ from ..core.outputs import aborted, refused
 from ..core.request import Request
 from ..core.step import StepPlan, StepResult
 from ..core.work import step_work
-from ..kv.connector.scheduler.ahead import Ahead
+from ..kv.connector.scheduler.ahead import Ahead, Hints
 from ..kv.connector.scheduler.exports import Exports
-from ..kv.connector.scheduler.hints import Hints
 from ..kv.connector.scheduler.offers import Offers
 from ..kv.connector.scheduler.pulls import Pulls
 from ..kv.connector.scheduler.transfers import Transfers
@@ -56,9 +55,8 @@ from .grammars import GrammarLedger
 from .journal import Committed, Handled, Planned, Recorder
 from .lean import Lean
 from .ledger import StepLedger
-from .prefixes import shown_cache
 from .state import EngineState
-from .stats import snapshot
+from .stats import shown_cache, snapshot
 
 Handler = Callable[[Any, float], None]
 """Takes an event and the time; what it gives goes to the outbox."""

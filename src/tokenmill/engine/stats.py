@@ -1,10 +1,12 @@
-"""The snapshot of the engine's state that is sent with each step."""
+"""What an engine tells of itself: the snapshot that is sent with each step, and what its prefix cache holds. Changes
+nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..core.events import EngineStats
+from ..core.events import CacheShown, EngineStats, ShowCache
+from ..core.prefixes import PoolCounts
 from ..core.sequence import Sequence
 from .state import EngineState
 
@@ -72,3 +74,12 @@ def _num_prompt_left(state: EngineState) -> int:
 
 def _adapters_of(sequences: Iterable[Sequence]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(seq.request.adapter for seq in sequences if seq.request.adapter))
+
+
+def shown_cache(state: EngineState, event: ShowCache) -> CacheShown:
+    """What the prefix cache holds, for whoever asks."""
+    blocks = state.blocks
+    pools = tuple(
+        PoolCounts(pool.window, pool.num_blocks, pool.num_free, pool.num_cached, pool.num_held) for pool in blocks.pools
+    )
+    return CacheShown(event.number, blocks.block_size, pools, blocks.summary(event.most_runs))

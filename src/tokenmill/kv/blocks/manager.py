@@ -20,8 +20,7 @@ from collections.abc import Iterable, Sequence
 from ...core.block import BlockKey, num_hidden_blocks
 from ...core.prefixes import PrefixSummary
 from .allocator import BlockAllocator
-from .radix import Listener, Node, RadixTree
-from .summary import summarise
+from .radix import Listener, Node, RadixTree, summarise
 from .unreferenced import Unreferenced
 
 

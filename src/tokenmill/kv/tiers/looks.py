@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
 from ...core.tier_jobs import LookIn
-from ...core.tiers import NO_PLACE, TierKey
+from ...core.tiers import HOST, NO_PLACE, TIERS, Find, Found, TierKey
 from .contents import Contents
 from .outbox import Outbox
 
@@ -58,3 +59,75 @@ class Looks:
 
     def _ask(self, tier: str, blocks: tuple[TierKey, ...]) -> None:
         self._outbox.ask(lambda number: LookIn(number, tier, blocks))
+
+
+class Finding:
+    """unknown: (tier, block) that are asked for."""
+
+    __slots__ = ("_desk", "client", "is_over", "message", "unknown")
+
+    def __init__(self, desk: Finds, client: int, message: Find) -> None:
+        self._desk = desk
+        self.client = client
+        self.message = message
+        self.unknown: set[tuple[str, TierKey]] = set()
+        self.is_over = False
+
+    def looked(self, tier: str, block: TierKey, now: float) -> None:
+        self.unknown.discard((tier, block))
+        if not self.unknown and not self.is_over:
+            self._desk.answer(self, now)
+
+
+class Finds:
+    """Which tier has each of some blocks. Answered at once, unless shared tiers have to be asked; then when they have
+    said, or after a while with what is known by then."""
+
+    def __init__(self, contents: Contents, looks: Looks, outbox: Outbox) -> None:
+        self._contents = contents
+        self._looks = looks
+        self._outbox = outbox
+        self._ends: deque[tuple[float, Finding]] = deque()
+
+    @property
+    def next_s(self) -> float | None:
+        while self._ends and self._ends[0][1].is_over:
+            self._ends.popleft()
+        return self._ends[0][0] if self._ends else None
+
+    def find(self, client: int, message: Find, now: float) -> None:
+        contents = self._contents
+        finding = Finding(self, client, message)
+        unknown: list[tuple[str, TierKey]] = []
+        digits = contents.digits(message.wanted, now, message.is_near, unknown)
+        if not unknown:
+            self._say(finding, digits)
+            return
+        finding.unknown.update(unknown)
+        self._ends.append((now + contents.config.find_timeout_s, finding))
+        for name, block in unknown:
+            self._looks.look(name, block, finding)
+
+    def gone(self, client: int) -> None:
+        for _, finding in self._ends:
+            finding.is_over = finding.is_over or finding.client == client
+
+    def lapse(self, now: float) -> None:
+        while self._ends and self._ends[0][0] <= now:
+            _, finding = self._ends.popleft()
+            if not finding.is_over:
+                self._contents.host.counts["find_timeouts"] += 1
+                self.answer(finding, now)
+
+    def answer(self, finding: Finding, now: float) -> None:
+        message = finding.message
+        self._say(finding, self._contents.digits(message.wanted, now, message.is_near, []))
+
+    def _say(self, finding: Finding, digits: str) -> None:
+        finding.is_over = True
+        counts = self._contents.counts
+        for nth, tier in enumerate(TIERS):
+            if num := digits.count(str(nth + 1)):
+                counts[tier]["found"] += num
+        counts[HOST]["not_found"] += digits.count("0")
+        self._outbox.say(finding.client, Found(finding.message.number, digits))

@@ -47,9 +47,8 @@ from .arrivals import Arrivals
 from .config import TierConfig
 from .contents import Contents
 from .fetches import Fetches
-from .finds import Finds
 from .inquiries import Inquiries
-from .looks import Looks
+from .looks import Finds, Looks
 from .outbox import Outbox
 from .pins import FOR_EVER
 from .replacement import TierBlock

@@ -1,4 +1,4 @@
-"""Prefixes that are brought from the tiers of the store into the pools before anybody asks for them.
+"""Prefixes that are wanted later: brought from the tiers of the store into the pools, pinned or promoted there.
 
     Prefetch without a source   job FindBlocks
     it has ended                blocks for what is there are reserved; jobs FetchBlocks, one after the other
@@ -14,14 +14,16 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ....core.block import BlockKey, BlockMove, cut_moves
-from ....core.effects import FetchBlocks, FindBlocks, JobEnded
+from ....core.block import BlockKey, BlockMove, cut_moves, split_keys
+from ....core.effects import FetchBlocks, FindBlocks, JobEnded, PinBlocks, PromoteBlocks
+from ....core.hints import KeepKV, PromoteKV
 from ....core.moves import Prefetch, Prefetched
 from ....core.tiers import TierKey
 from ...blocks.fetch import Claim, claim, is_intact, num_in, reach
 from ...blocks.groups import Tables
 from .port import EnginePort
 from .tiers import FIND_S, PIECE_BYTES
+from .writes import Writes
 
 NO_STORE = "It has no store with tiers."
 NO_ROOM = "There is no room for it."
@@ -135,3 +137,28 @@ class Ahead:
 
     def _answer(self, one: _Ahead, num_blocks: int, error: str = "") -> None:
         self._state.outbox.answers.append(Prefetched(one.answer, num_blocks, error))
+
+
+class Hints:
+    """Hands what front ends know of KV that is wanted later (`core.hints`) on to the store. Does nothing until a store
+    with tiers was opened."""
+
+    def __init__(self, state: EnginePort, writes: Writes) -> None:
+        self._state = state
+        self._writes = writes
+
+    def keep(self, event: KeepKV, now: float) -> None:
+        if self._state.has_tiers and event.keys:
+            wanted = self._wanted(event.keys)
+            self._state.outbox.jobs.append(PinBlocks(wanted, event.seconds, event.owner))
+            if event.seconds:
+                self._writes.want(wanted)
+
+    def promote(self, event: PromoteKV, now: float) -> None:
+        if self._state.has_tiers and event.keys:
+            self._state.outbox.jobs.append(PromoteBlocks(self._wanted(event.keys)))
+
+    def _wanted(self, keys: bytes) -> tuple[TierKey, ...]:
+        """In the order of the prefix, as all that is said to a store."""
+        num_groups = len(self._state.config.groups)
+        return tuple((group, key) for key in split_keys(keys) for group in range(num_groups))

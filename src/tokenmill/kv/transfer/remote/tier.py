@@ -14,8 +14,7 @@ from ..seal import Seal
 from .address import OPTIONS, PARAM, Address, parse
 from .backend import Backend
 from .calls import ASK, said
-from .fence import Fence
-from .names import Names
+from .fence import Fence, Names
 from .sealed import Limits, SealedStore, View
 
 THERE = 0
