@@ -11,8 +11,8 @@ from typing import Any
 
 from tokenmill.core.tier_jobs import DropFrom, LoadFrom, SaveTo
 from tokenmill.core.tiers import DISK, NO_PLACE, BlockFacts, TierEntry, TierKey
+from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.disk.tier import DiskTier
-from tokenmill.kv.transfer.sums import block_sum
 
 MODEL = "0123456789abcdef0123456789abcdef"
 SIZES = (5000, 12288, 8192)

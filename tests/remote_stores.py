@@ -18,7 +18,7 @@ import pytest
 from ports import free_port
 from tokenmill.core.tier_jobs import LoadFrom, LookIn, SaveTo, Tier
 from tokenmill.core.tiers import NO_PLACE, BlockFacts, TierKey
-from tokenmill.kv.transfer.sums import block_sum
+from tokenmill.kv.transfer.checksum import block_sum
 
 BLOCK_BYTES = (24 * 1024, 5000)
 """Of two KV groups."""

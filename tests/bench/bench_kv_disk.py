@@ -28,11 +28,11 @@ from pathlib import Path
 
 from tokenmill.core.tier_jobs import LoadFrom, SaveTo
 from tokenmill.core.tiers import DISK, NO_PLACE, BlockFacts, TierKey
+from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.disk.extent import ENTRY_BYTES, PAGE_BYTES, Entry
 from tokenmill.kv.transfer.disk.io import write_entries
 from tokenmill.kv.transfer.disk.space import DiskSpace
 from tokenmill.kv.transfer.disk.tier import DiskTier
-from tokenmill.kv.transfer.sums import block_sum
 
 MODEL = "0123456789abcdef0123456789abcdef"
 BLOCK_BYTES, BLOCK_TOKENS = 368_640, 16

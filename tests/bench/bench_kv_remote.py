@@ -39,12 +39,12 @@ from tokenmill.core.tiers import NO_PLACE, BlockFacts, TierKey
 from tokenmill.core.units import MiB
 from tokenmill.kv.store.child import KVStoreProcess
 from tokenmill.kv.store.options import TierOptions
+from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.client import StoreClient
 from tokenmill.kv.transfer.remote import RemoteTier
 from tokenmill.kv.transfer.remote.fence import Names
 from tokenmill.kv.transfer.remote.peer import PeerTier
 from tokenmill.kv.transfer.seal import OVERHEAD, load_key
-from tokenmill.kv.transfer.sums import block_sum
 
 MODEL = "0123456789abcdef"
 BLOCK_BYTES, BLOCK_TOKENS = 368_640, 16

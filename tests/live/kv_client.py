@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from tokenmill.core.tiers import BlockFacts, Lease, TierKey
+from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.client import StoreClient
-from tokenmill.kv.transfer.sums import block_sum
 from tokenmill.net.loop import run_event_loop
 
 SIZE = 40_000

@@ -20,11 +20,11 @@ from tokenmill.core.tiers import BlockFacts, Lease, TierKey
 from tokenmill.core.units import MiB
 from tokenmill.kv.store.child import KVStoreProcess
 from tokenmill.kv.store.options import TierOptions
+from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.client import StoreClient
 from tokenmill.kv.transfer.remote.fence import Names
 from tokenmill.kv.transfer.remote.tier import open_backend
 from tokenmill.kv.transfer.seal import load_key
-from tokenmill.kv.transfer.sums import block_sum
 
 MODEL = "model A"
 BLOCKS = [block(number) for number in range(40)]

@@ -12,8 +12,10 @@ import pytest
 
 from tokenmill.kv.blocks import fetch
 from tokenmill.kv.blocks.manager import BlockManager
-from tokenmill.kv.connector.scheduler import rates, tails, transfers, worth
-from tokenmill.kv.connector.scheduler.tails import Tails
+from tokenmill.kv.connector.scheduler import load_or_recompute as worth
+from tokenmill.kv.connector.scheduler import overlapped_load as tails
+from tokenmill.kv.connector.scheduler import rates, transfers
+from tokenmill.kv.connector.scheduler.overlapped_load import Tails
 from tokenmill.kv.connector.scheduler.tiers import Tiers
 from tokenmill.kv.connector.scheduler.transfers import Transfers
 from tokenmill.kv.connector.scheduler.writes import Writes

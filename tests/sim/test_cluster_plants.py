@@ -15,8 +15,8 @@ from tokenmill.cluster.links import EngineLink
 from tokenmill.cluster.moves import Move, Moves
 from tokenmill.cluster.placing import Placing
 from tokenmill.core.moves import Continue, Release
-from tokenmill.kv.connector.scheduler.offers import Offers, _Offer
-from tokenmill.kv.connector.scheduler.pulls import Pull, Pulls
+from tokenmill.kv.connector.scheduler.kv_export import Offers, _Offer
+from tokenmill.kv.connector.scheduler.kv_import import Pull, Pulls
 from tokenmill.sim.cluster import run_seed
 from tokenmill.sim.executor import Violation
 from tokenmill.sim.loop import Deadlock, TimeLimit

@@ -10,7 +10,8 @@ import pytest
 from tokenmill.core.block import full_groups
 from tokenmill.core.errors import EngineFailed
 from tokenmill.core.moves import EndMove, KVSource, PullBlocks, SendBlocks
-from tokenmill.kv.connector.scheduler import offers, pulls
+from tokenmill.kv.connector.scheduler import kv_export as offers
+from tokenmill.kv.connector.scheduler import kv_import as pulls
 from tokenmill.sim.executor import Violation
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.moves import Report, run_moves

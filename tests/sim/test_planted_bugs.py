@@ -21,8 +21,8 @@ from tokenmill.kv.blocks.fetch import Claim
 from tokenmill.kv.blocks.groups import KVBlocks
 from tokenmill.kv.blocks.manager import BlockManager
 from tokenmill.kv.blocks.radix import RadixTree
-from tokenmill.kv.connector.scheduler import exports
-from tokenmill.kv.connector.scheduler.exports import Exports, _Save
+from tokenmill.kv.connector.scheduler import saves as exports
+from tokenmill.kv.connector.scheduler.saves import Exports, _Save
 from tokenmill.kv.connector.scheduler.transfers import Transfers
 from tokenmill.sched import scheduler
 from tokenmill.sched.giving_way import GivingWay

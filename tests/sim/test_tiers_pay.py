@@ -18,7 +18,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.tiers import DISK, HOST, TierFacts
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.link import local_link
-from tokenmill.kv.connector.scheduler import worth
+from tokenmill.kv.connector.scheduler import load_or_recompute as worth
 from tokenmill.kv.tiers.config import TierConfig
 from tokenmill.sim.executor import ToyExecutor
 from tokenmill.sim.loop import VirtualLoop

@@ -10,7 +10,7 @@ from tokenmill.core.effects import Effects, FetchBlocks, FindBlocks, Job, JobEnd
 from tokenmill.core.events import Submit
 from tokenmill.core.moves import Prefetch, Prefetched
 from tokenmill.kv.blocks.hashing import prompt_keys
-from tokenmill.kv.connector.scheduler import ahead
+from tokenmill.kv.connector.scheduler import prefetch as ahead
 
 PROMPT = make_request("a", 22, 2).prompt_tokens
 

@@ -15,7 +15,7 @@ from tokenmill.core.events import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FIN
 from tokenmill.core.request import EXPORT, IMPORT, Request
 from tokenmill.core.sequence import Status
 from tokenmill.kv.blocks.hashing import extend_keys, root_key
-from tokenmill.kv.connector.scheduler.exports import SAVE_BYTES
+from tokenmill.kv.connector.scheduler.saves import SAVE_BYTES
 
 REQUEST = make_request("a", 22, 1, handoff=EXPORT)
 

@@ -14,7 +14,7 @@ from tokenmill.core.moves import Continue, KVSource, Moved, Prefetch, Prefetched
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Status
 from tokenmill.engine.core import EngineCore
-from tokenmill.kv.connector.scheduler.pulls import NO_CACHE, NO_ROOM, NO_USE
+from tokenmill.kv.connector.scheduler.kv_import import NO_CACHE, NO_ROOM, NO_USE
 
 SOURCE = KVSource("w", "life", "address", "host", "ticket")
 CONFIG = EngineConfig(full_groups(16), 64, block_size=4, max_num_seqs=2)

@@ -8,8 +8,9 @@ from test_engine_tiers import BLOCK_BYTES, COSTS, TieredEngine
 
 from tokenmill.core.effects import FetchBlocks
 from tokenmill.core.tiers import DISK, TierFacts
-from tokenmill.kv.connector.scheduler import rates, tails
-from tokenmill.kv.connector.scheduler.worth import Computing, Place, Run, Speed, meeting
+from tokenmill.kv.connector.scheduler import overlapped_load as tails
+from tokenmill.kv.connector.scheduler import rates
+from tokenmill.kv.connector.scheduler.load_or_recompute import Computing, Place, Run, Speed, meeting
 
 EVEN = TierFacts(DISK, 0, 0.00001, BLOCK_BYTES / 0.004)
 """Loads a block in the time that it takes to compute its 4 tokens."""

@@ -11,7 +11,7 @@ import pytest
 
 from tokenmill.core.tiers import BlockFacts
 from tokenmill.kv.transfer.archive import ArchiveHead, ArchiveWriter, BadArchive, read_blocks, read_head
-from tokenmill.kv.transfer.sums import block_sum
+from tokenmill.kv.transfer.checksum import block_sum
 
 HEAD = ArchiveHead("numerics", (48, 20), 16)
 

@@ -18,6 +18,7 @@ import pytest
 from kv_disk import MODEL, SIZES, SLOT_BYTES, Host, blocks_bytes, data_of, opened, prefix
 from tokenmill.core.tier_jobs import LookIn, SaveTo
 from tokenmill.core.tiers import DISK, NO_PLACE, BlockFacts
+from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.disk import tier as disk
 from tokenmill.kv.transfer.disk.extent import PAGE_BYTES, EntryCodec, Extent, Head, padded
 from tokenmill.kv.transfer.disk.read import DiskReader
@@ -25,7 +26,6 @@ from tokenmill.kv.transfer.disk.slots import DiskSlots
 from tokenmill.kv.transfer.disk.space import DiskSpace
 from tokenmill.kv.transfer.disk.tier import DiskTier
 from tokenmill.kv.transfer.disk.write import Complaints, DiskCounts
-from tokenmill.kv.transfer.sums import block_sum
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:

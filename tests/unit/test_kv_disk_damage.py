@@ -15,8 +15,8 @@ import pytest
 from kv_disk import MODEL, SIZES, blocks_bytes, data_of, opened, prefix
 from tokenmill.core.mac import derive
 from tokenmill.core.tiers import NO_PLACE, TierEntry, TierKey
+from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.disk.extent import ENTRY_BYTES, PAGE_BYTES, EntryCodec, Head, padded, read_front
-from tokenmill.kv.transfer.sums import block_sum
 
 KEY = bytes(range(32))
 OTHER_KEY = bytes(range(1, 33))

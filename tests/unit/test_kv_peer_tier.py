@@ -31,13 +31,13 @@ from tokenmill.core.tiers import (
 )
 from tokenmill.kv.store.peers import PeerService
 from tokenmill.kv.tiers.shell import TierShell
+from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.peer.frames import Connection, receive_exactly
 from tokenmill.kv.transfer.peer.listener import Listener
 from tokenmill.kv.transfer.remote.peer import PeerTier, peer_door
 from tokenmill.kv.transfer.remote.peer_wire import PURPOSE
 from tokenmill.kv.transfer.remote.sealed import Limits
 from tokenmill.kv.transfer.seal import OVERHEAD, Seal
-from tokenmill.kv.transfer.sums import block_sum
 from tokenmill.net.clock import MonotonicClock
 
 MODEL = "model A"

@@ -40,9 +40,9 @@ from tokenmill.core.tiers import (
     Written,
 )
 from tokenmill.kv.store.server import KVStore, Parts, listen
+from tokenmill.kv.transfer.arena import PAGE, Slab
+from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.client import PART_BYTES, StoreClient
-from tokenmill.kv.transfer.slab import PAGE, Slab
-from tokenmill.kv.transfer.sums import block_sum
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.loop import run_event_loop
 

@@ -12,9 +12,9 @@ from tokenmill.core.units import MiB
 from tokenmill.kv.store.server import KVStore, Parts, listen
 from tokenmill.kv.tiers.config import TierConfig
 from tokenmill.kv.tiers.manager import TierManager
+from tokenmill.kv.transfer.arena import Slab
+from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.client import StoreClient
-from tokenmill.kv.transfer.slab import Slab
-from tokenmill.kv.transfer.sums import block_sum
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.loop import run_event_loop
 

@@ -17,7 +17,7 @@ from tokenmill.core.effects import DropBlocks, FetchBlocks, FindBlocks, SaveBloc
 from tokenmill.core.errors import EngineFailed
 from tokenmill.core.tiers import BlockFacts, Lease, TierKey
 from tokenmill.kv.connector.worker.tiers import SAVING_NICE, TierCopies
-from tokenmill.kv.transfer.slab import PAGE, Slab
+from tokenmill.kv.transfer.arena import PAGE, Slab
 from tokenmill.ops.pool import HostPool
 
 GROUPS = [

@@ -649,7 +649,7 @@ def test_watchers_are_told_all_there_is_and_what_changes() -> None:
 
 def test_watchers_of_much_are_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Among what changes meanwhile, and as soon as it can be; what has gone by then is not told of."""
-    monkeypatch.setattr("tokenmill.kv.tiers.telling.MOST_KEYS", 4)
+    monkeypatch.setattr("tokenmill.kv.tiers.events.MOST_KEYS", 4)
     rig = Rig(num_slots=64)
     for name in "abc":
         rig.store(chain(name, 4))

@@ -16,7 +16,7 @@
 A KV store serves one numerics id. Every block that it touches passes through a slot of its host memory, which workers
 of the machine map: messages carry offsets, never bytes. A slot that was handed out is leased until the worker has said
 so or has gone. A block is known by its KV group and its key; equal ones are interchangeable, so that all here may be
-said twice. The checksum is made by the worker that computed the block (`kv.transfer.sums`), travels with it through
+said twice. The checksum is made by the worker that computed the block (`kv.transfer.checksum`), travels with it through
 every tier, and is compared by the worker that takes it, after its last copy: what is wrong is a miss, and is dropped.
 
 Which block is where, and what moves, is decided in `kv.tiers`; bytes are in `kv.transfer`. What a KV store asks of

@@ -9,7 +9,7 @@ from typing import Protocol
 from ..core.block import num_hidden_blocks
 from ..core.sequence import Sequence, Status
 from ..kv.blocks.groups import Tables
-from ..kv.connector.scheduler.exports import Exports
+from ..kv.connector.scheduler.saves import Exports
 from ..sched.admission import blocks_for
 from ..sched.rank import seniority
 from .state import EngineState

@@ -30,7 +30,7 @@ from ..core.outputs import ended, progressed
 from ..core.request import EXPORT
 from ..core.sequence import Sequence, Status
 from ..core.step import RowResult, StepResult
-from ..kv.connector.scheduler.exports import Exports
+from ..kv.connector.scheduler.saves import Exports
 from ..sched.steps import Step
 from .state import EngineState
 

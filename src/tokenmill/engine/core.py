@@ -41,10 +41,10 @@ from ..core.outputs import aborted, refused
 from ..core.request import Request
 from ..core.step import StepPlan, StepResult
 from ..core.work import step_work
-from ..kv.connector.scheduler.ahead import Ahead, Hints
-from ..kv.connector.scheduler.exports import Exports
-from ..kv.connector.scheduler.offers import Offers
-from ..kv.connector.scheduler.pulls import Pulls
+from ..kv.connector.scheduler.kv_export import Offers
+from ..kv.connector.scheduler.kv_import import Pulls
+from ..kv.connector.scheduler.prefetch import Ahead, Hints
+from ..kv.connector.scheduler.saves import Exports
 from ..kv.connector.scheduler.transfers import Transfers
 from ..kv.connector.scheduler.writes import Writes
 from ..sched.admission import refusal

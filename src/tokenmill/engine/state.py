@@ -6,7 +6,7 @@
     load       WAITING -> LOADING: KV of its prefix is on its way (`kv.connector.scheduler.transfers`)
     run_loaded    LOADING -> RUNNING: with the KV that has come
     stop_loading  LOADING -> WAITING: without them
-    export     RUNNING -> EXPORTING: has ended, and its KV is on its way to the store (`kv.connector.scheduler.exports`)
+    export     RUNNING -> EXPORTING: has ended, and its KV is on its way to the store (`kv.connector.scheduler.saves`)
     leave      any -> FINISHED
 
 Only this package and the scheduler's side of the KV connector write it. Which move is due is decided elsewhere: by the

@@ -15,7 +15,7 @@ from ..core.events import Ready
 from ..core.tiers import TierEvents, TierFacts
 from ..core.units import format_parts
 from ..formats.checkpoint import Checkpoint
-from ..kv.connector.scheduler.exports import SAVE_BYTES
+from ..kv.connector.scheduler.saves import SAVE_BYTES
 from ..models.config import ModelConfig, config_from_checkpoint
 from ..models.encoder_config import EncoderConfig
 from ..models.kv import kv_groups

@@ -54,7 +54,7 @@ STORE_S = 300.0
 
 
 def sum_of(block: TierKey, content: Any) -> int:
-    """The toy's `kv.transfer.sums.block_sum`."""
+    """The toy's `kv.transfer.checksum.block_sum`."""
     return int.from_bytes(blake2b(repr((block, content)).encode(), digest_size=8).digest()) >> 1
 
 

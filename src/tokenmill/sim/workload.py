@@ -13,7 +13,7 @@ from ..core.block import BlockKey, KVGroupSpec, full_groups, window_group
 from ..core.config import EngineConfig
 from ..core.cost import Costs
 from ..core.request import EXPORT, IMPORT, Request, SamplingParams
-from ..kv.connector.scheduler.exports import SAVE_BYTES
+from ..kv.connector.scheduler.saves import SAVE_BYTES
 from .pools import mark_of
 from .store import Slots, Stored, blocks_of
 from .toy_model import solo_answer

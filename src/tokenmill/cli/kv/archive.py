@@ -15,8 +15,8 @@ from ...core.errors import ConfigError
 from ...core.tiers import BlockFacts, Lease
 from ...core.units import MiB, format_bytes
 from ...kv.transfer.archive import ArchiveHead, ArchiveWriter, BadArchive, read_blocks, read_head
+from ...kv.transfer.checksum import block_sum
 from ...kv.transfer.client import StoreClient
-from ...kv.transfer.sums import block_sum
 from ..kv_desk import StoreDesk
 from .documents import read_documents
 from .server import server_of, socket_of

@@ -11,10 +11,10 @@ from ...core.units import MiB
 from ..tiers.config import EVERYBODY, TierConfig
 from ..tiers.manager import TierManager
 from ..tiers.shell import TierShell
+from ..transfer.arena import Slab
 from ..transfer.disk.tier import DiskTier
 from ..transfer.remote.peer import PeerTier, check_address
 from ..transfer.seal import Seal, load_key
-from ..transfer.slab import Slab
 from .options import TierOptions
 from .peers import PeerService
 from .server import Parts

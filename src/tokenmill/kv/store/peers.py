@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from ...core.errors import ConfigError
 from ...core.tiers import Fetch, Fetched, Find, Found, FromStore, Join, Joined, Lease, Leased, TierKey
 from ..tiers.shell import TierLink, TierShell
+from ..transfer.checksum import block_sum
 from ..transfer.peer.door import Door
 from ..transfer.peer.frames import BadPeer, Connection
 from ..transfer.peer.listener import Listener
@@ -26,7 +27,6 @@ from ..transfer.remote.calls import Chunk
 from ..transfer.remote.peer import peer_door
 from ..transfer.remote.peer_wire import PURPOSE, VERSION, read_wanted
 from ..transfer.seal import OVERHEAD, Seal
-from ..transfer.sums import block_sum
 
 log = logging.getLogger(__name__)
 

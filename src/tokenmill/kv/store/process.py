@@ -18,7 +18,7 @@ from ...net.clock import MonotonicClock
 from ...net.lifeline import exit_when_parent_ends
 from ...node.machine import MemoryReader, MemoryState
 from ...node.pressure import Pressure
-from ..transfer.slab import Slab
+from ..transfer.arena import Slab
 from .build import parts_maker
 from .launch import StoreLaunch
 from .options import LEAST_HOST_BYTES

@@ -20,8 +20,8 @@ from ...core.tier_jobs import Tier, TierManaging
 from ...core.tiers import FromStore, Inquire, Join, Joined, TierFacts, Told, ToStore
 from ...net.framing import Pipe
 from ..tiers.shell import TierLink, TierShell
-from ..transfer.life import peer_uid
-from ..transfer.slab import Slab
+from ..transfer.arena import Slab
+from ..transfer.connection import peer_uid
 from ..transfer.wire import MAX_MESSAGE, decode, encode, framed
 from .desk import OWN, Desk
 from .peers import PeerService

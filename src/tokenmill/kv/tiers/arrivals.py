@@ -17,7 +17,7 @@ from typing import Protocol
 from ...core.tier_jobs import LoadFrom
 from ...core.tiers import DISK, HOST, NO_PLACE, REMOTE, BlockFacts, TierKey
 from .contents import Contents
-from .looks import Looks
+from .lookup import Looks
 from .outbox import Outbox
 from .replacement import MOST_SUM, TierBlock
 

@@ -18,7 +18,7 @@ from .arrivals import Arrivals
 from .contents import Contents
 from .outbox import Outbox
 from .replacement import TierBlock
-from .uses import Uses
+from .touch import Uses
 
 MOST_FETCHES = 4096
 """Of a client at once."""

@@ -43,18 +43,18 @@ from ...core.tiers import (
     WatchTiers,
     Written,
 )
+from .admin import Inquiries
 from .arrivals import Arrivals
 from .config import TierConfig
 from .contents import Contents
 from .fetches import Fetches
-from .inquiries import Inquiries
-from .looks import Finds, Looks
+from .lookup import Finds, Looks
 from .outbox import Outbox
 from .pins import FOR_EVER
 from .replacement import TierBlock
 from .saves import Saver
 from .stores import Stores
-from .uses import Uses
+from .touch import Uses
 
 
 class TierManager:

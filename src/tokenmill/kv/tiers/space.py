@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from ...core.tiers import TierKey
 from .config import EVERYBODY
+from .events import TierLog
 from .replacement import Replacement, TierBlock
-from .telling import TierLog
 
 
 class Owned:

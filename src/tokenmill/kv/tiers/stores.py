@@ -19,7 +19,7 @@ from .contents import Contents
 from .outbox import Outbox
 from .replacement import MOST_SUM, TierBlock
 from .saves import Saver
-from .uses import Uses
+from .touch import Uses
 
 MOST_STORES = 4096
 """Of a client at once."""

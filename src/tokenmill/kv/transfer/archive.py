@@ -19,7 +19,7 @@ from zlib import crc32
 
 from ...core.block import KEY_BYTES
 from ...core.tiers import BlockFacts
-from .sums import block_sum
+from .checksum import block_sum
 
 MAGIC = b"tokenmill KV archive\n"
 VERSION = 1

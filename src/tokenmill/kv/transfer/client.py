@@ -48,7 +48,7 @@ from ...core.tiers import (
     WatchTiers,
     Written,
 )
-from .life import PATIENCE_S, Life, shake_hands
+from .connection import PATIENCE_S, Life, shake_hands
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from ....core.sequence import Sequence, Status
 from ....core.tiers import TierKey
 from ...blocks.fetch import reach
 from ...blocks.groups import Match
-from .pieces import Piece
+from .load_chunks import Piece
 from .port import EnginePort
 
 

@@ -31,9 +31,9 @@ from ....sched.steps import Step
 from ...blocks.fetch import Claim, claim, is_intact, num_in
 from ...blocks.groups import Match, Tables
 from .folder import Folder
-from .pieces import Catalogue, Piece, parted
+from .load_chunks import Catalogue, Piece, parted
+from .overlapped_load import Tails
 from .port import EnginePort
-from .tails import Tails
 from .tiers import Tiers
 
 MOST_JOBS = 2

@@ -27,8 +27,8 @@ from ....core.effects import DropBlocks, FetchBlocks, FindBlocks, NoteStepCosts,
 from ....core.errors import EngineFailed
 from ....core.tiers import Lease, TierEvents, TierFacts
 from ....ops.pool import KVPool
+from ...transfer.checksum import block_sum
 from ...transfer.client import StoreClient
-from ...transfer.sums import block_sum
 
 log = logging.getLogger(__name__)
 

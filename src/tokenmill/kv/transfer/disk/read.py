@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from ....core.tiers import TierKey
-from ..sums import block_sum
+from ..checksum import block_sum
 from .extent import Extent
 from .slots import DiskSlots
 from .space import DiskSpace

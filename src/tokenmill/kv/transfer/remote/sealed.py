@@ -18,8 +18,8 @@ from functools import partial
 from typing import TypeVar
 
 from ....core.tiers import NO_PLACE, TierKey
+from ..checksum import block_sum
 from ..seal import OVERHEAD, BadSeal, Seal
-from ..sums import block_sum
 from .backend import Backend
 from .breaker import FIRST_PAUSE_S
 from .calls import ASK, LOAD, SAVE, Calls, Chunk, said

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 from ...core.errors import ConfigError
 from ...core.tiers import NO_PLACE, Find, Found, FromStore, Granted, Join, Joined, TierEvents, ToStore, Written
-from .slab import Slab
+from .arena import Slab
 from .wire import LENGTH, MAX_MESSAGE, decode, framed
 
 HANDSHAKE_S = 5.0

@@ -24,7 +24,7 @@ from ....core.block import BlockTable
 from ....core.effects import FetchBlocks, JobEnded
 from ....core.sequence import Sequence
 from ...blocks.groups import Match, Tables
-from .pieces import Catalogue, Piece, parted
+from .load_chunks import Catalogue, Piece, parted
 from .port import EnginePort
 
 MOST_WAITING = 1
