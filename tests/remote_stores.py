@@ -31,10 +31,10 @@ class Host:
     """Host memory of so many slots, and blocks whose bytes follow from their keys."""
 
     def __init__(self, num_slots: int = 64) -> None:
-        self._slab = memoryview(bytearray(num_slots * SLOT_BYTES))
+        self._arena = memoryview(bytearray(num_slots * SLOT_BYTES))
 
     def view(self, offset: int, num_bytes: int) -> memoryview:
-        return self._slab[offset : offset + num_bytes]
+        return self._arena[offset : offset + num_bytes]
 
     def slot(self, nth: int, block: TierKey) -> memoryview:
         return self.view(nth * SLOT_BYTES, BLOCK_BYTES[block[0]])

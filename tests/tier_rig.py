@@ -1,4 +1,4 @@
-"""A KV store's manager with everything around it made of dicts: a slab, a disk, a remote store and a peer, and clients
+"""A KV store's manager with everything around it made of dicts: an arena, a disk, a remote store, a peer, and clients
 who write down what they hear. Nothing happens by itself: jobs wait until they are run, time stands until it is set.
 
 A block's content is a word made of its key, its checksum a number made of both; what lies at an offset is what was
@@ -92,7 +92,7 @@ class Rig:
         self.config = TierConfig("numerics", tiers=tiers, slot_align=1, **more)
         self.manager = TierManager(self.config)
         self.now = 0.0
-        self.slab: dict[int, object] = {}
+        self.arena: dict[int, object] = {}
         self.kept: dict[str, dict[int, tuple[BlockFacts, object, int]]] = {tier: {} for tier in tiers}
         self.jobs: list[TierJob] = []
         self.dropped: list[tuple[str, TierKey, int]] = []
@@ -149,14 +149,14 @@ class Rig:
                 for wanted, place, offset in job.blocks:
                     facts, content, sum = kept.get(place, (None, None, NO_PLACE))
                     if facts is not None and facts.block == wanted:
-                        self.slab[offset] = content
+                        self.arena[offset] = content
                         result.append(sum)
                     else:
                         result.append(NO_PLACE)
             case SaveTo():
                 for facts, offset, sum in job.blocks:
                     self.num_places += 1
-                    kept[self.num_places] = facts, self.slab[offset], sum
+                    kept[self.num_places] = facts, self.arena[offset], sum
                     result.append(self.num_places)
             case DropFrom():
                 for wanted, place in job.blocks:
@@ -203,7 +203,7 @@ class Rig:
         sums = []
         for facts, offset in zip(blocks, offsets, strict=True):
             if offset != NO_PLACE:
-                self.slab[offset] = content_of(facts.block)
+                self.arena[offset] = content_of(facts.block)
             sums.append(NO_PLACE if offset == NO_PLACE else sum_of(facts.block, content_of(facts.block)))
         self.say(Written(number, tuple(sums)), client)
 
@@ -231,8 +231,8 @@ class Rig:
             is_last = message.is_last
             for nth, offset, sum in message.leases:
                 assert nth not in leases | missing
-                assert self.slab[offset] == content_of(wanted[nth]), (nth, self.slab[offset])
-                assert sum == sum_of(wanted[nth], self.slab[offset])
+                assert self.arena[offset] == content_of(wanted[nth]), (nth, self.arena[offset])
+                assert sum == sum_of(wanted[nth], self.arena[offset])
                 leases.add(nth)
             assert not set(message.missing) & (leases | missing)
             missing |= set(message.missing)

@@ -127,9 +127,9 @@ class Storm(Rig):
         for job in self.jobs[num_jobs:]:
             if isinstance(job, LoadFrom):
                 for _, _, offset in job.blocks:
-                    self.slab[offset] = ("filling", job.number)
+                    self.arena[offset] = ("filling", job.number)
             elif isinstance(job, SaveTo):
-                self.saved_content[job.number] = [self.slab[offset] for _, offset, _ in job.blocks]
+                self.saved_content[job.number] = [self.arena[offset] for _, offset, _ in job.blocks]
         self.check_answers()
         self.check()
 
@@ -148,7 +148,7 @@ class Storm(Rig):
             case LoadFrom():
                 result = [self.load(kept, wanted, place, offset) for wanted, place, offset in job.blocks]
             case SaveTo():
-                contents = [self.slab[offset] for _, offset, _ in job.blocks]
+                contents = [self.arena[offset] for _, offset, _ in job.blocks]
                 assert contents == self.saved_content.pop(job.number), "a slot was written while it was saved"
                 result = [self.save(job.tier, facts, offset, sum) for facts, offset, sum in job.blocks]
             case DropFrom():
@@ -163,7 +163,7 @@ class Storm(Rig):
             return NO_PLACE
         if self.rng.random() < self.fault_rate:
             content = "spoilt"
-        self.slab[offset] = content
+        self.arena[offset] = content
         return self.rng.choice((sum, 7)) if self.rng.random() < self.fault_rate else int(sum)
 
     def save(self, tier: str, facts: BlockFacts, offset: int, sum: int) -> int:
@@ -173,7 +173,7 @@ class Storm(Rig):
         if self.rng.random() < self.fault_rate or (tier == DISK and used + size > self.config.disk_bytes):
             return NO_PLACE
         place = next(place for place in range(len(kept) + 1) if place not in kept)
-        kept[place] = facts, self.slab[offset], sum
+        kept[place] = facts, self.arena[offset], sum
         return place
 
     # ---- what clients do ----
@@ -223,7 +223,7 @@ class Storm(Rig):
         fetching = self.clients[client].fetches.pop(number)
         bad = []
         for nth, (offset, content, sum) in fetching.seen.items():
-            assert self.slab[offset] == content, f"slot {offset} was written while it was leased"
+            assert self.arena[offset] == content, f"slot {offset} was written while it was leased"
             if sum != sum_of(fetching.wanted[nth], content):
                 bad.append(nth)
             else:
@@ -236,12 +236,12 @@ class Storm(Rig):
         sums = []
         for facts, offset in zip(storing.blocks, storing.offsets, strict=True):
             if offset != NO_PLACE:
-                assert self.slab[offset] == ("granted", client, number), "a slot was written that was granted"
+                assert self.arena[offset] == ("granted", client, number), "a slot was written that was granted"
             if offset == NO_PLACE or self.rng.random() < 0.1:
                 sums.append(NO_PLACE)
                 continue
-            self.slab[offset] = content_of(facts.block)
-            sums.append(sum_of(facts.block, self.slab[offset]))
+            self.arena[offset] = content_of(facts.block)
+            sums.append(sum_of(facts.block, self.arena[offset]))
         storing.is_written = True
         self.handle(Said(client, Written(number, tuple(sums))))
 
@@ -320,7 +320,7 @@ class Storm(Rig):
                 assert fetching is not None and not fetching.is_last, message
                 for nth, offset, sum in message.leases:
                     assert nth not in fetching.seen and nth not in fetching.missing
-                    fetching.seen[nth] = offset, self.slab[offset], sum
+                    fetching.seen[nth] = offset, self.arena[offset], sum
                 for nth in message.missing:
                     assert nth not in fetching.seen and nth not in fetching.missing
                     fetching.missing.add(nth)
@@ -333,7 +333,7 @@ class Storm(Rig):
                 storing.offsets = message.offsets
                 for offset in message.offsets:
                     if offset != NO_PLACE:
-                        self.slab[offset] = ("granted", client, message.number)
+                        self.arena[offset] = ("granted", client, message.number)
             case Stored():
                 storing = mine.stores.pop(message.number)
                 assert storing.is_written or set(storing.offsets or ()) <= {NO_PLACE}
@@ -419,7 +419,7 @@ class Storm(Rig):
         for client, mine in self.clients.items():
             assert not mine.finds and not mine.fetches and not mine.stores, (client, vars(mine))
         manager = self.manager
-        assert not len(manager.arrivals) and not len(manager.looks) and not len(manager.fetches)
+        assert not len(manager.arrivals) and not len(manager.lookups) and not len(manager.fetches)
         assert not len(manager.stores) and not manager.fetches.leased_bytes and not manager.stores.granted_bytes
         assert not manager.contents.disk_reserved
         assert all(not one.holds for space in manager.contents.spaces for one in space)

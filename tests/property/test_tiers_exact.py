@@ -12,10 +12,8 @@ import pytest
 
 from tokenmill.kv.blocks import fetch
 from tokenmill.kv.blocks.manager import BlockManager
-from tokenmill.kv.connector.scheduler import load_or_recompute as worth
-from tokenmill.kv.connector.scheduler import overlapped_load as tails
-from tokenmill.kv.connector.scheduler import rates, transfers
-from tokenmill.kv.connector.scheduler.overlapped_load import Tails
+from tokenmill.kv.connector.scheduler import load_or_recompute, overlapped_load, rates, transfers
+from tokenmill.kv.connector.scheduler.overlapped_load import OverlappedLoad
 from tokenmill.kv.connector.scheduler.tiers import Tiers
 from tokenmill.kv.connector.scheduler.transfers import Transfers
 from tokenmill.kv.connector.scheduler.writes import Writes
@@ -71,10 +69,10 @@ def compute_while_loading(patch: pytest.MonkeyPatch) -> None:
     """Wherever it is possible at all, in the smallest pieces."""
     computing = Tiers._computing
     patch.setattr(Tiers, "_computing", lambda self, *args: computing(self, *args)._replace(ahead_s=0.0))
-    patch.setattr(tails, "MOST_WAITING", 1000)
-    patch.setattr(tails, "TAIL_BYTES", 8192)
+    patch.setattr(overlapped_load, "MOST_WAITING", 1000)
+    patch.setattr(overlapped_load, "TAIL_BYTES", 8192)
     patch.setattr(rates, "NUM_KNOWN", 0)
-    patch.setattr(worth, "CLEARLY", 1e9)
+    patch.setattr(load_or_recompute, "CLEARLY", 1e9)
 
 
 @pytest.mark.sampled(1 / 2)
@@ -83,14 +81,14 @@ def test_heads_that_are_computed_while_tails_load(
     first: int, trouble: Trouble | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compute_while_loading(monkeypatch)
-    num_published, publish = 0, Tails._publish
+    num_published, publish = 0, OverlappedLoad._publish
 
-    def counted(self: Tails, *args: object) -> None:
+    def counted(self: OverlappedLoad, *args: object) -> None:
         nonlocal num_published
         num_published += 1
         publish(self, *args)
 
-    monkeypatch.setattr(Tails, "_publish", counted)
+    monkeypatch.setattr(OverlappedLoad, "_publish", counted)
     for seed in range(first, first + 10):
         run_or_tell(seed, trouble)
     assert num_published > 2
@@ -173,39 +171,39 @@ def share_what_may_never_be_written(patch: pytest.MonkeyPatch) -> None:
 
 def publish_a_tail_before_it_is_in(patch: pytest.MonkeyPatch) -> None:
     compute_while_loading(patch)
-    meet = Tails._meet
+    meet = OverlappedLoad._meet
 
-    def hasty(self: Tails, tail: object) -> None:
+    def hasty(self: OverlappedLoad, tail: object) -> None:
         place = tail.seq.num_planned // self._state.config.block_size
         if place in tail.blocks:
             tail.left.clear()
         meet(self, tail)
 
-    patch.setattr(Tails, "_meet", hasty)
+    patch.setattr(OverlappedLoad, "_meet", hasty)
 
 
 def keep_a_tail_that_hangs_on_a_failed_step(patch: pytest.MonkeyPatch) -> None:
     compute_while_loading(patch)
-    publish = Tails._publish
+    publish = OverlappedLoad._publish
 
-    def forgetful(self: Tails, tail: object, place: int) -> None:
+    def forgetful(self: OverlappedLoad, tail: object, place: int) -> None:
         in_flight, self._state.in_flight = self._state.in_flight, ()
         publish(self, tail, place)
         self._state.in_flight = in_flight
 
-    patch.setattr(Tails, "_publish", forgetful)
+    patch.setattr(OverlappedLoad, "_publish", forgetful)
 
 
 def give_blocks_back_that_are_being_filled(patch: pytest.MonkeyPatch) -> None:
     compute_while_loading(patch)
 
-    def hasty(self: Tails, tail: object) -> None:
+    def hasty(self: OverlappedLoad, tail: object) -> None:
         if tail.is_over and self._tail is tail:
             self._state.blocks.pools[0].release(list(tail.blocks.values()), -1)
             tail.blocks.clear()
             self._tail = None if not tail.jobs else tail
 
-    patch.setattr(Tails, "_settle", hasty)
+    patch.setattr(OverlappedLoad, "_settle", hasty)
 
 
 PLANTS: list[Plant] = [

@@ -15,8 +15,8 @@ from tokenmill.cluster.links import EngineLink
 from tokenmill.cluster.moves import Move, Moves
 from tokenmill.cluster.placing import Placing
 from tokenmill.core.moves import Continue, Release
-from tokenmill.kv.connector.scheduler.kv_export import Offers, _Offer
-from tokenmill.kv.connector.scheduler.kv_import import Pull, Pulls
+from tokenmill.kv.connector.scheduler.kv_export import KVExports, _Export
+from tokenmill.kv.connector.scheduler.kv_import import KVImports, _Import
 from tokenmill.sim.cluster import run_seed
 from tokenmill.sim.executor import Violation
 from tokenmill.sim.loop import Deadlock, TimeLimit
@@ -57,18 +57,20 @@ def lose_a_release(patch: pytest.MonkeyPatch) -> None:
 
 
 def go_on_without_the_last_token(patch: pytest.MonkeyPatch) -> None:
-    go_on = Pulls.go_on
-    patch.setattr(Pulls, "go_on", lambda self, event, now: go_on(self, replace(event, tokens=event.tokens[:-1]), now))
+    go_on = KVImports.go_on
+    patch.setattr(
+        KVImports, "go_on", lambda self, event, now: go_on(self, replace(event, tokens=event.tokens[:-1]), now)
+    )
 
 
 def go_on_before_the_source_has_stopped(patch: pytest.MonkeyPatch) -> None:
-    proceed = Pulls._proceed
+    proceed = KVImports._proceed
 
-    def eager(self: Pulls, pull: Pull, now: float) -> None:
+    def eager(self: KVImports, pull: _Import, now: float) -> None:
         pull.is_going |= pull.is_staged
         proceed(self, pull, now)
 
-    patch.setattr(Pulls, "_proceed", eager)
+    patch.setattr(KVImports, "_proceed", eager)
 
 
 def never_say_continue(patch: pytest.MonkeyPatch) -> None:
@@ -112,12 +114,12 @@ def leave_a_target_waiting(patch: pytest.MonkeyPatch) -> None:
 
 
 def send_blocks_before_they_are_computed(patch: pytest.MonkeyPatch) -> None:
-    send = Offers._send
+    send = KVExports._send
 
-    def early(self: Offers, offer: _Offer, seq: Any, num_blocks: int, *, is_last: bool) -> None:
+    def early(self: KVExports, offer: _Export, seq: Any, num_blocks: int, *, is_last: bool) -> None:
         send(self, offer, seq, num_blocks if is_last else len(seq.tables[0]), is_last=is_last)
 
-    patch.setattr(Offers, "_send", early)
+    patch.setattr(KVExports, "_send", early)
 
 
 PLANTS: list[Plant] = [

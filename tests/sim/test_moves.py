@@ -10,8 +10,7 @@ import pytest
 from tokenmill.core.block import full_groups
 from tokenmill.core.errors import EngineFailed
 from tokenmill.core.moves import EndMove, KVSource, PullBlocks, SendBlocks
-from tokenmill.kv.connector.scheduler import kv_export as offers
-from tokenmill.kv.connector.scheduler import kv_import as pulls
+from tokenmill.kv.connector.scheduler import kv_export, kv_import
 from tokenmill.sim.executor import Violation
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.moves import Report, run_moves
@@ -66,53 +65,57 @@ def test_a_run_is_repeated_exactly() -> None:
 
 def _send_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block is sent while steps still write it."""
-    send = offers.Offers._send
+    send = kv_export.KVExports._send
 
-    def early(self: offers.Offers, offer: offers._Offer, seq: offers.Sequence, num: int, *, is_last: bool) -> None:
+    def early(
+        self: kv_export.KVExports, offer: kv_export._Export, seq: kv_export.Sequence, num: int, *, is_last: bool
+    ) -> None:
         more = 0 if is_last else min(1, len(seq.tables[0]) - num)
         send(self, offer, seq, num + more, is_last=is_last)
 
-    monkeypatch.setattr(offers.Offers, "_send", early)
+    monkeypatch.setattr(kv_export.KVExports, "_send", early)
 
 
 def _free_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks go back while their peer still reads them."""
 
-    def settle(self: offers.Offers, offer: offers._Offer) -> None:
+    def settle(self: kv_export.KVExports, offer: kv_export._Export) -> None:
         if offer.is_over and offer in self._ending:
             for pool, held in zip(self._state.blocks.pools, offer.held, strict=True):
                 pool.release(held, -1)
             self._ending.remove(offer)
 
-    monkeypatch.setattr(offers.Offers, "_settle", settle)
+    monkeypatch.setattr(kv_export.KVExports, "_settle", settle)
 
 
 def _free_when_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks go back while they are still filled."""
 
-    def depart(self: pulls.Pulls, seq: pulls.Sequence) -> None:
+    def depart(self: kv_import.KVImports, seq: kv_import.Sequence) -> None:
         pull = self._by_seq.pop(seq.number, None)
         if pull is not None:
             self._give_back(pull)
 
-    monkeypatch.setattr(pulls.Pulls, "_depart", depart)
+    monkeypatch.setattr(kv_import.KVImports, "_depart", depart)
 
 
 def _believe_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token more is taken for computed than has come."""
     monkeypatch.setattr(
-        pulls, "num_usable", lambda blocks, pull, seq: min(pull.num_tokens + 1, len(seq.tokens) - 1) if pull.made else 0
+        kv_import,
+        "num_usable",
+        lambda blocks, pull, seq: min(pull.num_tokens + 1, len(seq.tokens) - 1) if pull.made else 0,
     )
 
 
 def _forget_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last token that the source drew is not told."""
-    go_on = pulls.Pulls.go_on
+    go_on = kv_import.KVImports.go_on
 
-    def shorter(self: pulls.Pulls, event: pulls.Continue, now: float) -> None:
-        go_on(self, pulls.Continue(event.request_id, event.attempt, event.tokens[:-1]), now)
+    def shorter(self: kv_import.KVImports, event: kv_import.Continue, now: float) -> None:
+        go_on(self, kv_import.Continue(event.request_id, event.attempt, event.tokens[:-1]), now)
 
-    monkeypatch.setattr(pulls.Pulls, "go_on", shorter)
+    monkeypatch.setattr(kv_import.KVImports, "go_on", shorter)
 
 
 @pytest.mark.parametrize(

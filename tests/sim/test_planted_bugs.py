@@ -21,8 +21,8 @@ from tokenmill.kv.blocks.fetch import Claim
 from tokenmill.kv.blocks.groups import KVBlocks
 from tokenmill.kv.blocks.manager import BlockManager
 from tokenmill.kv.blocks.radix import RadixTree
-from tokenmill.kv.connector.scheduler import saves as exports
-from tokenmill.kv.connector.scheduler.saves import Exports, _Save
+from tokenmill.kv.connector.scheduler import saves
+from tokenmill.kv.connector.scheduler.saves import Saves, _Save
 from tokenmill.kv.connector.scheduler.transfers import Transfers
 from tokenmill.sched import scheduler
 from tokenmill.sched.giving_way import GivingWay
@@ -225,50 +225,50 @@ def forget_what_waits_for_a_transfer(patch: pytest.MonkeyPatch) -> None:
 
 
 def let_go_of_what_is_being_saved(patch: pytest.MonkeyPatch) -> None:
-    add = Exports._add
+    add = Saves._add
 
-    def careless(self: Exports, save: _Save, now: float) -> None:
+    def careless(self: Saves, save: _Save, now: float) -> None:
         self._state.blocks.release(save.tables, save.last_step)
         save.tables = self._state.blocks.new_tables()
         add(self, save, now)
 
-    patch.setattr(Exports, "_add", careless)
+    patch.setattr(Saves, "_add", careless)
 
 
 def end_twice_what_was_exported(patch: pytest.MonkeyPatch) -> None:
-    end = Exports._end
+    end = Saves._end
 
-    def again(self: Exports, save: _Save, now: float) -> None:
+    def again(self: Saves, save: _Save, now: float) -> None:
         end(self, save, now)
         if save.seq is not None:
             self._state.outbox.outputs += self._state.outbox.outputs[-1:]
 
-    patch.setattr(Exports, "_end", again)
+    patch.setattr(Saves, "_end", again)
 
 
 def heed_the_end_of_an_earlier_save(patch: pytest.MonkeyPatch) -> None:
-    end = Exports.end_save
+    end = Saves.end_save
 
-    def hasty(self: Exports, event: JobEnded, now: float) -> None:
+    def hasty(self: Saves, event: JobEnded, now: float) -> None:
         end(self, replace(event, job=replace(event.job, number=self._number)), now)
 
-    patch.setattr(Exports, "end_save", hasty)
+    patch.setattr(Saves, "end_save", hasty)
 
 
 def say_that_all_was_saved(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(exports, "exported", lambda seq, now, *, is_saved: exported(seq, now, is_saved=True))
+    patch.setattr(saves, "exported", lambda seq, now, *, is_saved: exported(seq, now, is_saved=True))
 
 
 def answer_before_it_is_saved(patch: pytest.MonkeyPatch) -> None:
-    add = Exports._add
+    add = Saves._add
 
-    def eager(self: Exports, save: _Save, now: float) -> None:
+    def eager(self: Saves, save: _Save, now: float) -> None:
         add(self, save, now)
         if save.seq is not None and save.seq.status is Status.EXPORTING:
             self._state.leave(save.seq)
             self._state.outbox.outputs.append(exported(save.seq, now, is_saved=True))
 
-    patch.setattr(Exports, "_add", eager)
+    patch.setattr(Saves, "_add", eager)
 
 
 PLANTS: list[Plant] = [

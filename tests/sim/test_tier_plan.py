@@ -152,7 +152,7 @@ def test_hosts_share_one_remote_store_over_the_network() -> None:
         assert one.media["remote"] is three.media["remote"] and one.media["disk"] is not three.media["disk"]
         tiers = [machine._tiers["remote"] for machine in (one, three)]
         for nth, machine in enumerate((one, three)):
-            machine.slab[nth * 4096] = nth
+            machine.arena[nth * 4096] = nth
         await asyncio.gather(*(tier.save(saving(nth)) for nth, tier in enumerate(tiers)))
         return loop.time()
 

@@ -18,7 +18,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.tiers import DISK, HOST, TierFacts
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.link import local_link
-from tokenmill.kv.connector.scheduler import load_or_recompute as worth
+from tokenmill.kv.connector.scheduler import load_or_recompute
 from tokenmill.kv.tiers.config import TierConfig
 from tokenmill.sim.executor import ToyExecutor
 from tokenmill.sim.loop import VirtualLoop
@@ -103,6 +103,6 @@ def test_where_both_take_about_as_long_each_does_a_part(
     """Clearly less than fetching or computing all of it, whichever is better."""
     both_s, stats = mean_ttft_s(Pace(0.01, bytes_s))
     assert both_s < share * computed_s and stats.external_hits
-    monkeypatch.setattr(worth, "CLEARLY", 0.0)
+    monkeypatch.setattr(load_or_recompute, "CLEARLY", 0.0)
     either_s, _ = mean_ttft_s(Pace(0.01, bytes_s))
     assert both_s < 0.95 * either_s

@@ -34,19 +34,19 @@ def loading(places: dict[int, int]) -> LoadFrom:
 
 
 def tier_of(medium: Medium, faults: TierFaults = NO_FAULTS) -> tuple[VirtualTier, dict[int, Any]]:
-    slab: dict[int, Any] = {number * 4096: f"bytes {number}" for number in range(10)}
-    return VirtualTier(medium, slab, random.Random(1), faults), slab
+    arena: dict[int, Any] = {number * 4096: f"bytes {number}" for number in range(10)}
+    return VirtualTier(medium, arena, random.Random(1), faults), arena
 
 
 def test_it_loads_what_it_saved_and_forgets_what_it_dropped() -> None:
     """Contents and checksums come back by place; a dropped block and another block's place are misses."""
-    tier, slab = tier_of(medium_of())
+    tier, arena = tier_of(medium_of())
     assert isinstance(tier, VirtualTier)
 
     async def main(tier: Tier) -> None:
         places = list(await tier.save(saving(1, 2)))
         assert await tier.load(loading({1: places[0], 2: places[1]})) == [101, 102]
-        assert (slab[51 * 4096], slab[52 * 4096]) == ("bytes 1", "bytes 2")
+        assert (arena[51 * 4096], arena[52 * 4096]) == ("bytes 1", "bytes 2")
         assert await tier.load(loading({1: places[1]})) == [NO_PLACE]
         await tier.drop(DropFrom(2, "disk", ((facts_of(1).block, places[0]),)))
         assert await tier.load(loading(dict(zip((1, 2), places, strict=True)))) == [NO_PLACE, 102]
@@ -58,7 +58,7 @@ def test_it_loads_what_it_saved_and_forgets_what_it_dropped() -> None:
 def test_jobs_share_a_link() -> None:
     """Two loads at once take twice the bytes' time and one latency; slots hold garbage until then."""
     loop = VirtualLoop()
-    tier, slab = tier_of(medium_of(pace=Pace(latency_s=0.5, bytes_s=BLOCK)))
+    tier, arena = tier_of(medium_of(pace=Pace(latency_s=0.5, bytes_s=BLOCK)))
 
     async def main() -> None:
         places = await tier.save(saving(1, 2, 3))
@@ -66,7 +66,7 @@ def test_jobs_share_a_link() -> None:
         first = asyncio.ensure_future(tier.load(loading({1: places[0]})))
         second = asyncio.ensure_future(tier.load(loading({2: places[1]})))
         await asyncio.sleep(1.4)
-        assert slab[51 * 4096] == GARBAGE
+        assert arena[51 * 4096] == GARBAGE
         await first
         assert loop.time() == pytest.approx(5.0)
         await second
@@ -94,10 +94,10 @@ def test_a_crash_keeps_what_was_saved_before() -> None:
     seen = set()
     for seed in range(20):
         medium = medium_of()
-        slab: dict[int, Any] = {number * 4096: f"bytes {number}" for number in range(10)}
-        tier = VirtualTier(medium, slab, random.Random(seed))
+        arena: dict[int, Any] = {number * 4096: f"bytes {number}" for number in range(10)}
+        tier = VirtualTier(medium, arena, random.Random(seed))
 
-        async def main(medium: Medium = medium, slab: dict[int, Any] = slab, tier: VirtualTier = tier) -> None:
+        async def main(medium: Medium = medium, arena: dict[int, Any] = arena, tier: VirtualTier = tier) -> None:
             await tier.save(saving(1, 2))
             late = asyncio.ensure_future(tier.save(saving(3, 4)))
             await asyncio.sleep(0)
@@ -106,7 +106,7 @@ def test_a_crash_keeps_what_was_saved_before() -> None:
                 await late
             with pytest.raises(OSError):
                 await tier.save(saving(5))
-            entries = await VirtualTier(medium, slab, random.Random(0)).open()
+            entries = await VirtualTier(medium, arena, random.Random(0)).open()
             numbers = [entry.facts.depth for entry in entries]
             seen.add(tuple(numbers))
             assert numbers[:2] == [1, 2] and set(numbers) <= {1, 2, 3, 4}
@@ -116,7 +116,7 @@ def test_a_crash_keeps_what_was_saved_before() -> None:
             ]
             assert [one.content for one in kept] == [f"bytes {number}" for number in numbers]
             medium.is_shared = True
-            assert await VirtualTier(medium, slab, random.Random(0)).open() == ()
+            assert await VirtualTier(medium, arena, random.Random(0)).open() == ()
 
         VirtualLoop().run(main())
     assert len(seen) == 4
@@ -134,11 +134,11 @@ def test_faults_happen_at_their_rates() -> None:
     VirtualLoop().run(save())
 
     def outcome(faults: TierFaults) -> list[tuple[Any, int]]:
-        broken, slab = tier_of(good, faults)
+        broken, arena = tier_of(good, faults)
 
         async def main() -> list[tuple[Any, int]]:
             sums = await broken.load(loading(dict(zip(range(10), places, strict=True))))
-            return [(slab[(50 + number) * 4096], sum) for number, sum in zip(range(10), sums, strict=True)]
+            return [(arena[(50 + number) * 4096], sum) for number, sum in zip(range(10), sums, strict=True)]
 
         return VirtualLoop().run(main())
 
@@ -153,12 +153,12 @@ def test_faults_happen_at_their_rates() -> None:
 
 
 def test_a_slot_that_is_written_while_it_is_saved_is_found_out() -> None:
-    tier, slab = tier_of(medium_of())
+    tier, arena = tier_of(medium_of())
 
     async def main() -> None:
         save = asyncio.ensure_future(tier.save(saving(1)))
         await asyncio.sleep(0)
-        slab[4096] = "others"
+        arena[4096] = "others"
         await save
 
     with pytest.raises(AssertionError, match="written while it was saved"):

@@ -10,7 +10,7 @@ from tokenmill.core.effects import Effects, FetchBlocks, FindBlocks, Job, JobEnd
 from tokenmill.core.events import Submit
 from tokenmill.core.moves import Prefetch, Prefetched
 from tokenmill.kv.blocks.hashing import prompt_keys
-from tokenmill.kv.connector.scheduler import prefetch as ahead
+from tokenmill.kv.connector.scheduler import prefetch
 
 PROMPT = make_request("a", 22, 2).prompt_tokens
 
@@ -35,7 +35,7 @@ class Scene(TieredEngine):
 
 
 def test_what_is_there_comes_in_order_and_is_cached(monkeypatch) -> None:
-    monkeypatch.setattr(ahead, "PIECE_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(prefetch, "PIECE_BYTES", 2 * BLOCK_BYTES)
     scene = Scene()
     (find,) = scene.prefetch()
     assert [key for _, key in find.wanted] == list(scene.keys) and find.number < 0
@@ -52,7 +52,7 @@ def test_what_is_there_comes_in_order_and_is_cached(monkeypatch) -> None:
 
 
 def test_what_was_lost_ends_it_with_what_came_before(monkeypatch) -> None:
-    monkeypatch.setattr(ahead, "PIECE_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(prefetch, "PIECE_BYTES", 2 * BLOCK_BYTES)
     scene = Scene()
     (find,) = scene.prefetch()
     scene.end(find, "11111")
@@ -74,10 +74,10 @@ def test_what_is_nowhere_is_said_to_be(monkeypatch) -> None:
     scene.end(find, error="gone")
     (find,) = scene.prefetch(8)
     scene.end(find, "01111")
-    assert [(each.num_blocks, each.error) for each in scene.answers] == [(0, "gone"), (0, ahead.LOST)]
-    monkeypatch.setattr(ahead, "MOST", 1)
+    assert [(each.num_blocks, each.error) for each in scene.answers] == [(0, "gone"), (0, prefetch.LOST)]
+    monkeypatch.setattr(prefetch, "MOST", 1)
     (find,) = scene.prefetch(9)
-    assert scene.prefetch(10) == [] and scene.answers[-1] == Prefetched(10, 0, ahead.NO_ROOM)
+    assert scene.prefetch(10) == [] and scene.answers[-1] == Prefetched(10, 0, prefetch.NO_ROOM)
     scene.end(find, "11111")
     (fetch,) = scene.jobs(FetchBlocks)
     scene.end(fetch)
@@ -89,7 +89,7 @@ def test_without_room_nothing_is_taken() -> None:
     scene.core.state.blocks.pools[0].reserve(62)
     (find,) = scene.prefetch()
     effects = scene.core.handle(JobEnded(find, "11111"), 1.0)
-    assert effects.answers == (Prefetched(7, 0, ahead.NO_ROOM),) and not scene.jobs(FetchBlocks)
+    assert effects.answers == (Prefetched(7, 0, prefetch.NO_ROOM),) and not scene.jobs(FetchBlocks)
 
 
 def test_a_prefix_that_a_request_fetches_at_the_same_time_is_cached_once() -> None:

@@ -8,8 +8,7 @@ from test_engine_tiers import BLOCK_BYTES, COSTS, TieredEngine
 
 from tokenmill.core.effects import FetchBlocks
 from tokenmill.core.tiers import DISK, TierFacts
-from tokenmill.kv.connector.scheduler import overlapped_load as tails
-from tokenmill.kv.connector.scheduler import rates
+from tokenmill.kv.connector.scheduler import overlapped_load, rates
 from tokenmill.kv.connector.scheduler.load_or_recompute import Computing, Place, Run, Speed, meeting
 
 EVEN = TierFacts(DISK, 0, 0.00001, BLOCK_BYTES / 0.004)
@@ -22,7 +21,7 @@ PLACE, END = Place([2] * 10, BLOCK_BYTES), 10
 def engine(monkeypatch: pytest.MonkeyPatch) -> TieredEngine:
     """It knows the tier from the start, and fetches two blocks a job."""
     monkeypatch.setattr(rates, "NUM_KNOWN", 0)
-    monkeypatch.setattr(tails, "TAIL_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(overlapped_load, "TAIL_BYTES", 2 * BLOCK_BYTES)
     return TieredEngine(EVEN)
 
 

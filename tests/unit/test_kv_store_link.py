@@ -40,7 +40,7 @@ from tokenmill.core.tiers import (
     Written,
 )
 from tokenmill.kv.store.server import KVStore, Parts, listen
-from tokenmill.kv.transfer.arena import PAGE, Slab
+from tokenmill.kv.transfer.arena import PAGE, SharedArena
 from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.client import PART_BYTES, StoreClient
 from tokenmill.net.clock import MonotonicClock
@@ -127,8 +127,8 @@ class HostOnly:
 
 @asynccontextmanager
 async def serving(path: Path, manager: TierManaging, slab_bytes: int = SLAB) -> AsyncIterator[asyncio.Task[None]]:
-    slab = Slab(slab_bytes)
-    store = KVStore(slab, lambda join, slab: Parts(manager, {}), MonotonicClock(), lambda: {"x": 1.0})
+    arena = SharedArena(slab_bytes)
+    store = KVStore(arena, lambda join, arena: Parts(manager, {}), MonotonicClock(), lambda: {"x": 1.0})
     with listen(str(path)) as listener:
         running = asyncio.create_task(store.run(listener))
         try:
@@ -136,7 +136,7 @@ async def serving(path: Path, manager: TierManaging, slab_bytes: int = SLAB) -> 
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            slab.close()
+            arena.close()
     path.unlink()
 
 
@@ -336,19 +336,19 @@ def test_the_socket_is_its_users_alone(tmp_path: Path) -> None:
 
 def test_memory_of_the_slab_goes_back() -> None:
     """Only what is written takes memory, and what is freed takes none and reads as zeros, in all mappings."""
-    slab = Slab(1 << 24)
-    other = Slab.attach(os.dup(slab.fd), slab.num_bytes)
-    assert slab.taken_bytes == 0
-    slab.view(1 << 20, 1 << 20)[:] = b"x" * (1 << 20)
-    assert other.view((1 << 20) + 5, 3) == b"xxx" and slab.taken_bytes == 1 << 20
-    slab.free(1 << 20, 1 << 19)
-    assert slab.taken_bytes == 1 << 19
+    arena = SharedArena(1 << 24)
+    other = SharedArena.attach(os.dup(arena.fd), arena.num_bytes)
+    assert arena.taken_bytes == 0
+    arena.view(1 << 20, 1 << 20)[:] = b"x" * (1 << 20)
+    assert other.view((1 << 20) + 5, 3) == b"xxx" and arena.taken_bytes == 1 << 20
+    arena.free(1 << 20, 1 << 19)
+    assert arena.taken_bytes == 1 << 19
     assert other.view(1 << 20, 3) == b"\0\0\0" and other.view((1 << 20) + (1 << 19), 3) == b"xxx"
-    assert not slab.commit(0, 1 << 20) or 0 <= slab.taken_bytes - (1 << 19) - (1 << 20) <= 1 << 16
+    assert not arena.commit(0, 1 << 20) or 0 <= arena.taken_bytes - (1 << 19) - (1 << 20) <= 1 << 16
     with pytest.raises(OSError):
         os.ftruncate(other.fd, 0)
     other.close()
-    slab.close()
+    arena.close()
 
 
 def test_a_sum_knows_the_block_that_it_is_of() -> None:

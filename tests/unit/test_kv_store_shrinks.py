@@ -12,7 +12,7 @@ from tokenmill.core.units import MiB
 from tokenmill.kv.store.server import KVStore, Parts, listen
 from tokenmill.kv.tiers.config import TierConfig
 from tokenmill.kv.tiers.manager import TierManager
-from tokenmill.kv.transfer.arena import Slab
+from tokenmill.kv.transfer.arena import SharedArena
 from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.client import StoreClient
 from tokenmill.net.clock import MonotonicClock
@@ -29,10 +29,10 @@ def content(nth: int) -> bytes:
 def test_memory_goes_back_to_the_system_and_comes_again(tmp_path: Path) -> None:
     """Half of it, then nearly all, then it may grow: never more is taken than may be, what is still there is sound, and
     slots that a worker looks at stay as they are meanwhile."""
-    slab = Slab(HOST)
+    arena = SharedArena(HOST)
     store = KVStore(
-        slab,
-        lambda join, slab: Parts(TierManager(TierConfig(join.numerics_id, join.block_bytes, slab.num_bytes)), {}),
+        arena,
+        lambda join, arena: Parts(TierManager(TierConfig(join.numerics_id, join.block_bytes, arena.num_bytes)), {}),
         MonotonicClock(),
     )
     blocks = [(0, b"key %12d" % nth) for nth in range(HOST // SIZE)]
@@ -73,12 +73,12 @@ def test_memory_goes_back_to_the_system_and_comes_again(tmp_path: Path) -> None:
 
         async def settled(most: int) -> None:
             async with asyncio.timeout(30):
-                while slab.taken_bytes > most:
+                while arena.taken_bytes > most:
                     await asyncio.sleep(0.01)
 
         shrinks: list[int] = []
         await put()
-        full = slab.taken_bytes
+        full = arena.taken_bytes
         assert full > 0.8 * HOST
         found = await client.fetch(blocks, take)
         assert len(found) > 0.8 * len(blocks)
@@ -88,11 +88,11 @@ def test_memory_goes_back_to_the_system_and_comes_again(tmp_path: Path) -> None:
             await settled(num_bytes)
             assert 0 < await num_kept() <= num_bytes // SIZE
         await put()
-        assert slab.taken_bytes <= HOST // 8
+        assert arena.taken_bytes <= HOST // 8
         assert store.shell is not None
         store.shell.resize(HOST)
         await put()
-        assert slab.taken_bytes > 0.8 * HOST
+        assert arena.taken_bytes > 0.8 * HOST
         assert len(await client.fetch(blocks, take)) > 0.8 * len(blocks)
         client.leave()
 
@@ -105,6 +105,6 @@ def test_memory_goes_back_to_the_system_and_comes_again(tmp_path: Path) -> None:
                 serving.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await serving
-                slab.close()
+                arena.close()
 
     run_event_loop(run())

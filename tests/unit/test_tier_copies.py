@@ -17,7 +17,7 @@ from tokenmill.core.effects import DropBlocks, FetchBlocks, FindBlocks, SaveBloc
 from tokenmill.core.errors import EngineFailed
 from tokenmill.core.tiers import BlockFacts, Lease, TierKey
 from tokenmill.kv.connector.worker.tiers import SAVING_NICE, TierCopies
-from tokenmill.kv.transfer.arena import PAGE, Slab
+from tokenmill.kv.transfer.arena import PAGE, SharedArena
 from tokenmill.ops.pool import HostPool
 
 GROUPS = [
@@ -32,8 +32,8 @@ class Client:
     tiers = ()
 
     def __init__(self) -> None:
-        self.slab = Slab(64 * PAGE)
-        self.view = self.slab.view
+        self.arena = SharedArena(64 * PAGE)
+        self.view = self.arena.view
         self.kept: dict[TierKey, tuple[int, int]] = {}
         self.dropped: list[TierKey] = []
         self.is_there = self.keeps = True
@@ -196,7 +196,7 @@ def test_what_is_saved_is_copied_after_what_others_do(pools: list[HostPool]) -> 
     def look(offset: int, num_bytes: int) -> memoryview:
         thread = threading.current_thread().name.rpartition("_")[0]
         nice[thread] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        return client.slab.view(offset, num_bytes)
+        return client.arena.view(offset, num_bytes)
 
     async def run() -> None:
         client.view = look

@@ -90,7 +90,7 @@ def test_a_leased_slot_is_not_used_again() -> None:
             number_, offsets = rig.begin_store(other)
             assert not held & set(offsets)
             rig.write(number_, other, offsets)
-        assert [rig.slab[lease.offset] for lease in leased.leases] == [content_of(one) for one in names(blocks)]
+        assert [rig.arena[lease.offset] for lease in leased.leases] == [content_of(one) for one in names(blocks)]
         rig.gone(2) if is_gone else rig.say(Fetched(number), 2)
         taken: set[int] = set()
         for name in "ghij":

@@ -139,7 +139,7 @@ def test_who_was_given_up_for_gone_and_writes_after_all_is_found_out() -> None:
     assert again == offset
     rig.write(number, others, (again,), client=2)
     assert not [job for job in rig.jobs if not isinstance(job, SaveTo)]
-    rig.slab[offset] = content_of(mine[0].block)
+    rig.arena[offset] = content_of(mine[0].block)
     rig.run_all()
     for tier in (HOST, DISK):
         assert rig.kept[DISK]
@@ -147,7 +147,7 @@ def test_who_was_given_up_for_gone_and_writes_after_all_is_found_out() -> None:
         rig.run_all()
         (lease,) = [lease for message in rig.hear(Leased, 3) for lease in message.leases]
         assert lease.sum == sum_of(others[0].block, content_of(others[0].block))
-        assert lease.sum != sum_of(others[0].block, rig.slab[lease.offset]), "nobody would know"
+        assert lease.sum != sum_of(others[0].block, rig.arena[lease.offset]), "nobody would know"
         if tier == HOST:
             rig.say(Fetched(number), 3)
             rig.inquire("clear", json.dumps({"tier": HOST}))

@@ -108,7 +108,8 @@ class TierOpened:
 
 @dataclass(frozen=True, slots=True)
 class HostResized:
-    """Host memory may take so much from now on, at most the slab's size: what is beyond it is given up as it can be."""
+    """Host memory may take so much from now on, at most the size of the arena: what is beyond it is given up as it
+    can be."""
 
     num_bytes: int
 

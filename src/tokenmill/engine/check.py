@@ -9,7 +9,7 @@ from typing import Protocol
 from ..core.block import num_hidden_blocks
 from ..core.sequence import Sequence, Status
 from ..kv.blocks.groups import Tables
-from ..kv.connector.scheduler.saves import Exports
+from ..kv.connector.scheduler.saves import Saves
 from ..sched.admission import blocks_for
 from ..sched.rank import seniority
 from .state import EngineState
@@ -21,7 +21,7 @@ class Holder(Protocol):
     def tables(self) -> Iterator[Tables]: ...
 
 
-def check_state(state: EngineState, exports: Exports, holders: Iterable[Holder]) -> None:
+def check_state(state: EngineState, saves: Saves, holders: Iterable[Holder]) -> None:
     """Assert that sequences, blocks, steps and transfers in flight and counts agree."""
     state.blocks.check(
         (*(seq.tables for seq in state.running), *chain.from_iterable(each.tables() for each in holders))
@@ -39,7 +39,7 @@ def check_state(state: EngineState, exports: Exports, holders: Iterable[Holder])
     num_waiting = num_exporting = 0
     for seq in state.by_id.values():
         if seq.status is Status.EXPORTING:
-            assert not len(seq.tables[0]) and exports.has(seq), seq
+            assert not len(seq.tables[0]) and saves.has(seq), seq
             num_exporting += 1
             continue
         num_known = len(seq.tokens) + seq.num_pending

@@ -30,7 +30,7 @@ from ..core.outputs import ended, progressed
 from ..core.request import EXPORT
 from ..core.sequence import Sequence, Status
 from ..core.step import RowResult, StepResult
-from ..kv.connector.scheduler.saves import Exports
+from ..kv.connector.scheduler.saves import Saves
 from ..sched.steps import Step
 from .state import EngineState
 
@@ -43,14 +43,14 @@ CORRUPTED = (
 )
 
 
-def commit_step(state: EngineState, exports: Exports, result: StepResult, now: float) -> None:
+def commit_step(state: EngineState, saves: Saves, result: StepResult, now: float) -> None:
     """Apply the result of the oldest step in flight."""
     step = _take_oldest(state, result.step)
     state.last_commit_s = now
     if not step.is_void:
         assert len(result.rows) == len(step.rows), f"step {step.number}: {len(result.rows)} results"
         _count(state, step, result.duration_s)
-        _commit_rows(state, exports, step, result.rows, now)
+        _commit_rows(state, saves, step, result.rows, now)
     state.blocks.end_step(step.number)
     state.kv_events.flush()
 
@@ -92,7 +92,7 @@ def _count(state: EngineState, step: Step, duration_s: float) -> None:
     state.costs.note(step.work, duration_s)
 
 
-def _commit_rows(state: EngineState, exports: Exports, step: Step, results: Many[RowResult], now: float) -> None:
+def _commit_rows(state: EngineState, saves: Saves, step: Step, results: Many[RowResult], now: float) -> None:
     tell, size, num_drawn = state.outbox.outputs.append, state.config.block_size, 0
     for row, seq, end, result in zip(step.rows, step.sequences, step.ends, results, strict=True):
         number, drawn, _, prompt_logprobs, _, is_corrupted, error, _, spent_s, is_late, slow_s, drafts = result
@@ -140,7 +140,7 @@ def _commit_rows(state: EngineState, exports: Exports, step: Step, results: Many
                     state.drafts[number] = drafts[seq.num_pending :]
         elif row.sample:
             last = ended(seq, FINISH_STOP, now, result)  # a vector
-        if last is not None and (output := _finish(state, exports, seq, last, now)) is not None:
+        if last is not None and (output := _finish(state, saves, seq, last, now)) is not None:
             tell(output)
     state.counters.generation_tokens += num_drawn
 
@@ -194,10 +194,10 @@ def _fail_row(state: EngineState, seq: Sequence, result: RowResult, now: float) 
     return _fail(state, seq, kind(result.error), now)
 
 
-def _finish(state: EngineState, exports: Exports, seq: Sequence, last: Output, now: float) -> Output | None:
+def _finish(state: EngineState, saves: Saves, seq: Sequence, last: Output, now: float) -> Output | None:
     """The last output, unless it is sent later."""
     is_export = seq.request.handoff == EXPORT and last.finish_reason != FINISH_MOVED
-    if is_export and exports.export(seq, last, now):
+    if is_export and saves.export(seq, last, now):
         return None
     state.leave(seq)
     return last

@@ -41,10 +41,10 @@ from ..core.outputs import aborted, refused
 from ..core.request import Request
 from ..core.step import StepPlan, StepResult
 from ..core.work import step_work
-from ..kv.connector.scheduler.kv_export import Offers
-from ..kv.connector.scheduler.kv_import import Pulls
-from ..kv.connector.scheduler.prefetch import Ahead, Hints
-from ..kv.connector.scheduler.saves import Exports
+from ..kv.connector.scheduler.kv_export import KVExports
+from ..kv.connector.scheduler.kv_import import KVImports
+from ..kv.connector.scheduler.prefetch import Hints, StorePrefetch
+from ..kv.connector.scheduler.saves import Saves
 from ..kv.connector.scheduler.transfers import Transfers
 from ..kv.connector.scheduler.writes import Writes
 from ..sched.admission import refusal
@@ -70,14 +70,14 @@ class EngineCore:
         self.state = state = EngineState(config)
         self._transfers = transfers = Transfers(state)
         numbers = count()
-        self._exports = Exports(state, numbers)
+        self._saves = Saves(state, numbers)
         self._writes = Writes(state, numbers, transfers.is_stored)
-        self._ahead = ahead = Ahead(state)
+        self._prefetch = prefetch = StorePrefetch(state)
         hints, lean = Hints(state, self._writes), Lean(state)
         self.lean = lean
         self._grammars = grammars = GrammarLedger(state, self._adapter_refusal)
-        self._offers = offers = Offers(state, grammars)
-        self._pulls = pulls = Pulls(state, grammars)
+        self._kv_exports = kv_exports = KVExports(state, grammars)
+        self._kv_imports = kv_imports = KVImports(state, grammars)
         self._ledger = StepLedger(state, transfers)
         self._record = record
         self._is_draining = False
@@ -96,22 +96,22 @@ class EngineCore:
             Relax: lean.relax,
             KeepKV: hints.keep,
             PromoteKV: hints.promote,
-            Offer: offers.offer,
-            Yield: offers.stop,
-            Release: offers.release,
-            Continue: pulls.go_on,
-            Prefetch: lambda event, now: (pulls.prefetch if event.source else ahead.begin)(event, now),
+            Offer: kv_exports.offer,
+            Yield: kv_exports.stop,
+            Release: kv_exports.release,
+            Continue: kv_imports.go_on,
+            Prefetch: lambda event, now: (kv_imports.prefetch if event.source else prefetch.begin)(event, now),
         }
         # By the type of the job. One whose end changes nothing has no handler.
         self._job_handlers: dict[type, Handler] = {
             LoadAdapter: state.adapters.end_load,
-            FindBlocks: lambda event, now: (ahead if event.job.number < 0 else transfers).end_look(event, now),
-            FetchBlocks: lambda event, now: (ahead if event.job.number < 0 else transfers).end_fetch(event, now),
+            FindBlocks: lambda event, now: (prefetch if event.job.number < 0 else transfers).end_look(event, now),
+            FetchBlocks: lambda event, now: (prefetch if event.job.number < 0 else transfers).end_fetch(event, now),
             SaveBlocks: self._end_save,
             PrepareGrammar: grammars.end,
             GiveBack: lean.end,
-            PullBlocks: pulls.end_pull,
-            SendBlocks: offers.end_send,
+            PullBlocks: kv_imports.end_pull,
+            SendBlocks: kv_exports.end_send,
         }
 
     @property
@@ -127,7 +127,7 @@ class EngineCore:
     @property
     def open_tickets(self) -> tuple[str, ...]:
         """Of what is offered to peers."""
-        return self._offers.tickets
+        return self._kv_exports.tickets
 
     @property
     def is_recorded(self) -> bool:
@@ -142,7 +142,7 @@ class EngineCore:
     @property
     def has_jobs(self) -> bool:
         """Whether KV comes from elsewhere or goes there, or a grammar is being prepared."""
-        parts = (self._transfers, self._exports, self._writes, self._offers, self._pulls, self._ahead)
+        parts = (self._transfers, self._saves, self._writes, self._kv_exports, self._kv_imports, self._prefetch)
         return bool(self._grammars) or any(part.has_work for part in parts)
 
     @property
@@ -179,7 +179,7 @@ class EngineCore:
         """Apply the result of the oldest step in flight."""
         if self._record is not None:
             self._record(Committed(result, now))
-        commit_step(self.state, self._exports, result, now)
+        commit_step(self.state, self._saves, result, now)
         return self._take_effects(now)
 
     def stats(self) -> EngineStats:
@@ -187,14 +187,16 @@ class EngineCore:
 
     def check(self) -> None:
         """Assert what must hold between calls; slow, for tests."""
-        check_state(self.state, self._exports, (self._transfers, self._exports, self._offers, self._pulls, self._ahead))
+        check_state(
+            self.state, self._saves, (self._transfers, self._saves, self._kv_exports, self._kv_imports, self._prefetch)
+        )
         self._grammars.check()
 
     def _take_effects(self, now: float) -> Effects:
         for hear in self.state.borders:
             hear(now)
         if self._is_draining and not (self.has_work or self._transfers.has_work):
-            self._exports.save_rest(now)
+            self._saves.save_rest(now)
             self._writes.save_rest(now)
         return self.state.outbox.take()
 
@@ -262,7 +264,7 @@ class EngineCore:
 
     def _end_save(self, event: JobEnded, now: float) -> None:
         if not self._writes.end_save(event, now):
-            self._exports.end_save(event, now)
+            self._saves.end_save(event, now)
 
     def _end_job(self, event: JobEnded, now: float) -> None:
         handler = self._job_handlers.get(type(event.job))

@@ -81,7 +81,7 @@ class ToyMachine:
         self._ways = ways
         self._tiers: dict[str, VirtualTier] = {}
         self._past: list[VirtualTier] = []
-        self.slab: dict[int, Any] = {}
+        self.arena: dict[int, Any] = {}
         self.shell: TierShell | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -90,10 +90,10 @@ class ToyMachine:
         return sum(tier.num_spoilt for tier in (*self._tiers.values(), *self._past))
 
     def start(self) -> None:
-        self.slab = {}
+        self.arena = {}
         faults, ways = self._faults, self._ways
         self._tiers = {
-            name: VirtualTier(medium, self.slab, self._rng, faults.get(name, NO_FAULTS), way=ways.get(name))
+            name: VirtualTier(medium, self.arena, self._rng, faults.get(name, NO_FAULTS), way=ways.get(name))
             for name, medium in self.media.items()
         }
         manager = TierManager(self.config)
@@ -192,14 +192,14 @@ class ToyTiers:
         wanted = tuple(move[:2] for move in moves)
         number, heard = await self._ask(lambda number: Fetch(number, wanted))
         bad: list[int] = []
-        slab = self.machine.slab
+        arena = self.machine.arena
         try:
             while True:
                 message = await self._hear(heard)
                 assert isinstance(message, Leased), message
                 for nth, offset, sum in message.leases:
                     await asyncio.sleep(self.rng.choice([0.0, 0.00001, 0.0005]))
-                    content = GARBAGE if self.rng.random() < self.spoil else slab.get(offset, GARBAGE)
+                    content = GARBAGE if self.rng.random() < self.spoil else arena.get(offset, GARBAGE)
                     if sum_of(wanted[nth], content) != sum:
                         bad.append(nth)
                         continue
@@ -242,7 +242,7 @@ class ToyTiers:
 
     async def _save(self, job: SaveBlocks, before: Sequence[Slots]) -> bool:
         number, heard = await self._ask(lambda number: Store(number, job.facts, job.is_shared))
-        slab = self.machine.slab
+        arena = self.machine.arena
         try:
             message = await self._hear(heard)
             if isinstance(message, Stored):
@@ -257,7 +257,7 @@ class ToyTiers:
                 if self.is_over:
                     raise EOFError
                 self.check(self._content(group, block) == content, f"block {block} was written while it was copied")
-                slab[offset] = content
+                arena[offset] = content
                 sums.append(sum_of((group, key), content))
                 self.num_saved += 1
             self._tell(Written(number, tuple(sums)))

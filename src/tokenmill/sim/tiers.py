@@ -1,8 +1,8 @@
 """Virtual tiers: where a simulated KV store keeps blocks below host memory, slow and unreliable by seed.
 
-    slab of one KV store  <->  VirtualTier  <->  Medium, which outlives the store and may have several
+    arena of one KV store  <->  VirtualTier  <->  Medium, which outlives the store and may have several
 
-A slab is a dict: what lies at an offset, whatever that is. A slot that is being filled holds garbage until its bytes
+A arena is a dict: what lies at an offset, whatever that is. A slot that is being filled holds garbage until its bytes
 are in, and one that is written while it is saved is found out. All that goes to or from a medium shares one link: jobs
 queue, each takes its latency and then its bytes' time. A device with a queue of a certain depth has no more than so
 many blocks under way at once, each for its latency; what comes over a network takes the time of its way as well.
@@ -135,15 +135,15 @@ class Medium:
 
 
 class VirtualTier:
-    """A core.tier_jobs.Tier between a slab and a medium. `spoilt`: what becomes of bytes that go wrong; `way`: between
-    the slab's host and a medium elsewhere. After `crash`
+    """A core.tier_jobs.Tier between a arena and a medium. `spoilt`: what becomes of bytes that go wrong; `way`: between
+    the arena's host and a medium elsewhere. After `crash`
     every call fails, those under way included, and their blocks are kept or not as it happens; a new tier on the same
     medium is what a restart opens."""
 
     def __init__(
         self,
         medium: Medium,
-        slab: MutableMapping[int, Any],
+        arena: MutableMapping[int, Any],
         rng: random.Random,
         faults: TierFaults = NO_FAULTS,
         spoilt: Callable[[Any, random.Random], Any] = lambda content, rng: GARBAGE,
@@ -153,7 +153,7 @@ class VirtualTier:
         self.faults = faults
         self.num_spoilt = 0
         self.num_lost = 0
-        self._slab = slab
+        self._arena = arena
         self._rng = rng
         self._spoilt = spoilt
         self._way = way
@@ -174,21 +174,21 @@ class VirtualTier:
 
     async def load(self, job: LoadFrom) -> Sequence[int]:
         for _, _, offset in job.blocks:
-            self._slab[offset] = GARBAGE
+            self._arena[offset] = GARBAGE
         sizes = [self.medium.block_bytes[block[0]] for block, _, _ in job.blocks]
         await self._take_time(sum(sizes), len(sizes))
         self._maybe_fail()
         return [self._load(block, place, offset) for block, place, offset in job.blocks]
 
     async def save(self, job: SaveTo) -> Sequence[int]:
-        contents = [self._slab[offset] for _, offset, _ in job.blocks]
+        contents = [self._arena[offset] for _, offset, _ in job.blocks]
         number, self._num_saves = self._num_saves, self._num_saves + 1
         self._saving[number] = job
         try:
             sizes = [self.medium.block_bytes[facts.block[0]] for facts, _, _ in job.blocks]
             await self._take_time(sum(sizes), len(sizes), is_write=True)
             for content, (facts, offset, _) in zip(contents, job.blocks, strict=True):
-                assert self._slab.get(offset) == content, f"slot {offset} of {facts} was written while it was saved"
+                assert self._arena.get(offset) == content, f"slot {offset} of {facts} was written while it was saved"
         finally:
             self._saving.pop(number, None)
         self._maybe_fail()
@@ -212,7 +212,7 @@ class VirtualTier:
         for job in self._saving.values():
             for facts, offset, sum in job.blocks:
                 if self._is_hit(0.5):
-                    self.medium.put(facts, self._slab[offset], sum)
+                    self.medium.put(facts, self._arena[offset], sum)
         self._saving.clear()
 
     def _load(self, block: TierKey, place: int, offset: int) -> int:
@@ -230,7 +230,7 @@ class VirtualTier:
             self.num_spoilt += 1
             kept = medium.kept[self._rng.choice(others)]
             content = kept.content
-        self._slab[offset] = content
+        self._arena[offset] = content
         return kept.sum
 
     async def _take_time(self, num_bytes: int, num_blocks: int = 1, *, is_write: bool = False) -> None:

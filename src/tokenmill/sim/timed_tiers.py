@@ -83,8 +83,8 @@ class TimedTiers:
             message = await heard.get()
             assert isinstance(message, Leased), message
             await self._copy(sum(self._size(wanted[lease.nth][0]) for lease in message.leases), is_save=False)
-            slab = self._machine.slab
-            bad |= {lease.nth for lease in message.leases if slab.get(lease.offset) is GARBAGE}
+            arena = self._machine.arena
+            bad |= {lease.nth for lease in message.leases if arena.get(lease.offset) is GARBAGE}
             taken |= {lease.nth for lease in message.leases} - bad
             if message.is_last:
                 break
@@ -105,7 +105,7 @@ class TimedTiers:
             ]
             await self._copy(sum(self._size(group) for group, _ in granted), is_save=True)
             for _, offset in granted:
-                self._machine.slab[offset] = ()
+                self._machine.arena[offset] = ()
             sums = tuple(NO_PLACE if offset == NO_PLACE else 1 for offset in message.offsets)
             await self._joined().say(Written(number, sums))
             while not isinstance(message, Stored):

@@ -11,7 +11,7 @@ from ...core.units import MiB
 from ..tiers.config import EVERYBODY, TierConfig
 from ..tiers.manager import TierManager
 from ..tiers.shell import TierShell
-from ..transfer.arena import Slab
+from ..transfer.arena import SharedArena
 from ..transfer.disk.tier import DiskTier
 from ..transfer.remote.peer import PeerTier, check_address
 from ..transfer.seal import Seal, load_key
@@ -39,16 +39,16 @@ def check_store(options: TierOptions) -> None:
         open_backend(options.kv_remote)[0].close()
 
 
-def parts_maker(options: TierOptions, block_size: int) -> Callable[[Join, Slab], Parts]:
+def parts_maker(options: TierOptions, block_size: int) -> Callable[[Join, SharedArena], Parts]:
     """What it returns raises ConfigError where the blocks do not fit."""
 
-    def make(join: Join, slab: Slab) -> Parts:
+    def make(join: Join, arena: SharedArena) -> Parts:
         key = load_key(options.kv_key_file) if options.kv_key_file is not None else b""
-        tiers = _tiers(options, join, slab, key)
+        tiers = _tiers(options, join, arena, key)
         disk = tiers.get(DISK)
         disk_bytes = disk.capacity_bytes if isinstance(disk, DiskTier) else 0
-        manager = TierManager(tier_config(options, join, slab.num_bytes, block_size, disk_bytes))
-        return Parts(manager, tiers, _peers_server(options, join, slab, key))
+        manager = TierManager(tier_config(options, join, arena.num_bytes, block_size, disk_bytes))
+        return Parts(manager, tiers, _peers_server(options, join, arena, key))
 
     return make
 
@@ -73,7 +73,7 @@ def tier_config(options: TierOptions, join: Join, host_bytes: int, block_size: i
     )
 
 
-def _tiers(options: TierOptions, join: Join, slab: Slab, key: bytes) -> dict[str, Tier]:
+def _tiers(options: TierOptions, join: Join, arena: SharedArena, key: bytes) -> dict[str, Tier]:
     """Those below host memory."""
     tiers: dict[str, Tier] = {}
     if options.disk is not None:
@@ -83,7 +83,7 @@ def _tiers(options: TierOptions, join: Join, slab: Slab, key: bytes) -> dict[str
             join.numerics_id,
             join.block_bytes,
             num_bytes,
-            slab.view,
+            arena.view,
             None if options.kv_disk_key is None else load_key(options.kv_disk_key, "--kv-disk-key"),
             spare_bytes=SPARE_DISK_BYTES,
             scrub_bytes_s=SCRUB_BYTES_S,
@@ -91,21 +91,21 @@ def _tiers(options: TierOptions, join: Join, slab: Slab, key: bytes) -> dict[str
     if options.kv_remote is not None:
         from ..transfer.remote import RemoteTier
 
-        tiers[REMOTE] = RemoteTier(options.kv_remote, join.numerics_id, join.block_bytes, slab.view, key)
+        tiers[REMOTE] = RemoteTier(options.kv_remote, join.numerics_id, join.block_bytes, arena.view, key)
     if options.peers:
-        tiers[PEER] = PeerTier(options.peers, join.numerics_id, join.block_bytes, slab.view, key)
+        tiers[PEER] = PeerTier(options.peers, join.numerics_id, join.block_bytes, arena.view, key)
     return tiers
 
 
 def _peers_server(
-    options: TierOptions, join: Join, slab: Slab, key: bytes
+    options: TierOptions, join: Join, arena: SharedArena, key: bytes
 ) -> Callable[[TierShell, asyncio.AbstractEventLoop], PeerService] | None:
     address = options.kv_peer_address
     if address is None:
         return None
 
     def serve(shell: TierShell, loop: asyncio.AbstractEventLoop) -> PeerService:
-        service = PeerService(shell, join, slab.view, key, loop)
+        service = PeerService(shell, join, arena.view, key, loop)
         service.start(address)
         return service
 

@@ -18,7 +18,7 @@ from ...net.clock import MonotonicClock
 from ...net.lifeline import exit_when_parent_ends
 from ...node.machine import MemoryReader, MemoryState
 from ...node.pressure import Pressure
-from ..transfer.arena import Slab
+from ..transfer.arena import SharedArena
 from .build import parts_maker
 from .launch import StoreLaunch
 from .options import LEAST_HOST_BYTES
@@ -39,13 +39,13 @@ async def keep_store(launch: StoreLaunch) -> None:
     gc.freeze()
     gc.set_threshold(10_000, 100, 1_000_000)
     try:
-        slab = Slab(launch.options.host_bytes)
+        arena = SharedArena(launch.options.host_bytes)
     except OSError as error:
         asked = format_bytes(launch.options.host_bytes)
         raise ConfigError(f"--kv-host {asked} cannot be had: {error.strerror}.", param="kv_host") from error
     clock = MonotonicClock()
-    elastic = Elastic(slab.num_bytes, LEAST_HOST_BYTES, MemoryReader().read().available_bytes)
-    store = KVStore(slab, parts_maker(launch.options, launch.block_size), clock, lambda: _host_counts(slab, elastic))
+    elastic = Elastic(arena.num_bytes, LEAST_HOST_BYTES, MemoryReader().read().available_bytes)
+    store = KVStore(arena, parts_maker(launch.options, launch.block_size), clock, lambda: _host_counts(arena, elastic))
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -67,7 +67,7 @@ async def keep_store(launch: StoreLaunch) -> None:
             serving.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await serving
-            slab.close()
+            arena.close()
 
 
 async def _flush(store: KVStore) -> None:
@@ -81,7 +81,7 @@ async def _keep_to_memory(store: KVStore, elastic: Elastic, clock: MonotonicCloc
     told_bytes, memory = elastic.num_bytes, MemoryReader()
     while True:
         await asyncio.sleep(LOOK_S)
-        num_bytes = elastic.look(memory.read(), store.slab.taken_bytes, clock.now())
+        num_bytes = elastic.look(memory.read(), store.arena.taken_bytes, clock.now())
         if num_bytes != told_bytes and store.shell is not None:
             if num_bytes < told_bytes:
                 log.warning("Memory is short: the KV store takes %s at most now.", format_bytes(num_bytes))
@@ -89,10 +89,10 @@ async def _keep_to_memory(store: KVStore, elastic: Elastic, clock: MonotonicCloc
             store.shell.resize(num_bytes)
 
 
-def _host_counts(slab: Slab, elastic: Elastic) -> dict[str, float]:
+def _host_counts(arena: SharedArena, elastic: Elastic) -> dict[str, float]:
     return {
-        "slab_bytes": slab.num_bytes,
-        "taken_bytes": slab.taken_bytes,
+        "slab_bytes": arena.num_bytes,
+        "taken_bytes": arena.taken_bytes,
         "may_take_bytes": elastic.num_bytes,
         "num_shrunk": elastic.num_shrunk,
         "num_grown": elastic.num_grown,

@@ -20,7 +20,7 @@ from ...core.tier_jobs import Tier, TierManaging
 from ...core.tiers import FromStore, Inquire, Join, Joined, TierFacts, Told, ToStore
 from ...net.framing import Pipe
 from ..tiers.shell import TierLink, TierShell
-from ..transfer.arena import Slab
+from ..transfer.arena import SharedArena
 from ..transfer.connection import peer_uid
 from ..transfer.wire import MAX_MESSAGE, decode, encode, framed
 from .desk import OWN, Desk
@@ -59,12 +59,12 @@ class KVStore:
 
     def __init__(
         self,
-        slab: Slab,
-        make: Callable[[Join, Slab], Parts],
+        arena: SharedArena,
+        make: Callable[[Join, SharedArena], Parts],
         clock: Clock,
         host: Callable[[], dict[str, float]] = dict,
     ) -> None:
-        self.slab = slab
+        self.arena = arena
         self.desk: Desk | None = None
         self.shell: TierShell | None = None
         self.tiers: Mapping[str, Tier] = {}
@@ -123,7 +123,7 @@ class KVStore:
                 await pipe.send(encode(joined))
                 return
             # Nothing was sent before, so that all of it fits into the socket's buffer.
-            socket.send_fds(connection, [framed(joined)], [self.slab.fd])
+            socket.send_fds(connection, [framed(joined)], [self.arena.fd])
             telling = asyncio.create_task(_tell(link, pipe), name="kv-store-answers")
             try:
                 while True:
@@ -180,7 +180,7 @@ class KVStore:
             link.close()
             return None, joined
         tiers = tuple(self._measured(facts) for facts in joined.tiers)
-        return link, replace(joined, slab_bytes=self.slab.num_bytes, tiers=tiers)
+        return link, replace(joined, slab_bytes=self.arena.num_bytes, tiers=tiers)
 
     def _measured(self, usual: TierFacts) -> TierFacts:
         """What a tier has measured of itself instead of what is usual for its kind."""
@@ -202,8 +202,8 @@ class KVStore:
         if not join.block_bytes or min(join.block_bytes) < 1:
             return f"Blocks of {join.block_bytes} bytes cannot be kept."
         try:
-            parts = self._make(join, self.slab)
-            shell = TierShell(parts.manager, parts.tiers, self._clock, self.slab.free)
+            parts = self._make(join, self.arena)
+            shell = TierShell(parts.manager, parts.tiers, self._clock, self.arena.free)
             if parts.serve_peers is not None:
                 self._peers = parts.serve_peers(shell, asyncio.get_running_loop())
         except TokenmillError as error:

@@ -37,7 +37,7 @@ COUNTS = (
 )  # fmt: skip
 
 
-class Inquiries:
+class Admin:
     def __init__(
         self,
         contents: Contents,

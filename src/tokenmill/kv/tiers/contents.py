@@ -16,7 +16,7 @@ from ...core.block import KEY_BYTES
 from ...core.tier_jobs import DropFrom
 from ...core.tiers import DISK, HOST, NO_PLACE, PEER, REMOTE, TIERS, BlockFacts, NoteCosts, TierEntry, TierKey
 from .config import TierConfig
-from .events import TierLog
+from .events import EventLog
 from .outbox import Outbox
 from .pins import Pins
 from .replacement import Costs, TierBlock, block_kinds
@@ -35,7 +35,7 @@ class Contents:
 
     def __init__(self, config: TierConfig, outbox: Outbox) -> None:
         self.config = config
-        self.log = TierLog(config.told_group, outbox)
+        self.log = EventLog(config.told_group, outbox)
         self.costs = Costs(config.block_size, 1e-3, 1e-6)
         self.kinds = block_kinds(config.block_bytes, self.costs)
         self.slots = HostSlots([config.slot_bytes(kind.group) for kind in self.kinds], config.host_bytes)

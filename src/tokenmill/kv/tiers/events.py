@@ -23,7 +23,7 @@ MOST_KEYS = 16384
 """Of a part of what there is at first."""
 
 
-class TierLog:
+class EventLog:
     """group: the place of the KV group of which is told."""
 
     def __init__(self, group: int, outbox: Outbox) -> None:

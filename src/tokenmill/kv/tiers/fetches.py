@@ -18,7 +18,7 @@ from .arrivals import Arrivals
 from .contents import Contents
 from .outbox import Outbox
 from .replacement import TierBlock
-from .touch import Uses
+from .touch import Touches
 
 MOST_FETCHES = 4096
 """Of a client at once."""
@@ -72,11 +72,11 @@ class Fetching:
 class Fetches:
     """leased_bytes: that fetches which have begun may hold."""
 
-    def __init__(self, contents: Contents, arrivals: Arrivals, uses: Uses, outbox: Outbox) -> None:
+    def __init__(self, contents: Contents, arrivals: Arrivals, touches: Touches, outbox: Outbox) -> None:
         self.leased_bytes = 0
         self._contents = contents
         self._arrivals = arrivals
-        self._uses = uses
+        self._touches = touches
         self._outbox = outbox
         self._fetches: dict[int, dict[int, Fetching]] = {}
         self._client_leased: dict[int, int] = {}
@@ -128,8 +128,8 @@ class Fetches:
         counts["loads"] += len(good)
         for block in reversed(good):
             counts["load_bytes"] += block.num_bytes
-            self._uses.use(block.block, now)
-        self._uses.use_before([(block.block, block.parent) for block in good], now)
+            self._touches.use(block.block, now)
+        self._touches.use_before([(block.block, block.parent) for block in good], now)
         wanted = fetching.message.wanted
         self._end(fetching, now)
         return tuple(wanted[nth] for nth in message.bad if 0 <= nth < len(wanted))

@@ -23,7 +23,7 @@ class Asker(Protocol):
         ...
 
 
-class Looks:
+class Lookups:
     def __init__(self, contents: Contents, outbox: Outbox) -> None:
         self._contents = contents
         self._outbox = outbox
@@ -83,9 +83,9 @@ class Finds:
     """Which tier has each of some blocks. Answered at once, unless shared tiers have to be asked; then when they have
     said, or after a while with what is known by then."""
 
-    def __init__(self, contents: Contents, looks: Looks, outbox: Outbox) -> None:
+    def __init__(self, contents: Contents, lookups: Lookups, outbox: Outbox) -> None:
         self._contents = contents
-        self._looks = looks
+        self._lookups = lookups
         self._outbox = outbox
         self._ends: deque[tuple[float, Finding]] = deque()
 
@@ -106,7 +106,7 @@ class Finds:
         finding.unknown.update(unknown)
         self._ends.append((now + contents.config.find_timeout_s, finding))
         for name, block in unknown:
-            self._looks.look(name, block, finding)
+            self._lookups.look(name, block, finding)
 
     def gone(self, client: int) -> None:
         for _, finding in self._ends:

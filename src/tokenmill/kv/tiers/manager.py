@@ -1,7 +1,7 @@
 """The pure manager of a KV store: which blocks its tiers keep, what moves, and who may look at what.
 
     clients   Find, Fetch, Store, ...    ->  finds, fetches, stores  ->  answers
-    tiers     jobs that ended, opened    ->  looks, arrivals, saves  ->  jobs
+    tiers     jobs that ended, opened    ->  lookups, arrivals, saves  ->  jobs
     time      Tick                       ->  pins, rates, what has waited too long
 
 It knows no bytes and no clock. After each input all that can go on goes on; what cannot is asked for by `next_s`, or
@@ -43,18 +43,18 @@ from ...core.tiers import (
     WatchTiers,
     Written,
 )
-from .admin import Inquiries
+from .admin import Admin
 from .arrivals import Arrivals
 from .config import TierConfig
 from .contents import Contents
 from .fetches import Fetches
-from .lookup import Finds, Looks
+from .lookup import Finds, Lookups
 from .outbox import Outbox
 from .pins import FOR_EVER
 from .replacement import TierBlock
 from .saves import Saver
 from .stores import Stores
-from .touch import Uses
+from .touch import Touches
 
 
 class TierManager:
@@ -65,14 +65,14 @@ class TierManager:
         self._now = 0.0
         self._outbox = outbox = Outbox()
         self.contents = contents = Contents(config, outbox)
-        self.looks = Looks(contents, outbox)
-        self.arrivals = Arrivals(contents, self.looks, outbox)
+        self.lookups = Lookups(contents, outbox)
+        self.arrivals = Arrivals(contents, self.lookups, outbox)
         self.savers = {tier: Saver(tier, contents, outbox) for tier in config.tiers if tier in (DISK, REMOTE)}
-        uses = Uses(contents, self.savers.values())
-        self.finds = Finds(contents, self.looks, outbox)
-        self.fetches = Fetches(contents, self.arrivals, uses, outbox)
-        self.stores = Stores(contents, self.arrivals, uses, self.savers, outbox)
-        self.inquiries = Inquiries(contents, self.arrivals, self.fetches, self.stores, self.savers, outbox)
+        touches = Touches(contents, self.savers.values())
+        self.finds = Finds(contents, self.lookups, outbox)
+        self.fetches = Fetches(contents, self.arrivals, touches, outbox)
+        self.stores = Stores(contents, self.arrivals, touches, self.savers, outbox)
+        self.admin = Admin(contents, self.arrivals, self.fetches, self.stores, self.savers, outbox)
         contents.evicted = self._evicted
 
     @property
@@ -124,14 +124,14 @@ class TierManager:
             case WatchTiers():
                 self._watch(client, message.is_wanted)
             case Inquire():
-                self.inquiries.inquire(client, message, now)
+                self.admin.inquire(client, message, now)
             case Join():
                 self._outbox.say(client, self._join(message))
 
     def _job_ended(self, event: TierJobEnded, now: float) -> None:
         match event.job:
             case LookIn():
-                self.looks.ended(event.job, event.result, now)
+                self.lookups.ended(event.job, event.result, now)
             case LoadFrom():
                 self.arrivals.ended(event.job, event.result, event.error, now)
             case SaveTo():
@@ -149,9 +149,9 @@ class TierManager:
         self.arrivals.step(now)
         for saver in self.savers.values():
             saver.step(now)
-        self.looks.flush()
+        self.lookups.flush()
         self.fetches.flush()
-        self.inquiries.step()
+        self.admin.step()
         contents.log.flush()
 
     def _join(self, message: Join) -> Joined:
@@ -171,7 +171,7 @@ class TierManager:
         self.finds.gone(client)
         self.fetches.gone(client, now)
         self.stores.gone(client, now)
-        self.inquiries.gone(client)
+        self.admin.gone(client)
 
     def _opened(self, event: TierOpened, now: float) -> None:
         if event.tier == DISK:

@@ -1,6 +1,6 @@
-"""Slots of host memory: which part of the slab may be filled by whom; no bytes.
+"""Slots of host memory: which part of the arena may be filled by whom; no bytes.
 
-The slab is cut into extents of equal size, a few MiB each. An extent belongs to blocks of one size while it holds any;
+The arena is cut into extents of equal size, a few MiB each. An extent belongs to blocks of one size while it holds any;
 empty ones are anybody's. Some of the empty are kept for whoever comes next, the others go back to the system.
 """
 
@@ -35,7 +35,7 @@ class _Extent:
 
 
 class HostSlots:
-    """slot_bytes: of each KV group. num_bytes: of the slab.
+    """slot_bytes: of each KV group. num_bytes: of the arena.
 
     extent_bytes  of each extent
     freed         (offset, bytes) that hold nothing any more, for `TierEffects`
@@ -108,7 +108,7 @@ class HostSlots:
         return self._slot_bytes[block.kind.group] == self._slot_bytes[group]
 
     def resize(self, num_bytes: int) -> None:
-        """Use so much of the slab at most; `num_excess` tells what has to leave."""
+        """Use so much of the arena at most; `num_excess` tells what has to leave."""
         most = max(1, num_bytes // self.extent_bytes)
         self._most = min(most, len(self._extents) + len(self._spare) + len(self._unused))
         while self._spare and len(self._extents) + len(self._spare) > self._most:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from ...core.tiers import TierKey
 from .config import EVERYBODY
-from .events import TierLog
+from .events import EventLog
 from .replacement import Replacement, TierBlock
 
 
@@ -33,7 +33,7 @@ class TierSpace:
     itself."""
 
     def __init__(
-        self, name: str, num_bytes: int, num_groups: int, policy: Replacement, pinned_share: float, log: TierLog
+        self, name: str, num_bytes: int, num_groups: int, policy: Replacement, pinned_share: float, log: EventLog
     ) -> None:
         self.name = name
         self.num_bytes = num_bytes

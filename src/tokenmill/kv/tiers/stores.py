@@ -19,7 +19,7 @@ from .contents import Contents
 from .outbox import Outbox
 from .replacement import MOST_SUM, TierBlock
 from .saves import Saver
-from .touch import Uses
+from .touch import Touches
 
 MOST_STORES = 4096
 """Of a client at once."""
@@ -51,12 +51,12 @@ class Storing:
 
 class Stores:
     def __init__(
-        self, contents: Contents, arrivals: Arrivals, uses: Uses, savers: Mapping[str, Saver], outbox: Outbox
+        self, contents: Contents, arrivals: Arrivals, touches: Touches, savers: Mapping[str, Saver], outbox: Outbox
     ) -> None:
         self.granted_bytes = 0
         self._contents = contents
         self._arrivals = arrivals
-        self._uses = uses
+        self._touches = touches
         self._outbox = outbox
         config = contents.config
         farthest = REMOTE if REMOTE in config.tiers else DISK if DISK in config.tiers else HOST
@@ -142,7 +142,7 @@ class Stores:
             storing.is_kept = False
             return NO_PLACE
         if contents.is_here(block):
-            self._uses.use(block, now)
+            self._touches.use(block, now)
             return NO_PLACE
         if self._arrivals.is_coming(block):
             return NO_PLACE
@@ -179,8 +179,10 @@ class Stores:
             contents.host.counts["saves"] += 1
             contents.host.counts["save_bytes"] += new[-1].num_bytes
             self._arrivals.appeared(arrival, new[-1], now)
-            self._uses.consider(new[-1], now)
-        self._uses.use_before(((facts.block, facts.parent) for facts in blocks if contents.is_valid(facts.block)), now)
+            self._touches.consider(new[-1], now)
+        self._touches.use_before(
+            ((facts.block, facts.parent) for facts in blocks if contents.is_valid(facts.block)), now
+        )
         if storing.message.is_shared:
             self._share_all(storing, now)
         for arrived in new:

@@ -19,7 +19,7 @@ from .space import TierSpace
 MOMENT_S = 10.0
 
 
-class Uses:
+class Touches:
     def __init__(self, contents: Contents, savers: Collection[Saver]) -> None:
         self._contents = contents
         self._savers = savers

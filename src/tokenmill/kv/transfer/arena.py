@@ -21,7 +21,7 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: Linux 5.14, not named in the mmap m
 _REMOVE = getattr(mmap, "MADV_REMOVE", None)
 
 
-class Slab:
+class SharedArena:
     """num_bytes  of the file, a multiple of the page's size"""
 
     def __init__(self, num_bytes: int) -> None:
@@ -31,15 +31,15 @@ class Slab:
         self._view = memoryview(self._map)
 
     @classmethod
-    def attach(cls, fd: int, num_bytes: int) -> Slab:
-        """Another process's slab. `fd` is its own from now on. Raises ValueError where the file is not one."""
+    def attach(cls, fd: int, num_bytes: int) -> SharedArena:
+        """Another process's arena. `fd` is its own from now on. Raises ValueError where the file is not one."""
         if os.fstat(fd).st_size < num_bytes:
             raise ValueError(f"The KV store's memory has {os.fstat(fd).st_size} bytes instead of {num_bytes}.")
-        slab = cls.__new__(cls)
-        slab.num_bytes, slab.fd = num_bytes, fd
-        slab._map = _map(fd, num_bytes)
-        slab._view = memoryview(slab._map)
-        return slab
+        arena = cls.__new__(cls)
+        arena.num_bytes, arena.fd = num_bytes, fd
+        arena._map = _map(fd, num_bytes)
+        arena._view = memoryview(arena._map)
+        return arena
 
     def view(self, offset: int, num_bytes: int) -> memoryview:
         assert 0 <= offset <= offset + num_bytes <= self.num_bytes, (offset, num_bytes, self.num_bytes)

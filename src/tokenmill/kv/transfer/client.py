@@ -48,7 +48,7 @@ from ...core.tiers import (
     WatchTiers,
     Written,
 )
-from .connection import PATIENCE_S, Life, shake_hands
+from .connection import PATIENCE_S, Connection, shake_hands
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class StoreClient:
     def __init__(self, path: str, join: Join) -> None:
         self._path = path
         self._join = join
-        self._life: Life | None = None
+        self._connection: Connection | None = None
         self._hear: Callable[[TierEvents], None] | None = None
         self._rejoining: asyncio.Task[None] | None = None
         self._costs: NoteCosts | None = None
@@ -101,20 +101,20 @@ class StoreClient:
 
     @property
     def is_there(self) -> bool:
-        return self._life is not None and not self._life.is_over
+        return self._connection is not None and not self._connection.is_over
 
     def view(self, offset: int, num_bytes: int) -> memoryview:
         """A slot's bytes. Only within `take` and `fill`."""
-        assert self._life is not None, "no store has been joined"
-        return self._life.slab.view(offset, num_bytes)
+        assert self._connection is not None, "no store has been joined"
+        return self._connection.arena.view(offset, num_bytes)
 
     async def find(self, wanted: Sequence[TierKey]) -> str:
         """A digit for each block (see core.tiers.TIERS)."""
-        life = self._there()
-        with life.asking() as number:
-            life.say(Find(number, tuple(wanted)))
+        connection = self._there()
+        with connection.asking() as number:
+            connection.say(Find(number, tuple(wanted)))
             try:
-                return _expect(Found, await life.hear(number, 2 * PATIENCE_S)).digits
+                return _expect(Found, await connection.hear(number, 2 * PATIENCE_S)).digits
             except TimeoutError as error:
                 raise OSError("The KV store takes too long to find blocks.") from error
 
@@ -122,13 +122,13 @@ class StoreClient:
         """The places in `wanted` of the blocks that were taken and are sound. `take` is given leases as they come,
         their `nth` in `wanted`, and returns the places of blocks whose checksum is wrong; it returns, or raises, only
         when it uses their slots no more. Where the store goes meanwhile, the result is what had been taken."""
-        life, taken, ahead = self._there(), set[int](), deque[_Part]()
+        connection, taken, ahead = self._there(), set[int](), deque[_Part]()
         parts = iter(self._parts([group for group, _ in wanted]))
-        with life.busy(), contextlib.suppress(ConnectionError):
+        with connection.busy(), contextlib.suppress(ConnectionError):
             try:
                 while True:
                     while len(ahead) < AHEAD and (part := next(parts, None)) is not None:
-                        ahead.append(_Part(life, part[0], wanted[part[0] : part[1]]))
+                        ahead.append(_Part(connection, part[0], wanted[part[0] : part[1]]))
                     if not ahead:
                         break
                     await ahead[0].take(take, taken)
@@ -142,18 +142,18 @@ class StoreClient:
         """Whether the store keeps all of these blocks, where others share them if that is asked for. `fill` is given
         (place in `facts`, offset of its slot) of those that are wanted and returns their checksums in that order; it
         returns, or raises, only when it writes no more."""
-        life, is_kept = self._there(), True
+        connection, is_kept = self._there(), True
         for begin, end in self._parts([each.block[0] for each in facts]):
-            is_kept &= await self._store_part(life, begin, facts[begin:end], fill, is_shared)
+            is_kept &= await self._store_part(connection, begin, facts[begin:end], fill, is_shared)
         return is_kept
 
     async def _store_part(
-        self, life: Life, begin: int, facts: Sequence[BlockFacts], fill: Fill, is_shared: bool
+        self, connection: Connection, begin: int, facts: Sequence[BlockFacts], fill: Fill, is_shared: bool
     ) -> bool:
-        with life.busy(), life.asking() as number:
-            life.say(Store(number, tuple(facts), is_shared))
+        with connection.busy(), connection.asking() as number:
+            connection.say(Store(number, tuple(facts), is_shared))
             try:
-                answer = await life.hear(number, GRANTED_S)
+                answer = await connection.hear(number, GRANTED_S)
                 if isinstance(answer, Stored):
                     return answer.is_kept
                 offsets = _expect(Granted, answer).offsets
@@ -165,8 +165,8 @@ class StoreClient:
                         for nth, each in zip(granted, filled, strict=True):
                             sums[nth] = each
                 finally:
-                    life.say(Written(number, tuple(sums)))
-                return _expect(Stored, await life.hear(number, STORED_S)).is_kept
+                    connection.say(Written(number, tuple(sums)))
+                return _expect(Stored, await connection.hear(number, STORED_S)).is_kept
             except TimeoutError:
                 return False
 
@@ -187,11 +187,11 @@ class StoreClient:
 
     async def inquire(self, what: str, argument: str = "") -> str:
         """Raises ConfigError where it cannot be done."""
-        life = self._there()
-        with life.asking() as number:
-            life.say(Inquire(number, what, argument))
+        connection = self._there()
+        with connection.asking() as number:
+            connection.say(Inquire(number, what, argument))
             try:
-                told = _expect(Told, await life.hear(number, TOLD_S))
+                told = _expect(Told, await connection.hear(number, TOLD_S))
             except TimeoutError as error:
                 raise OSError(f"The KV store takes too long for {what}.") from error
         if told.error:
@@ -213,25 +213,25 @@ class StoreClient:
         self._is_closed = True
         if self._rejoining is not None:
             self._rejoining.cancel()
-        if self._life is not None:
-            self._life.end("The KV store has been left.")
+        if self._connection is not None:
+            self._connection.end("The KV store has been left.")
 
     def _tell(self, message: ToStore) -> None:
         self._there().say(message)
 
-    def _there(self) -> Life:
-        if self._life is None or self._life.is_over:
+    def _there(self) -> Connection:
+        if self._connection is None or self._connection.is_over:
             raise ConnectionError("The KV store is not there.")
-        return self._life
+        return self._connection
 
     async def _join_store(self) -> None:
         loop = asyncio.get_running_loop()
-        end, joined, slab = await loop.run_in_executor(None, shake_hands, self._path, self._join)
+        end, joined, arena = await loop.run_in_executor(None, shake_hands, self._path, self._join)
         streams = await asyncio.open_unix_connection(sock=end)
         self.tiers = joined.tiers
-        self._life = Life(slab, streams, self._heard, self._lost)
+        self._connection = Connection(arena, streams, self._heard, self._lost)
         if self._is_closed:
-            self._life.end("The KV store has been left.")
+            self._connection.end("The KV store has been left.")
             return
         if self._costs is not None:
             self._tell(self._costs)
@@ -283,18 +283,18 @@ class StoreClient:
 class _Part:
     """One Fetch, said when it is made. begin: place of its first block in the call."""
 
-    def __init__(self, life: Life, begin: int, wanted: Sequence[TierKey]) -> None:
-        self._life = life
+    def __init__(self, connection: Connection, begin: int, wanted: Sequence[TierKey]) -> None:
+        self._connection = connection
         self._begin = begin
-        self._number = life.open()
+        self._number = connection.open()
         self._bad: list[int] = []
-        life.say(Fetch(self._number, tuple(wanted)))
+        connection.say(Fetch(self._number, tuple(wanted)))
 
     async def take(self, take: Take, taken: set[int]) -> None:
         is_last = False
         while not is_last:
             try:
-                answer: FromStore | None = await self._life.hear(self._number, FETCH_S)
+                answer: FromStore | None = await self._connection.hear(self._number, FETCH_S)
             except TimeoutError:
                 return
             leases: list[Lease] = []
@@ -302,16 +302,16 @@ class _Part:
                 leased = _expect(Leased, answer)
                 leases += [lease._replace(nth=lease.nth + self._begin) for lease in leased.leases]
                 is_last = leased.is_last
-                answer = self._life.poll(self._number)
+                answer = self._connection.poll(self._number)
             if leases:
                 bad = set(await take(leases))
                 taken.update(lease.nth for lease in leases if lease.nth not in bad)
                 self._bad += sorted(nth - self._begin for nth in bad)
 
     def end(self) -> None:
-        self._life.close(self._number)
+        self._connection.close(self._number)
         with contextlib.suppress(OSError):
-            self._life.say(Fetched(self._number, tuple(self._bad)))
+            self._connection.say(Fetched(self._number, tuple(self._bad)))
 
 
 def _expect(kind: type[T], answer: FromStore) -> T:

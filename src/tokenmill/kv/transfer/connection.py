@@ -1,6 +1,6 @@
 """One connection of a client to its KV store: the handshake, who waits for which answer, and its end.
 
-A store that does not answer is one that has gone: then the connection is ended, and with it all that waits. The slab
+A store that does not answer is one that has gone: then the connection is ended, and with it all that waits. The arena
 stays mapped as long as somebody copies out of it or into it (`busy`).
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 from ...core.errors import ConfigError
 from ...core.tiers import NO_PLACE, Find, Found, FromStore, Granted, Join, Joined, TierEvents, ToStore, Written
-from .arena import Slab
+from .arena import SharedArena
 from .wire import LENGTH, MAX_MESSAGE, decode, framed
 
 HANDSHAKE_S = 5.0
@@ -27,17 +27,17 @@ PATIENCE_S = 2.0
 _MAX_UNSENT = 1 << 24
 
 
-class Life:
-    """slab  as the store has given. `hear`: gets the events. `when_over`: called once, when nobody is busy."""
+class Connection:
+    """arena  as the store has given. `hear`: gets the events. `when_over`: called once, when nobody is busy."""
 
     def __init__(
         self,
-        slab: Slab,
+        arena: SharedArena,
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         hear: Callable[[TierEvents], None],
         when_over: Callable[[], None],
     ) -> None:
-        self.slab = slab
+        self.arena = arena
         self._reader, self._writer = streams
         self._hear_event = hear
         self._when_over = when_over
@@ -137,7 +137,7 @@ class Life:
     def _finish(self) -> None:
         if self.is_over and not self._num_busy:
             self._writer.transport.abort()
-            self.slab.close()
+            self.arena.close()
             when_over, self._when_over = self._when_over, lambda: None
             when_over()
 
@@ -175,7 +175,7 @@ class _Answers:
         self.change = asyncio.Event()
 
 
-def shake_hands(path: str, join: Join) -> tuple[socket.socket, Joined, Slab]:
+def shake_hands(path: str, join: Join) -> tuple[socket.socket, Joined, SharedArena]:
     """Join the store that listens at `path`; to be called beside the event loop. Raises OSError where none answers, and
     ConfigError where it refuses."""
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -194,8 +194,8 @@ def shake_hands(path: str, join: Join) -> tuple[socket.socket, Joined, Slab]:
                 raise ConfigError(joined.error, param="kv_store")
             if not fds:
                 raise ConnectionError("The KV store has given no memory.")
-            slab = Slab.attach(fds.pop(), joined.slab_bytes)
-        return end, joined, slab
+            arena = SharedArena.attach(fds.pop(), joined.slab_bytes)
+        return end, joined, arena
     except ValueError as error:
         end.close()
         raise ConnectionError(str(error)) from error

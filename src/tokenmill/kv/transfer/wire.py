@@ -1,7 +1,7 @@
 """Messages between a KV store and its clients as bytes: one kind byte, then msgpack of the type in `core.tiers`.
 
 The kind byte picks a decoder that knows the exact type, so that what is damaged, or of another version, fails here. On
-the socket each message follows its length, 4 bytes, lowest first, as `net.framing` has it. The slab's descriptor comes
+the socket each message follows its length, 4 bytes, lowest first, as `net.framing` has it. The arena's descriptor comes
 with the first byte of `Joined`.
 """
 

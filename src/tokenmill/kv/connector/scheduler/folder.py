@@ -11,7 +11,7 @@ from ....core.sequence import Sequence, Status
 from ....core.tiers import TierKey
 from ...blocks.fetch import reach
 from ...blocks.groups import Match
-from .load_chunks import Piece
+from .load_chunks import LoadChunk
 from .port import EnginePort
 
 
@@ -67,10 +67,10 @@ class Folder:
     def meeting(self, seq: Sequence, matched: Match, now: float) -> None:
         """What it would take is not known."""
 
-    def cut(self, seq: Sequence, moves: List[BlockMove], most_bytes: int = 0) -> list[Piece]:
-        return [Piece(tuple(moves))]
+    def cut(self, seq: Sequence, moves: List[BlockMove], most_bytes: int = 0) -> list[LoadChunk]:
+        return [LoadChunk(tuple(moves))]
 
-    def begin(self, number: int, piece: Piece, now: float) -> float:
+    def begin(self, number: int, piece: LoadChunk, now: float) -> float:
         return 0.0
 
     def came(self, number: int, moves: List[BlockMove], now: float) -> None:

@@ -30,7 +30,7 @@ from .port import EnginePort, Entrance
 
 
 @dataclass(slots=True, eq=False)
-class _Offer:
+class _Export:
     """held      blocks of each KV group
     num_sent  leading blocks of the prefix that were sent, as far as they are held
     jobs      numbers of those under way
@@ -48,16 +48,16 @@ class _Offer:
     is_over: bool = False
 
 
-class Offers:
+class KVExports:
     """`grammars`: has requests that have not entered yet."""
 
     def __init__(self, state: EnginePort, grammars: Entrance) -> None:
         self._state = state
         self._grammars = grammars
-        self._offers: dict[str, _Offer] = {}
-        self._by_seq: dict[int, _Offer] = {}
-        self._by_job: dict[int, _Offer] = {}
-        self._ending: list[_Offer] = []
+        self._offers: dict[str, _Export] = {}
+        self._by_seq: dict[int, _Export] = {}
+        self._by_job: dict[int, _Export] = {}
+        self._ending: list[_Export] = []
         self._next_number = 0
         state.departures.append(self._depart)
         state.borders.append(self._look)
@@ -162,10 +162,10 @@ class Offers:
         offer.num_sent = matched.num_blocks
         self._job(offer, tuple(moves), matched.num_blocks * size, is_last=True)
 
-    def _new(self, ticket: str) -> _Offer:
-        return _Offer(ticket, tuple([] for _ in self._state.blocks.pools))
+    def _new(self, ticket: str) -> _Export:
+        return _Export(ticket, tuple([] for _ in self._state.blocks.pools))
 
-    def _send(self, offer: _Offer, seq: Sequence, num_blocks: int, *, is_last: bool) -> None:
+    def _send(self, offer: _Export, seq: Sequence, num_blocks: int, *, is_last: bool) -> None:
         """Up to `num_blocks`, all committed; hold them first. Of a group with a window, what its end sees."""
         state, size = self._state, self._state.config.block_size
         moves: list[tuple[int, int, int]] = []
@@ -180,7 +180,7 @@ class Offers:
         num_tokens = seq.num_computed if is_last else num_blocks * size
         self._job(offer, tuple(moves), num_tokens, is_last=is_last)
 
-    def _job(self, offer: _Offer, moves: tuple[tuple[int, int, int], ...], num_tokens: int, *, is_last: bool) -> None:
+    def _job(self, offer: _Export, moves: tuple[tuple[int, int, int], ...], num_tokens: int, *, is_last: bool) -> None:
         number = self._next_number
         self._next_number += 1
         offer.jobs.add(number)
@@ -202,7 +202,7 @@ class Offers:
         else:
             self._job(offer, (), offer.num_sent * self._state.config.block_size, is_last=True)
 
-    def _end(self, offer: _Offer) -> None:
+    def _end(self, offer: _Export) -> None:
         if offer.seq is not None:
             del self._by_seq[offer.seq.number]
             offer.seq = None
@@ -212,7 +212,7 @@ class Offers:
         self._state.outbox.jobs.append(EndMove(offer.ticket))
         self._settle(offer)
 
-    def _settle(self, offer: _Offer) -> None:
+    def _settle(self, offer: _Export) -> None:
         """Give back what an offer that is over held, once nobody reads it."""
         if offer.is_over and not offer.jobs:
             for pool, held in zip(self._state.blocks.pools, offer.held, strict=True):

@@ -35,7 +35,7 @@ NO_CACHE = "No prefixes are cached here."
 
 
 @dataclass(slots=True, eq=False)
-class Pull:
+class _Import:
     """One pull: how far it is, which blocks it wants, and what of it can be used.
 
     answer      number of the answer to a Prefetch
@@ -64,15 +64,15 @@ class Pull:
     is_failed: bool = False
 
 
-class Pulls:
+class KVImports:
     """`grammars`: has requests that have not entered yet."""
 
     def __init__(self, state: EnginePort, grammars: Entrance) -> None:
         self._state = state
         self._grammars = grammars
-        self._by_seq: dict[int, Pull] = {}
-        self._by_job: dict[int, Pull] = {}
-        self._unbegun: list[Pull] = []
+        self._by_seq: dict[int, _Import] = {}
+        self._by_job: dict[int, _Import] = {}
+        self._unbegun: list[_Import] = []
         self._early: dict[tuple[str, int], Continue] = {}
         self._next_number = 0
         state.departures.append(self._depart)
@@ -99,7 +99,7 @@ class Pulls:
 
     def prefetch(self, event: Prefetch, now: float) -> None:
         assert event.source is not None, event
-        pull = Pull(event.source, event.keys, None, event.number, is_going=True)
+        pull = _Import(event.source, event.keys, None, event.number, is_going=True)
         if self._state.config.caches_prefixes:
             self._begin(pull, now)
         else:
@@ -141,7 +141,7 @@ class Pulls:
         for seq in moving:
             source = seq.request.source
             if source is not None and seq.status is Status.LOADING:
-                pull = self._by_seq[seq.number] = Pull(source, seq.keys, seq)
+                pull = self._by_seq[seq.number] = _Import(source, seq.keys, seq)
                 unbegun.append(pull)
         for pull in unbegun:
             if pull.seq is None or self._by_seq.get(pull.seq.number) is pull:
@@ -152,7 +152,7 @@ class Pulls:
                 del self._early[event.request_id, event.attempt]
                 self.go_on(event, now)
 
-    def _begin(self, pull: Pull, now: float) -> None:
+    def _begin(self, pull: _Import, now: float) -> None:
         """Reserve what it takes and ask for it. Shared blocks of which it is not yet certain that they are written are
         waited for."""
         state, seq = self._state, pull.seq
@@ -190,7 +190,7 @@ class Pulls:
         num_rows = len(state.running) + len(state.loading)  # itself among them
         return "" if num_rows <= max_running(state.config) else NO_ROOM
 
-    def _proceed(self, pull: Pull, now: float) -> None:
+    def _proceed(self, pull: _Import, now: float) -> None:
         """No job of it is under way, or it is to go on: ask for more, wait, or run."""
         if pull.number >= 0:
             return
@@ -202,13 +202,13 @@ class Pulls:
         elif pull.is_failed or is_in or pull.made is None or not self._ask(pull, is_final=True):
             self._finish(pull, now)
 
-    def _most_tokens(self, pull: Pull) -> int:
+    def _most_tokens(self, pull: _Import) -> int:
         """Tokens whose KV it can use: one is computed at least. Before Continue, more than the known ones will come."""
         if pull.seq is None:
             return len(pull.keys) * self._state.config.block_size
         return len(pull.seq.tokens) - 1 if pull.is_going else 2**62
 
-    def _tell_staged(self, pull: Pull) -> None:
+    def _tell_staged(self, pull: _Import) -> None:
         if pull.seq is not None and not (pull.is_staged or pull.is_going):
             pull.is_staged = True
             request = pull.seq.request
@@ -219,7 +219,7 @@ class Pulls:
         size = self._state.config.block_size
         return pulled.num_there if pulled.is_last else pulled.num_there // size * size
 
-    def _ask(self, pull: Pull, *, is_final: bool) -> bool:
+    def _ask(self, pull: _Import, *, is_final: bool) -> bool:
         """For what comes after what is in; False where there is no room for it."""
         assert pull.made is not None
         blocks, size, tables = self._state.blocks, self._state.config.block_size, pull.made.tables
@@ -242,11 +242,11 @@ class Pulls:
         self._state.outbox.jobs.append(PullBlocks(pull.number, pull.source, start, ids, is_final))
         return True
 
-    def _give_up(self, pull: Pull, error: str, now: float) -> None:
+    def _give_up(self, pull: _Import, error: str, now: float) -> None:
         self._fail(pull, error)
         self._proceed(pull, now)
 
-    def _fail(self, pull: Pull, error: str) -> None:
+    def _fail(self, pull: _Import, error: str) -> None:
         """Nothing more is asked for; the front end is told, unless it has said Continue and so cannot choose again."""
         pull.is_failed = True
         seq = pull.seq
@@ -255,7 +255,7 @@ class Pulls:
         elif not pull.is_going:
             self._state.outbox.answers.append(Moved(seq.request.id, seq.request.attempt, 0, error))
 
-    def _finish(self, pull: Pull, now: float) -> None:
+    def _finish(self, pull: _Import, now: float) -> None:
         state, seq = self._state, pull.seq
         if seq is None:
             self._finish_prefetch(pull)
@@ -290,7 +290,7 @@ class Pulls:
         counters.external_queries += len(seq.tokens)
         counters.external_hits += num_tokens
 
-    def _finish_prefetch(self, pull: Pull) -> None:
+    def _finish_prefetch(self, pull: _Import) -> None:
         state, made = self._state, pull.made
         if made is None:
             return
@@ -305,7 +305,7 @@ class Pulls:
             state.outbox.answers.append(Prefetched(pull.answer, num_blocks))
         self._give_back(pull)
 
-    def _give_back(self, pull: Pull) -> None:
+    def _give_back(self, pull: _Import) -> None:
         if pull.made is not None:
             self._state.blocks.release(pull.made.tables, -1)
             pull.made = None
@@ -334,7 +334,7 @@ def ids_wanted(made: Claim, start: int, stop: int) -> tuple[tuple[int, ...], ...
     )
 
 
-def num_usable(blocks: KVBlocks, pull: Pull, seq: Sequence) -> int:
+def num_usable(blocks: KVBlocks, pull: _Import, seq: Sequence) -> int:
     """Leading tokens that the sequence can go on from, one being left to compute; 0 where nothing has come: what
     else is here is found by its keys."""
     num_tokens = min(pull.num_tokens, len(seq.tokens) - 1)

@@ -12,7 +12,7 @@ from ....core.tiers import TierKey
 from ...blocks.groups import Match
 
 
-class Piece(NamedTuple):
+class LoadChunk(NamedTuple):
     """Blocks of one job. tier: the digit of where they lie, 0: of a store without tiers. is_measured: how long it takes
     says what that tier gives."""
 
@@ -44,11 +44,11 @@ class Catalogue(Protocol):
         the second are to be loaded then."""
         ...
 
-    def cut(self, seq: Sequence, moves: List[BlockMove], most_bytes: int = 0) -> list[Piece]:
+    def cut(self, seq: Sequence, moves: List[BlockMove], most_bytes: int = 0) -> list[LoadChunk]:
         """Blocks of its prefix as jobs, in order, of so many bytes at most (0: as many as suit)."""
         ...
 
-    def begin(self, number: int, piece: Piece, now: float) -> float:
+    def begin(self, number: int, piece: LoadChunk, now: float) -> float:
         """A job starts; within how many seconds it is to end, 0: it may take its time."""
         ...
 

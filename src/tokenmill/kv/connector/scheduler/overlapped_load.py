@@ -24,7 +24,7 @@ from ....core.block import BlockTable
 from ....core.effects import FetchBlocks, JobEnded
 from ....core.sequence import Sequence
 from ...blocks.groups import Match, Tables
-from .load_chunks import Catalogue, Piece, parted
+from .load_chunks import Catalogue, LoadChunk, parted
 from .port import EnginePort
 
 MOST_WAITING = 1
@@ -60,12 +60,12 @@ class _Tail:
     places: dict[int, int]
     left: set[int]
     digits: dict[int, int] = field(default_factory=dict)
-    pieces: deque[Piece] = field(default_factory=deque)
-    jobs: dict[int, Piece] = field(default_factory=dict)
+    pieces: deque[LoadChunk] = field(default_factory=deque)
+    jobs: dict[int, LoadChunk] = field(default_factory=dict)
     is_over: bool = False
 
 
-class Tails:
+class OverlappedLoad:
     def __init__(self, state: EnginePort, numbers: count[int]) -> None:
         self._state = state
         self._numbers = numbers
@@ -201,5 +201,5 @@ class Tails:
             self._tail = None
 
 
-def _places(tail: _Tail, piece: Piece) -> list[int]:
+def _places(tail: _Tail, piece: LoadChunk) -> list[int]:
     return [tail.places[block] for _, _, block in piece.moves]

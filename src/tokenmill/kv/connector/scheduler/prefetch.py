@@ -46,7 +46,7 @@ class _Ahead:
     left: set[TierKey] = field(default_factory=set)
 
 
-class Ahead:
+class StorePrefetch:
     """Does nothing until a store with tiers was opened."""
 
     def __init__(self, state: EnginePort) -> None:

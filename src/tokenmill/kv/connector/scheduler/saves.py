@@ -45,7 +45,7 @@ class _Save:
     has_failed: bool = False
 
 
-class Exports:
+class Saves:
     """Does nothing until a store was opened. numbers: of jobs that save."""
 
     def __init__(self, state: EnginePort, numbers: Iterator[int]) -> None:

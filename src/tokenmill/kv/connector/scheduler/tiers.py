@@ -2,7 +2,8 @@
 
     a sequence enters            job FindBlocks for what the pools lack; it stays WAITING
     the answer comes, it waits   what lies far away and would be fetched is asked for early: job PromoteBlocks
-    its turn comes               without an answer it waits for that, LOADING; else `worth` says what is fetched
+    its turn comes               without an answer it waits for that, LOADING; else what is fetched is decided
+                                 (`load_or_recompute`)
 
 An answer is kept until the sequence departs. It may be out of date: blocks that are not to be had any more are missed
 by the fetch, are computed, and are not asked for again.
@@ -23,7 +24,7 @@ from ....core.tiers import HOST, TIERS, TierFacts, TierKey
 from ....core.units import MiB
 from ....sched.fitting import num_wanted
 from ...blocks.groups import Match
-from .load_chunks import Piece
+from .load_chunks import LoadChunk
 from .load_or_recompute import Computing, Place, Run, Speed, best_run, ends, meeting
 from .port import EnginePort
 from .rates import Rates
@@ -143,7 +144,7 @@ class Tiers:
         head = meeting(places[0], run, end, config.block_size, computing, speed)
         return (head, end) if head else None
 
-    def cut(self, seq: Sequence, moves: List[BlockMove], most_bytes: int = 0) -> list[Piece]:
+    def cut(self, seq: Sequence, moves: List[BlockMove], most_bytes: int = 0) -> list[LoadChunk]:
         """Of one tier each, in the order of the prefix."""
         known = self._known[seq.number]
         order = {key: index for index, key in enumerate(seq.keys)}
@@ -155,12 +156,12 @@ class Tiers:
             runs[-1][1].append(move)
         is_moving = known.promoted_s >= 0  # it may be nearer by now: nothing is to be learnt
         return [
-            Piece(piece, digit, is_measured=digit == _HOST or not is_moving)
+            LoadChunk(piece, digit, is_measured=digit == _HOST or not is_moving)
             for digit, run in runs
             for piece in cut_moves(run, self._block_bytes, most_bytes or PIECE_BYTES)
         ]
 
-    def begin(self, number: int, piece: Piece, now: float) -> float:
+    def begin(self, number: int, piece: LoadChunk, now: float) -> float:
         self._begun[number] = now
         if not piece.is_measured:
             return LEAST_WAIT_S

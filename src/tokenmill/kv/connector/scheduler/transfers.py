@@ -31,8 +31,8 @@ from ....sched.steps import Step
 from ...blocks.fetch import Claim, claim, is_intact, num_in
 from ...blocks.groups import Match, Tables
 from .folder import Folder
-from .load_chunks import Catalogue, Piece, parted
-from .overlapped_load import Tails
+from .load_chunks import Catalogue, LoadChunk, parted
+from .overlapped_load import OverlappedLoad
 from .port import EnginePort
 from .tiers import Tiers
 
@@ -51,8 +51,8 @@ class _Fetch:
 
     claim: Claim
     left: set[TierKey]
-    pieces: deque[Piece] = field(default_factory=deque)
-    jobs: dict[int, Piece] = field(default_factory=dict)
+    pieces: deque[LoadChunk] = field(default_factory=deque)
+    jobs: dict[int, LoadChunk] = field(default_factory=dict)
     sequences: list[Sequence] = field(default_factory=list)
     is_over: bool = False
 
@@ -66,7 +66,7 @@ class Transfers:
         self._fetches: dict[int, _Fetch] = {}  # by the number of a job
         self._coming: dict[tuple[int, BlockKey], _Fetch] = {}
         self._numbers = count()
-        self._tails = Tails(state, self._numbers)
+        self._overlapped_load = OverlappedLoad(state, self._numbers)
 
     def open_store(self, event: StoreOpened, now: float) -> None:
         state = self._state
@@ -83,7 +83,11 @@ class Transfers:
     @property
     def has_work(self) -> bool:
         """Whether a job is under way."""
-        return bool(self._fetches) or self._tails.has_work or (self._catalogue is not None and self._catalogue.has_work)
+        return (
+            bool(self._fetches)
+            or self._overlapped_load.has_work
+            or (self._catalogue is not None and self._catalogue.has_work)
+        )
 
     def fetch(self, seq: Sequence, matched: Match, steps: List[Step], now: float = 0.0) -> bool:
         """Have stored blocks of a waiting sequence brought in, where they carry it further than `matched`; tells
@@ -94,7 +98,7 @@ class Transfers:
         if catalogue.look(seq, matched, now):
             state.load(seq)
             return True
-        if self._tails.begin(seq, catalogue, matched, now):
+        if self._overlapped_load.begin(seq, catalogue, matched, now):
             return False
         end = catalogue.end(seq, matched, now)
         if end <= matched.num_blocks:
@@ -119,7 +123,7 @@ class Transfers:
     def end_fetch(self, event: JobEnded, now: float) -> None:
         """The bytes of a piece are in, or are not to be had."""
         assert isinstance(event.job, FetchBlocks), event
-        if self._tails.end_fetch(event, now):
+        if self._overlapped_load.end_fetch(event, now):
             return
         fetch, catalogue = self._fetches.pop(event.job.number, None), self._catalogue
         if fetch is None or catalogue is None:
@@ -151,7 +155,7 @@ class Transfers:
         """What transfers hold."""
         held = dict.fromkeys(self._fetches.values())
         yield from (fetch.claim.tables for fetch in held)
-        yield from self._tails.tables()
+        yield from self._overlapped_load.tables()
 
     def _publish(self, fetch: _Fetch) -> None:
         """What is in, as far as all before it is."""
@@ -169,7 +173,7 @@ class Transfers:
             if seq.status is Status.LOADING:
                 state.stop_loading(seq)
 
-    def _count(self, fetch: _Fetch, piece: Piece, came: List[BlockMove], lost: List[BlockMove]) -> None:
+    def _count(self, fetch: _Fetch, piece: LoadChunk, came: List[BlockMove], lost: List[BlockMove]) -> None:
         counters = self._state.counters
         num_tokens = len({key for _, key, _ in came}) * self._state.config.block_size
         counters.external_missed += len(lost)
