@@ -13,7 +13,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ..core.errors import ConfigError
 
@@ -71,14 +71,14 @@ def open_database(
     schema: Schema,
     *,
     busy_s: float,
-    isolation_level: Literal["IMMEDIATE"] | None = None,
     fill: Callable[[sqlite3.Connection], None] = lambda database: None,
 ) -> sqlite3.Connection:
     """The file at `path`, which is made (mode 0600) with its folder where it is not there.
 
-    busy_s           how long a statement waits for other connections
-    isolation_level  "IMMEDIATE": changes begin a transaction; None: the code begins all of them
-    fill             writes what a new file has from the beginning, in a transaction
+    busy_s  how long a statement waits for other connections
+    fill    writes what a new file has from the beginning, in a transaction
+
+    Whoever changes the file begins the `transaction`.
 
     Raises sqlite3.Error and OSError: Damaged, and also for a file with another mark.
     """
@@ -88,7 +88,7 @@ def open_database(
     # A file that is there is not opened and closed here: that would end the locks of this process's connections to it.
     if not os.path.lexists(path):
         _make(path, schema, busy_s, fill)
-    database = open_checked(path, schema, busy_s=busy_s, isolation_level=isolation_level)
+    database = open_checked(path, schema, busy_s=busy_s)
     try:
         os.chmod(path, 0o600)
         _prepare(database, schema, busy_s)
@@ -98,13 +98,11 @@ def open_database(
     return database
 
 
-def open_checked(
-    path: str, schema: Schema, *, busy_s: float, isolation_level: Literal["IMMEDIATE"] | None = None
-) -> sqlite3.Connection:
+def open_checked(path: str, schema: Schema, *, busy_s: float) -> sqlite3.Connection:
     """A file that is there, as it is. Raises as `open_database`."""
     if os.path.getsize(path) == 0:
         raise Damaged("it has 0 bytes")
-    database = sqlite3.connect(path, timeout=busy_s, isolation_level=isolation_level)
+    database = sqlite3.connect(path, timeout=busy_s, isolation_level=None)
     try:
         _check(database, schema)
     except UnicodeDecodeError as error:  # of a name or a text where there is none

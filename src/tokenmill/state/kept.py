@@ -116,8 +116,14 @@ class Kind(NamedTuple):
     def make_room(self, database: sqlite3.Connection, now_s: float) -> None:
         """What has expired goes; where the rest is too large, what expires first, of the owner that has the most."""
         mine = "FROM kept WHERE kind = ? AND expires_s > 0"
-        self._delete(database, database.execute(f"SELECT owner, key {mine} AND expires_s <= ?", (self.name, now_s)))
-        (held,) = database.execute(f"SELECT COALESCE(SUM(size_bytes), 0) {mine}", (self.name,)).fetchone()
+        held, first_s = database.execute(
+            f"SELECT COALESCE(SUM(size_bytes), 0), COALESCE(MIN(expires_s), ?) {mine}", (now_s + 1, self.name)
+        ).fetchone()
+        if first_s <= now_s:
+            expired = f"SELECT owner, key, size_bytes {mine} AND expires_s <= ?"
+            for owner, key, freed in database.execute(expired, (self.name, now_s)).fetchall():
+                self.delete(database, owner, key)
+                held -= freed
         if held <= self.max_bytes or not self.max_bytes:
             return
         while held > self.max_bytes * _ROOM:
@@ -129,10 +135,6 @@ class Kind(NamedTuple):
             ).fetchone()
             self.delete(database, owner, key)
             held -= freed
-
-    def _delete(self, database: sqlite3.Connection, names: Iterable[tuple[str, Key]]) -> None:
-        for owner, key in list(names):
-            self.delete(database, owner, key)
 
 
 def insert(database: sqlite3.Connection, rows: Iterable[Row]) -> None:
