@@ -63,13 +63,15 @@ def test_a_kind_is_bounded_and_the_owner_with_the_most_makes_room(file: StateFil
 
 
 def test_what_has_expired_is_found_by_nobody_and_overwritten(file: StateFile, tmp_path: Path) -> None:
+    """Also where its page stays in use."""
     put(file, A, "me", "a", until_s=5.0)
+    file.ask(lambda: file.attempt(lambda database: A.put(database, "me", "b", b"stays", 0.0), ""))
 
     def look(now_s: float) -> bytes | None:
         return asyncio.run(file.do(lambda: A.get(file.database, "me", "a", now_s)))
 
     assert look(4.0) == b"x" * 100 and look(5.0) is None
-    file.ask(lambda: file.attempt(lambda database: A.make_room(database, 5.0), "") and None)
+    file.ask(lambda: file.attempt(lambda database: A.make_room(database, 5.0), ""))
     file.close()
     assert not any(b"x" * 50 in path.read_bytes() for path in (tmp_path / "private").iterdir())
 
@@ -96,7 +98,7 @@ def test_on_a_full_disk_nothing_is_half_written(file: StateFile, caplog: pytest.
         f"Nothing is kept: {file.path} cannot be written: database or disk is full."
     ]
     file.ask(lambda: limit(1 << 30))
-    file.ask(lambda: file.attempt(write, "Nothing is kept") and None)
+    file.ask(lambda: file.attempt(write, "Nothing is kept"))
     assert keys(file, B, "me") == ["large", "small"]
 
 

@@ -65,7 +65,7 @@ class BackgroundWriter:
         """Done in its turn; nobody waits for it, and it raises nothing."""
         self._jobs.put(job)
 
-    def ask(self, job: Callable[[], None]) -> None:
+    def ask(self, job: Callable[[], object]) -> None:
         """A job in its turn, waited for. Raises what it raises."""
         done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
