@@ -298,7 +298,7 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
             pids.extend(children(pids[0]))
 
     run(work())
-    wait_until(lambda: not any(map(alive, pids)), "no process is left", 10)
+    wait_until(lambda: not any(map(alive, pids)), "no process is left")
 
 
 def test_a_job_that_is_killed_for_want_of_memory_is_not_done_again(

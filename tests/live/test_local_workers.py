@@ -195,7 +195,7 @@ def test_nothing_outlives_the_server(folder: Path) -> None:
         pids = server.pids()
         os.kill(server.process.pid, signal.SIGKILL)
         server.process.wait()
-        wait_until(lambda: not any(map(is_alive, pids)), "their end", 10)
+        wait_until(lambda: not any(map(is_alive, pids)), "their end")
 
 
 def is_alive(pid: int) -> bool:

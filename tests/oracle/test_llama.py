@@ -84,6 +84,7 @@ def test_log_probabilities_differ_as_little_as_llama_cpps_from_its_own(views: li
     assert ours.max() <= apart * LARGEST_ERROR
 
 
+@pytest.mark.sampled(1 / 3)
 def test_perplexity_is_llama_cpps(llm: LLM) -> None:
     """On each text that is here, read as independent windows of 512 tokens whose second halves are scored."""
     for passage in real_model.passages(llm):

@@ -46,6 +46,7 @@ def views(llm: LLM) -> list[View]:
     return real_model.our_views(llm)
 
 
+@pytest.mark.sampled(1 / 3)
 def test_we_are_as_close_to_float32_as_llama_cpp_is(views: list[View], reference: list[View]) -> None:
     """Mean error of the log probability of every token of every continuation."""
     ours = real_model.errors(views, reference)
@@ -59,6 +60,7 @@ def test_our_first_choice_differs_only_where_float32_hesitates(views: list[View]
     assert not unexplained, unexplained
 
 
+@pytest.mark.sampled(1 / 3)
 def test_perplexity_is_near_that_of_float32(llm: LLM, score: Score) -> None:
     passage = real_model.passages(llm)[0]
     ours = real_model.perplexity(real_model.our_window_logprobs(llm, passage))
