@@ -31,6 +31,7 @@ def plain_probes(start: float, capacity: float, tolerance: float) -> int:
     return doublings + math.ceil(math.log2(math.log(2) / math.log1p(tolerance)))
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize(
     ("queue", "start_rate"),
     [

@@ -211,6 +211,7 @@ def sound(memory: Path) -> Path:
     return root
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_no_damage_is_ever_served(sound: Path, memory: Path, damage: Callable[[Files, random.Random], None]) -> None:
     """Blocks whose files were cut short, changed, swapped or put back to an earlier state are missing, or known to be

@@ -108,6 +108,7 @@ def _combinations(ops: Any) -> Iterator[tuple[str, str]]:
         yield from ((kinds, dtype) for dtype in ("f16", "bf16", "int8"))
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("bad", [np.nan, -np.inf], ids=str)
 def test_what_sees_the_token_is_not_finite_and_nothing_else_changes(ops: Any, bad: float) -> None:
     """In one step: rows before it in its own prompt, and another sequence beside it."""
@@ -136,6 +137,7 @@ def test_a_window_hides_it(ops: Any) -> None:
         assert _same(ops, spoiled[at + 39 :], clean[at + 39 :]), (kinds, dtype)
 
 
+@pytest.mark.sampled(1 / 3)
 def test_what_it_leaves_in_a_block_does_not_matter(ops: Any) -> None:
     """Blocks that held it serve another prompt, whose decoding reads tails that are still the old one's."""
     for kinds, dtype in _combinations(ops):

@@ -146,6 +146,7 @@ def teams(request: pytest.FixtureRequest) -> Any:
         ops.close()
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("window", [0, 300, 700])
 @pytest.mark.parametrize("heads", [HeadGeometry(9, 3, 64), HeadGeometry(7, 1, 32), HeadGeometry(2, 2, 18)], ids=str)
