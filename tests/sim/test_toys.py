@@ -12,18 +12,21 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 import pytest
 
 from tokenmill.core import block
-from tokenmill.core.block import state_group
+from tokenmill.core.block import KEY_BYTES, cross_group, state_group
 from tokenmill.core.embeds import Embeds
+from tokenmill.core.sequence import Sequence
 from tokenmill.core.step import RowResult
 from tokenmill.engine import commit, ledger
 from tokenmill.engine.ledger import StepLedger
 from tokenmill.engine.state import EngineState
-from tokenmill.kv.blocks import hashing
+from tokenmill.kv.blocks import encoder, hashing
+from tokenmill.kv.blocks.encoder import EncoderLedger
 from tokenmill.sim import cluster, executor, moves, run, tier_run
 from tokenmill.sim.cluster_kinds import make_deaths
 from tokenmill.sim.executor import ToyExecutor, Violation
@@ -86,7 +89,18 @@ def stateful(scenario: Scenario) -> Scenario:
     return stored_anew(drafting(replace(scenario, config=replace(config, groups=groups))))
 
 
-TOYS: dict[str, Callable[[Scenario], Scenario]] = {"drafts": drafting, "embeds": embedding, "states": stateful}
+def encoding(scenario: Scenario) -> Scenario:
+    """Its model has an encoder, with room for few contents at a time."""
+    group = cross_group(random.Random(f"encoder {scenario.config}").choice([2, 3, 4]))
+    return embedding(replace(scenario, config=replace(scenario.config, encoder=group)))
+
+
+TOYS: dict[str, Callable[[Scenario], Scenario]] = {
+    "drafts": drafting,
+    "embeds": embedding,
+    "states": stateful,
+    "encoder": encoding,
+}
 
 
 def run_in(place: str, toy: Callable[[Scenario], Scenario], seed: int) -> Counter[str]:
@@ -207,6 +221,20 @@ def draft_past_states(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ledger, "STATE", "another")
 
 
+def share_what_another_content_made(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(encoder, "blake2b", lambda data, digest_size: blake2b(data[:KEY_BYTES], digest_size=digest_size))
+
+
+def leave_encoded_out_of_rows(patch: pytest.MonkeyPatch) -> None:
+    take = EncoderLedger.take
+
+    def lazily(self: EncoderLedger, seq: Sequence, recent: Any) -> None:
+        take(self, seq, recent)
+        seq.unencoded = ()
+
+    patch.setattr(EncoderLedger, "take", lazily)
+
+
 PLANTS: dict[Plant, Callable[[Scenario], Scenario]] = {
     keep_rejected_drafts: drafting,
     draft_beyond_the_block: drafting,
@@ -214,6 +242,8 @@ PLANTS: dict[Plant, Callable[[Scenario], Scenario]] = {
     leave_contents_out_of_keys: embedding,
     give_checkpoints_back: stateful,
     draft_past_states: stateful,
+    share_what_another_content_made: encoding,
+    leave_encoded_out_of_rows: encoding,
 }
 
 

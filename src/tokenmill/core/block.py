@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
 
-FULL, WINDOW, LATENT, STATE = "full", "window", "latent", "state"
+FULL, WINDOW, LATENT, STATE, CROSS = "full", "window", "latent", "state", "cross"
 """Kinds of KV groups: their layers see all positions before them, or a window of them; or they see all and keep, for
 all heads together, one vector a token that serves as key and, its first channels, as value; or all that they keep of
-what came before is a state of fixed size (linear attention, Mamba, arXiv 2312.00752)."""
+what came before is a state of fixed size (linear attention, Mamba, arXiv 2312.00752); or they see what an encoder has
+made of other inputs (cross attention; Whisper, arXiv 2212.04356)."""
 
 STATE_WINDOW = 2
 """What goes on from a position needs the block of the position before it, with the state there, and its own."""
@@ -77,7 +78,7 @@ def num_hidden_blocks(position: int, window: int, block_size: int) -> int:
 class KVGroupSpec:
     """What an engine knows of what layers keep of a sequence, a KV group: they share one block table.
 
-    kind             FULL, WINDOW, LATENT or STATE
+    kind             FULL, WINDOW, LATENT, STATE or CROSS
     num_blocks       blocks in the group's pool
     window           positions that a query of these layers sees at most, its own included; 0: all
     bytes_per_block  what a block takes in memory; 0: unknown, as in a toy model
@@ -86,6 +87,9 @@ class KVGroupSpec:
     token. Where the block ends it is a checkpoint: it stays as it is, the next block begins from it, and so does
     whoever has a hit that ends there. A row that covers several blocks leaves a checkpoint in each. A state cannot be
     taken back by some tokens, so that sequences with one get no drafts.
+
+    A block of the CROSS group holds what the encoder makes of one content (`core.embeds`), whole. It is in no table:
+    who computes is told of a sequence's blocks as it is introduced.
     """
 
     kind: str
@@ -94,7 +98,7 @@ class KVGroupSpec:
     bytes_per_block: int = 0
 
     def __post_init__(self) -> None:
-        assert self.kind in (FULL, WINDOW, LATENT, STATE), self
+        assert self.kind in (FULL, WINDOW, LATENT, STATE, CROSS), self
         assert (self.kind in (WINDOW, STATE)) == (self.window > 0), self
         assert self.kind != STATE or self.window == STATE_WINDOW, self
 
@@ -117,6 +121,11 @@ def window_group(num_blocks: int, window: int, bytes_per_block: int = 0) -> KVGr
 def state_group(num_blocks: int, bytes_per_block: int = 0) -> KVGroupSpec:
     """The group of layers that keep a state."""
     return KVGroupSpec(STATE, num_blocks, STATE_WINDOW, bytes_per_block)
+
+
+def cross_group(num_blocks: int, bytes_per_block: int = 0) -> KVGroupSpec:
+    """The group of an encoder's outputs (EngineConfig.encoder)."""
+    return KVGroupSpec(CROSS, num_blocks, bytes_per_block=bytes_per_block)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .block import KVGroupSpec
+from .block import CROSS, KVGroupSpec
 from .errors import ConfigError
 from .own_policy import OwnPolicy
 
@@ -38,6 +38,7 @@ class EngineConfig:
     scheduling_policy         order of service, by name (sched.policies)
     eviction_policy         which cached block is given up first, by name (kv.blocks.eviction)
     chosen_experts          the share of a layer's experts that a token chooses; 0: the model has none
+    encoder                 the group of what an encoder makes of a request's contents; None: nothing of that is kept
     """
 
     groups: tuple[KVGroupSpec, ...]
@@ -52,8 +53,11 @@ class EngineConfig:
     scheduling_policy: str = SCHEDULING_POLICY
     eviction_policy: str = EVICTION_POLICY
     chosen_experts: float = 0.0
+    encoder: KVGroupSpec | None = None
 
     def __post_init__(self) -> None:
+        assert all(group.kind != CROSS for group in self.groups), self.groups
+        assert self.encoder is None or self.encoder.kind == CROSS, self.encoder
         for group in self.groups:
             low = 1 if group.window else 0
             if group.num_blocks < low:

@@ -59,6 +59,8 @@ class Sequence:
     pause           where a chunk ends, and the next one begins only after the rows in flight; 0: nowhere
     stop_ids        tokens that end it: stop_token_ids, and the end tokens unless they are ignored
     prompt_logprobs scores of the prompt so far, handed out with the first token
+    encoded         blocks of the encoder's group that it has, one for each of its contents that differ
+    unencoded       those of them that its first row is to fill
     slow_s          processor time of its slow masks, also before it was preempted
     last            its last output, while it is EXPORTING
     end_reason      with which it ends there
@@ -83,6 +85,8 @@ class Sequence:
     pause: int = 0
     stop_ids: frozenset[int] = frozenset()
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    encoded: tuple[int, ...] = ()
+    unencoded: tuple[int, ...] = ()
     slow_s: float = 0.0
     first_scheduled_s: float = -1.0
     first_token_s: float = -1.0

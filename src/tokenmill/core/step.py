@@ -37,7 +37,9 @@ class Introduction:
     until `sampling.min_tokens` outputs exist; `sampling.grammar` was prepared before. With `pooling` the one output is
     a vector, and all else is unused. `adapter`: digest of its LoRA adapter, "" for none. `bad_words`, `dry_breakers`:
     as in Request, and so are `embeds`: what has its place in a row is the input there, whatever the row's tokens are.
-    `slow_s`: what RowResult last said of it.
+    `encoded`: of each of `embeds`, the block of the encoder's group with what the encoder makes of it; `unencoded`: the
+    ones among these blocks that are to be filled in this step, before any row. `slow_s`: what RowResult last said of
+    it.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -52,6 +54,8 @@ class Introduction:
     dry_breakers: tuple[int, ...] = ()
     slow_s: float = 0.0
     embeds: tuple[Embeds, ...] = ()
+    encoded: tuple[int, ...] = ()
+    unencoded: tuple[int, ...] = ()
 
 
 class PlanRow(NamedTuple):

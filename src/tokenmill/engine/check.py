@@ -55,6 +55,7 @@ def check_state(state: EngineState, saves: Saves, holders: Iterable[Holder]) -> 
             assert (seq.status is Status.LOADING) == (seq.number in state.loading), seq
             assert seq.status is not Status.FINISHED and not len(seq.tables[0]) and not seq.rows_in_flight, seq
     assert num_waiting == len(state.waiting)
+    state.encoder.check((*state.running, *state.loading.values()))
     state.service.check(state.by_id.values())
     assert state.by_id or not len(state.settings)
     adapters = [seq.request.adapter for seq in state.by_id.values() if seq.request.adapter]

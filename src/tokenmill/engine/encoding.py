@@ -38,9 +38,10 @@ def decode(line: str, kind: Any) -> Any:
 
 
 def whole(value: Any) -> dict[str, Any]:
-    """A dataclass, to be encoded with the fields that have their defaults too."""
+    """A dataclass, to be encoded with the fields that have their defaults too, but for those that say None."""
     kind: Any = type(value)
-    return {"type": kind.__name__, **{name: getattr(value, name) for name, _ in _defaults(kind)}}
+    given = {name: getattr(value, name) for name, _ in _defaults(kind)}
+    return {"type": kind.__name__, **{name: field for name, field in given.items() if field is not None}}
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 
 from ..core.block import STATE
@@ -9,6 +10,7 @@ from ..core.cost import Costs
 from ..core.sequence import Sequence, wants_scores
 from ..core.step import Introduction, PlanRow, plan_row
 from ..kv.blocks.groups import Match
+from ..kv.blocks.manager import BlockManager
 from ..kv.connector.scheduler.transfers import Transfers
 from ..sched.admission import blocks_for
 from ..sched.steps import Step
@@ -75,12 +77,21 @@ class StepLedger:
     def fetch(self, seq: Sequence, matched: Match) -> bool:
         if not self._transfers.fetch(seq, matched, (*self._state.in_flight, self.step), self.now):
             return False
+        self._state.encoder.take(seq, self._recent())
         self._note_first(seq)
         return True
 
     def admit(self, seq: Sequence) -> None:
         self._state.admit(seq)
+        self._state.encoder.take(seq, ())  # its first row is in this step, which is void if an earlier one fails
         self._note_first(seq)
+
+    def can_encode(self, seq: Sequence) -> bool:
+        return self._state.encoder.can_take(seq, self._recent())
+
+    def _recent(self) -> Iterator[list[tuple[BlockManager, int]]]:
+        """What steps that may fail published, the one in the making included."""
+        return (step.published for step in (*self._state.in_flight, self.step))
 
     def _note_first(self, seq: Sequence) -> None:
         """It has left the queue."""
@@ -175,6 +186,11 @@ class StepLedger:
             most -= num_drafts
         drafts.clear()
 
+    def _begin(self, seq: Sequence) -> Introduction:
+        encoder = self._state.encoder
+        self.step.published += encoder.begin(seq)
+        return _introduce(seq, encoder.blocks_of(seq))
+
     def _row_of_known(self, seq: Sequence, start: int, end: int, blocks: tuple[int, ...], is_drawing: bool) -> PlanRow:
         self._state.counters.prompt_tokens_computed += max(0, min(end, seq.num_prompt) - start)
         self._state.service.note_prompt(seq, start, end)
@@ -183,7 +199,7 @@ class StepLedger:
             start=start,
             tokens=tuple(seq.tokens[start:end]),
             blocks=blocks,
-            intro=None if seq.num_sent else _introduce(seq),
+            intro=None if seq.num_sent else self._begin(seq),
             sample=is_drawing,
             score=start < seq.num_prompt - 1 and wants_scores(seq),
         )
@@ -194,7 +210,7 @@ def _unsent(seq: Sequence) -> tuple[int, ...]:
     return tuple(block for table in seq.tables for block in table.ids[seq.num_sent :])
 
 
-def _introduce(seq: Sequence) -> Introduction:
+def _introduce(seq: Sequence, encoded: tuple[int, ...]) -> Introduction:
     request = seq.request
     return Introduction(
         prompt_tokens=request.prompt_tokens,
@@ -209,4 +225,6 @@ def _introduce(seq: Sequence) -> Introduction:
         dry_breakers=request.dry_breakers,
         slow_s=seq.slow_s,
         embeds=request.embeds,
+        encoded=encoded,
+        unencoded=seq.unencoded,
     )

@@ -32,6 +32,7 @@ from ..core.policy import Waiting
 from ..core.request import Request
 from ..core.sequence import Sequence, Status, wants_scores
 from ..kv.blocks import eviction, keys, unreferenced
+from ..kv.blocks.encoder import EncoderLedger
 from ..kv.blocks.groups import KVBlocks, Match
 from ..kv.connector.scheduler.writes import Writes
 from ..kv.events.log import KVLog
@@ -76,7 +77,8 @@ class EngineState:
         self.policies = pick(config)
         self.costs = CostModel(config.block_size, config.chosen_experts)
         new_unreferenced = partial(unreferenced.for_policy, eviction.pick(config.eviction_policy), self.costs)
-        self.blocks = KVBlocks(config.groups, config.block_size, new_unreferenced)
+        self.blocks = KVBlocks(config.groups, config.block_size, new_unreferenced, config.encoder)
+        self.encoder = EncoderLedger(config, self.blocks.encoder)
         self.stored: tuple[set[BlockKey], ...] = ()
         self.has_tiers = False
         self.outbox = Outbox()
@@ -163,6 +165,7 @@ class EngineState:
 
     def stop_loading(self, seq: Sequence) -> None:
         del self.loading[seq.number]
+        self.encoder.release(seq)
         seq.status = Status.WAITING
         self.waiting.push(seq)
 
@@ -203,6 +206,7 @@ class EngineState:
             self.waiting.discard(seq)
         elif seq.status is Status.LOADING:
             del self.loading[seq.number]
+            self.encoder.release(seq)
         elif seq.status is Status.RUNNING:
             self._release(seq)
         seq.status = Status.FINISHED
@@ -221,6 +225,7 @@ class EngineState:
         """Leave the running list; blocks and the worker's state are given up."""
         self.running.remove(seq)
         self.blocks.release(seq.tables, seq.last_step)
+        self.encoder.release(seq)
         seq.tables = self.blocks.new_tables()
         if seq.num_sent or not self.config.keeps_kv:
             self.released.append(seq.number)
@@ -275,6 +280,7 @@ class EngineState:
             unpublish()
         else:
             self.writes.forget(seq, unpublish)
+        self.encoder.forget(seq)
         for stored in self.stored:
             stored.difference_update(seq.keys)
 

@@ -45,6 +45,13 @@ def refusal(request: Request, config: EngineConfig, num_waiting: int) -> Tokenmi
     A request is refused for good when its whole length exceeds the context or a pool, since nothing that others do
     would ever make it fit; it is refused for now when the queue is full, unless another engine had let it in.
     """
+    num_contents = len({one.digest for one in request.embeds})
+    if config.encoder is not None and num_contents > config.encoder.num_blocks:
+        return ContextTooLong(
+            f"The prompt has {num_contents} different images or sounds, but the cache of what is made of them holds "
+            f"{config.encoder.num_blocks}.",
+            param="prompt",
+        )
     error = _vector_refusal(request, config) if request.pooling is not None else _text_refusal(request, config)
     if error is None and num_waiting >= config.max_num_waiting and not request.is_resumed:
         return Overloaded(f"{num_waiting} requests are waiting already. Try again shortly.")

@@ -61,6 +61,10 @@ class Ledger(Protocol):
         """WAITING -> RUNNING: the head of the queue joins the running list at its place."""
         ...
 
+    def can_encode(self, seq: Sequence) -> bool:
+        """Whether the encoder's group has blocks for the contents of a waiting one."""
+        ...
+
     def adopt(self, seq: Sequence, matched: Match) -> None:
         """Carry the planned part on over matched blocks; a row of the same step follows."""
         ...

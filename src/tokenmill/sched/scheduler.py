@@ -302,7 +302,10 @@ class _Composition:
                 if not self.way.may_hold(seq, matched):
                     self.passed.add(seq.request.terms.tenant)
                     continue
-                if not has_room(self.config, seq, matched, available, len(self.running), self.prefilling):
+                if not (
+                    has_room(self.config, seq, matched, available, len(self.running), self.prefilling)
+                    and self.ledger.can_encode(seq)
+                ):
                     if self._clear():
                         continue
                     return

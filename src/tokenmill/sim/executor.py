@@ -36,7 +36,7 @@ from ..core.moves import EndMove, PullBlocks, SendBlocks
 from ..core.ports import Clock
 from ..core.step import PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from .peers import ToyNetwork, ToyPeer
-from .pools import ToyPool, ToySequence, give_back, mark_of
+from .pools import ToyEncoder, ToyPool, ToySequence, give_back, mark_of
 from .store import Stored, ToyStore
 from .tier_store import ToyMachine, ToyTiers
 from .toy_model import draw, inputs_of, logprob, state_after
@@ -97,6 +97,7 @@ class ToyExecutor:
         self._drafter = random.Random(f"drafts of {failures.seed}")
         self.num_drafted = self.num_accepted = 0
         self._pools = tuple(ToyPool(group, config.block_size) for group in config.groups)
+        self._encoder = ToyEncoder()
         self._sequences: dict[int, ToySequence] = {}
         self._adapters: dict[str, None] = {}
         self._grammars: set[str] = set()
@@ -180,8 +181,8 @@ class ToyExecutor:
             await asyncio.sleep(self._costs.predict(work_of(plan.rows)))
             return StepResult(plan.step, self._run(plan, rows), self._clock.now() - started_s)
         finally:
-            for pool in self._pools:
-                pool.reach.pop(plan.step, None)
+            for reach in (self._encoder.reach, *(pool.reach for pool in self._pools)):
+                reach.pop(plan.step, None)
             if not turn.done():  # or the engine was killed
                 turn.set_result(None)
 
@@ -196,6 +197,7 @@ class ToyExecutor:
             self._sequences.pop(number, None)
         rows = [self._receive_row(plan, row) for row in plan.rows]
         self._require(len({row.seq for row in plan.rows}) == len(rows), "a sequence has two rows")
+        self._encoder.reach[plan.step] = {block: seq for seq in rows for block in seq.intro.encoded}
         for index, pool in enumerate(self._pools):
             pool.reach[plan.step] = {
                 block: seq
@@ -216,6 +218,9 @@ class ToyExecutor:
             self._require(not grammar or grammar in self._grammars, f"step {plan.step} has a grammar not prepared")
             tables: tuple[list[int], ...] = tuple([] for _ in self._pools)
             self._sequences[row.seq] = ToySequence(row.intro, tables, list(row.intro.output_tokens))
+            for block in row.intro.unencoded:
+                is_free = all(block not in reach for reach in self._encoder.reach.values())
+                self._require(is_free, f"step {plan.step} encodes into block {block} while it may be read")
         self._require(row.seq in self._sequences, f"step {plan.step} runs unknown sequence {row.seq}")
         seq = self._sequences[row.seq]
         num_new = len(row.blocks) // len(self._pools)
@@ -253,7 +258,10 @@ class ToyExecutor:
             if self._rng.random() < 0.5:
                 raise StepFailure(f"step {plan.step} was built on a failed one")
             return tuple(RowResult(row.seq, (_GARBAGE,) if row.sample else ()) for row in plan.rows)
+        for intro in (row.intro for row in plan.rows if row.intro is not None):
+            self._encoder.fill(intro)
         for row, seq in zip(plan.rows, rows, strict=True):
+            self._require(self._encoder.has(seq.intro), f"sequence {row.seq} reads what was encoded of another content")
             self._write(row, seq)
         return tuple(self._spoil(self._read(plan, row, seq)) for row, seq in zip(plan.rows, rows, strict=True))
 
@@ -270,6 +278,8 @@ class ToyExecutor:
 
     def _scribble(self, plan: StepPlan, rows: list[ToySequence]) -> None:
         for row, seq in zip(plan.rows, rows, strict=True):
+            if row.intro is not None:
+                self._encoder.contents.update(dict.fromkeys(row.intro.unencoded, b"garbage"))
             for pool, table in zip(self._pools, seq.tables, strict=True):
                 for slot in self._slots(table, row.start, row.start + row.num_tokens):
                     pool.positions[slot] = pool.tokens[slot] = _GARBAGE

@@ -35,6 +35,24 @@ class ToyPool:
         self.sending: dict[int, int] = {}
 
 
+@dataclass(slots=True, eq=False)
+class ToyEncoder:
+    """What the encoder has made: of a block of its group, the digest of the content. `reach`: as in ToyPool."""
+
+    contents: dict[int, bytes] = field(default_factory=dict)
+    reach: dict[int, dict[int, ToySequence]] = field(default_factory=dict)
+
+    def fill(self, intro: Introduction) -> None:
+        found = {block: one.digest for one, block in zip(intro.embeds, intro.encoded, strict=False)}
+        self.contents.update((block, found[block]) for block in intro.unencoded)
+
+    def has(self, intro: Introduction) -> bool:
+        """Whether the blocks of a sequence are those of its contents."""
+        return all(
+            self.contents.get(block) == one.digest for one, block in zip(intro.embeds, intro.encoded, strict=False)
+        )
+
+
 def give_back(pools: Sequence[ToyPool], blocks: Sequence[Sequence[int]]) -> bool:
     """What these blocks of each pool held is gone. False where a step in flight sees one of them."""
     for pool, ids in zip(pools, blocks, strict=True):

@@ -39,15 +39,18 @@ class Match:
 
 
 class KVBlocks:
-    """One BlockManager for each group, in the order of a sequence's tables."""
+    """One BlockManager for each group, in the order of a sequence's tables; `encoder`: of the group that is in none."""
 
     def __init__(
         self,
         groups: Sequence[KVGroupSpec],
         block_size: int,
         new_unreferenced: Callable[[], Unreferenced] = LeastRecentFirst,
+        encoder: KVGroupSpec | None = None,
     ) -> None:
         self.pools = tuple(BlockManager(group.num_blocks, group.window, new_unreferenced()) for group in groups)
+        # Its blocks stand alone, as those of a window do.
+        self.encoder = None if encoder is None else BlockManager(encoder.num_blocks, 1, new_unreferenced())
         self.no_match = Match(0, tuple([] for _ in groups))
         self._full = tuple(index for index, group in enumerate(groups) if not group.window)
         self._sliding = tuple(index for index, group in enumerate(groups) if group.window)
@@ -165,6 +168,8 @@ class KVBlocks:
         """See BlockManager.end_step."""
         for pool in self.pools:
             pool.end_step(step)
+        if self.encoder is not None:
+            self.encoder.end_step(step)
 
     def check(self, all_tables: Iterable[Tables]) -> None:
         """Assert what must hold between calls, given the tables of every sequence; slow, for tests."""

@@ -172,6 +172,8 @@ class KVImports:
         if made is None:
             return self._give_up(pull, NO_ROOM, now)
         pull.made = made
+        if seq is not None:
+            state.encoder.take(seq, self._recent())
         if min(pool.num_available for pool in blocks.pools) < more + len(state.running):
             self._give_back(pull)
             return self._give_up(pull, NO_ROOM, now)
@@ -182,13 +184,17 @@ class KVImports:
         self._proceed(pull, now)
         return None
 
+    def _recent(self) -> Iterator[list[tuple[BlockManager, int]]]:
+        """What steps in flight published, which may fail."""
+        return (step.published for step in self._state.in_flight)
+
     def _refusal(self, seq: Sequence) -> str:
         """Why nothing is pulled for it."""
         state = self._state
         if seq.request.pooling is not None or not state.config.keeps_kv or wants_scores(seq):
             return NO_USE
         num_rows = len(state.running) + len(state.loading)  # itself among them
-        return "" if num_rows <= max_running(state.config) else NO_ROOM
+        return "" if num_rows <= max_running(state.config) and state.encoder.can_take(seq, self._recent()) else NO_ROOM
 
     def _proceed(self, pull: _Import, now: float) -> None:
         """No job of it is under way, or it is to go on: ask for more, wait, or run."""

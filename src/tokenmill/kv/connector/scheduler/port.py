@@ -16,6 +16,7 @@ from ....core.sequence import Sequence
 from ....sched.policies import Policies
 from ....sched.queue import WaitingQueue
 from ....sched.steps import Counters, Step
+from ...blocks.encoder import EncoderLedger
 from ...blocks.groups import KVBlocks, Match
 from ...events.log import KVLog
 
@@ -27,6 +28,7 @@ class EnginePort(Protocol):
     policies: Policies
     costs: CostModel
     blocks: KVBlocks
+    encoder: EncoderLedger
     stored: tuple[set[BlockKey], ...]
     has_tiers: bool
     outbox: Outbox
