@@ -21,7 +21,6 @@ import msgspec
 
 from ...core.errors import ConfigError, NotFound, Unavailable
 from ...state.database import Schema, cannot_use, open_database, transaction
-from ..json_encoder import encode_json
 from .keys import digest_of, hint_of, new_key
 from .records import KeyRecord, TenantRecord, check_key_name, check_tenant_id
 from .settings import TenantSettings
@@ -252,4 +251,4 @@ def _tenant(identifier: str, created_s: float, settings: str, deleted_s: float) 
 
 
 def _written(settings: TenantSettings) -> str:
-    return encode_json(settings.changes()).decode()
+    return msgspec.json.encode(settings.changes()).decode()

@@ -13,14 +13,25 @@ stop string cut some off.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from ...cluster.events import Ended
 from ...core.events import Output, StepOutputs
 from ...core.request import Request
 from ...text.choice import Choice
-from ..deltas import Stream
 from .journal import Journal
 from .record import Account
+
+
+class Followed(Protocol):
+    """A stream whose tokens are counted as they come. is_immediate: its reader gets each output as it comes. is_awaited: a
+    reader waits for what comes next."""
+
+    @property
+    def is_immediate(self) -> bool: ...
+
+    @property
+    def is_awaited(self) -> bool: ...
 
 
 class Tab:
@@ -88,7 +99,7 @@ class Tab:
             is_new = int(is_first and bool(self._prompts))
             self._meter.journal.append([(self.account, is_new, num_prompt, num_cached, num_new, self._once)])
 
-    def follow(self, stream: Stream) -> None:
+    def follow(self, stream: Followed) -> None:
         """Once all prompts are noted, count what the stream of the call is given when it is given, where its reader
         writes it at once."""
         if self._is_followed or self._is_deferred or not self._counts_output or not stream.is_immediate:
@@ -112,7 +123,7 @@ class Meter:
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
-        self.followed: dict[str, tuple[Tab, Stream]] = {}
+        self.followed: dict[str, tuple[Tab, Followed]] = {}
 
     def tab(
         self, account: Account, choices: Sequence[Choice], n: int, *, counts_output: bool = True, once: str = ""
