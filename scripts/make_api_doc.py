@@ -13,6 +13,7 @@ from pathlib import Path
 import api_doc_flags as flags
 import api_doc_words as words
 from markdown_tables import code, codes, grouped, table
+from tokenmill.control.tenants.settings import TenantSettings
 from tokenmill.core import errors
 from tokenmill.core.options import options_of
 from tokenmill.core.request import SamplingParams
@@ -28,7 +29,6 @@ from tokenmill.server.openapi import fields_of_others as others
 from tokenmill.server.openapi.fields import Told
 from tokenmill.server.other_fields import Ignored, Refused
 from tokenmill.server.responses import parse as responses_parse
-from tokenmill.server.tenants.settings import TenantSettings
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 

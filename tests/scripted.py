@@ -21,6 +21,11 @@ from typing import Any
 import pytest
 
 from tokenmill.cli.engine_process import flight_recorder
+from tokenmill.control.audit.log import AuditLog
+from tokenmill.control.observe.traces import Tracing
+from tokenmill.control.signing import Signer
+from tokenmill.control.tenants.access import Access
+from tokenmill.control.usage.books import Books
 from tokenmill.core import effects
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
@@ -38,21 +43,16 @@ from tokenmill.net.flight_file import new_path
 from tokenmill.net.loop import new_event_loop
 from tokenmill.sched.admission import max_running
 from tokenmill.server.app import Resources, build_app
-from tokenmill.server.audit.log import AuditLog
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.connection import Connection
 from tokenmill.server.jobs import Job, Jobs, pack
 from tokenmill.server.kv.store import AskStore
 from tokenmill.server.metrics import Metrics
-from tokenmill.server.observe.traces import Tracing
 from tokenmill.server.repeats.store import AnswerStore
 from tokenmill.server.responses.store import ResponseStore
 from tokenmill.server.run import serve
-from tokenmill.server.signing import Signer
-from tokenmill.server.tenants.access import Access
 from tokenmill.server.upstream.upstream import Upstream
-from tokenmill.server.usage.books import Books
 from tokenmill.text.chat import ChatTemplate
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
 from tokenmill.text.load import TextModel

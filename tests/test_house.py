@@ -40,7 +40,8 @@ ALLOWED: dict[str, set[str]] = {
     "state": {"core"},
     "models": {"core", "formats", "ops"},
     "worker": {"core", "formats", "text", "ops", "models", "kv/transfer", "kv/connector/worker"},
-    "server": {"core", "text", "cluster", "state"},
+    "control": {"core", "text", "cluster", "state"},
+    "server": {"core", "text", "cluster", "state", "control"},
     "net": {"core"},
     "bench": {"core", "text"},
     "node": {

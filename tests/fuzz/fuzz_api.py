@@ -32,12 +32,12 @@ if __name__ == "__main__":
 
 from scripted import Served
 from tokenmill.cluster.events import Ended
+from tokenmill.control.signing import make_key
+from tokenmill.control.tenants.access import Access
+from tokenmill.control.usage.books import Books
 from tokenmill.core.masking import Mask
 from tokenmill.server.audit.options import AuditOptions
 from tokenmill.server.responses.store import ResponseStore
-from tokenmill.server.signing import make_key
-from tokenmill.server.tenants.access import Access
-from tokenmill.server.usage.books import Books
 
 ENVIRONMENT = Path(os.environ.get("TOKENMILL_FUZZ_VENV", Path(__file__).parents[2] / ".venv-fuzz"))
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"

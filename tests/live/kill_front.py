@@ -36,8 +36,8 @@ from kill import ARGS, write_model
 from serving import Server
 
 from scripted import EOS, SPECIAL
-from tokenmill.server.usage.ledger import Ledger
-from tokenmill.server.usage.question import Question
+from tokenmill.control.usage.ledger import Ledger
+from tokenmill.control.usage.question import Question
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 GRACE_S = 60

@@ -36,8 +36,8 @@ from kill import ARGS, Killer, write_model
 from serving import Server
 
 from scripted import make_text_model
-from tokenmill.server.usage.ledger import Ledger
-from tokenmill.server.usage.question import Question
+from tokenmill.control.usage.ledger import Ledger
+from tokenmill.control.usage.question import Question
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 STEPS = 2

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scripted import Served
-from tokenmill.server.tenants.access import Access
+from tokenmill.control.tenants.access import Access
 
 
 def ask(served: Served, method: str, path: str, body: Any = None, key: str = "", **more: str) -> tuple[int, Any, Any]:

@@ -13,13 +13,13 @@ import pytest
 pytest.importorskip("cryptography")
 
 from scripted import Served, make_text_model
+from tokenmill.control.audit.calls import CallWatch, digest_of
+from tokenmill.control.audit.log import AuditLog
+from tokenmill.control.audit.verify import verify
+from tokenmill.control.signing import Signer, load_signer, make_key
+from tokenmill.control.tenants.access import Access
+from tokenmill.control.tenants.store import TenantStore
 from tokenmill.server.audit import door
-from tokenmill.server.audit.calls import CallWatch, digest_of
-from tokenmill.server.audit.log import AuditLog
-from tokenmill.server.audit.verify import verify
-from tokenmill.server.signing import Signer, load_signer, make_key
-from tokenmill.server.tenants.access import Access
-from tokenmill.server.tenants.store import TenantStore
 
 KEY = "sk-the-key-of-a-caller"
 PROMPT = "a secret prompt"

@@ -18,7 +18,7 @@ from test_http_tools import Model, serve
 
 from browser import Browser, Page
 from scripted import Served
-from tokenmill.server.tenants.store import TenantStore
+from tokenmill.control.tenants.store import TenantStore
 
 PAGES = ("playground", "load", "workers", "requests", "tenants", "models", "batches", "reports", "audit")
 HOSTILE = "<img src=x onerror=pwned()><script>pwned()</script>\u202e</b>'\"&amp;"

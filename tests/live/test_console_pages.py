@@ -14,10 +14,10 @@ from test_console import give_key, opened
 
 from browser import Browser, Page
 from scripted import Served
+from tokenmill.control.tenants.store import TenantStore
+from tokenmill.control.usage.books import Books
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
-from tokenmill.server.tenants.store import TenantStore
-from tokenmill.server.usage.books import Books
 
 KEPT = "".join(
     json.dumps({"custom_id": f"c{number}", "method": "POST", "url": "/v1/chat/completions",
@@ -94,9 +94,9 @@ def test_a_time_without_steps_is_a_gap_in_the_charts(browser: Browser, served: S
 def test_the_audit_log_shows_its_signed_head(browser: Browser, tmp_path: Path) -> None:
     """Where none is kept, how to keep one; else the head that belongs elsewhere, and a failure for all to see."""
     pytest.importorskip("cryptography")
-    from tokenmill.server.audit import segments
-    from tokenmill.server.audit.log import AuditLog
-    from tokenmill.server.signing import load_signer, make_key
+    from tokenmill.control.audit import segments
+    from tokenmill.control.audit.log import AuditLog
+    from tokenmill.control.signing import load_signer, make_key
 
     def full(fd: int, data: bytes) -> None:
         raise OSError(28, "No space left on device")

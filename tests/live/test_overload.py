@@ -14,10 +14,10 @@ from tenants import ask as ask_with_key
 from tenants import serving
 
 from scripted import Served
+from tokenmill.control.tenants.settings import TenantSettings
+from tokenmill.control.tenants.store import TenantStore
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
-from tokenmill.server.tenants.settings import TenantSettings
-from tokenmill.server.tenants.store import TenantStore
 
 LONG = "abcdefghij" * 30
 NARROW = EngineConfig(groups=full_groups(64), max_model_len=512, max_num_seqs=1, max_num_batched_tokens=64)

@@ -15,11 +15,11 @@ from prometheus_client import CollectorRegistry
 
 from scripted import Served
 from tokenmill.cluster.events import Ended
+from tokenmill.control.usage.books import Books
 from tokenmill.core.events import FINISH_STOP, Output, Ready
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.core.terms import Terms
 from tokenmill.server.result_cache import ResultCache
-from tokenmill.server.usage.books import Books
 
 READY = Ready("m", 512, 100, (2,), "id", 16, 64)
 WORDS = "one two three four five "

@@ -16,7 +16,7 @@ import pytest
 from serving import Server, wait_until
 
 from tokenmill.cli.main import main
-from tokenmill.server.tenants.store import TenantStore
+from tokenmill.control.tenants.store import TenantStore
 
 KEY, WRONG, PROMPT = "sk-marker-of-the-key", "sk-marker-of-a-wrong-key", "markerofaprompt"
 
@@ -76,7 +76,7 @@ def test_no_key_and_no_prompt_is_where_it_should_not_be(smollm2: Path, tmp_path:
     try:
         import cryptography  # noqa: F401
 
-        from tokenmill.server.signing import make_key
+        from tokenmill.control.signing import make_key
 
         (tmp_path / "secret").mkdir()
         make_key(tmp_path / "secret" / "k")

@@ -17,7 +17,7 @@ import pytest
 from serving import Server, wait_until
 
 from tokenmill.cli.main import main
-from tokenmill.server.tenants.store import TenantStore
+from tokenmill.control.tenants.store import TenantStore
 
 DAMAGES = {
     "0 bytes": lambda data: b"",

@@ -15,9 +15,9 @@ import pytest
 from tenants import ask, models, serving, until
 
 from tokenmill.cli.main import main
+from tokenmill.control.tenants.settings import TenantSettings
+from tokenmill.control.tenants.store import TenantStore
 from tokenmill.server.http import OPEN_PATHS
-from tokenmill.server.tenants.settings import TenantSettings
-from tokenmill.server.tenants.store import TenantStore
 
 
 @pytest.fixture

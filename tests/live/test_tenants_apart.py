@@ -13,13 +13,13 @@ from tenants import ask, serving
 
 from scripted import Served
 from tokenmill.cluster.events import Ended
+from tokenmill.control.tenants.settings import TenantSettings
+from tokenmill.control.tenants.store import TenantStore
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.events import Output, StepOutputs
 from tokenmill.core.request import IDLE_PRIORITY, Request
 from tokenmill.server.responses.store import ResponseStore
-from tokenmill.server.tenants.settings import TenantSettings
-from tokenmill.server.tenants.store import TenantStore
 
 CHAT = "/v1/chat/completions"
 

@@ -15,8 +15,8 @@ import pytest
 from tenants import ask, serving
 
 from scripted import Served
-from tokenmill.server.tenants.settings import TenantSettings
-from tokenmill.server.tenants.store import TenantStore
+from tokenmill.control.tenants.settings import TenantSettings
+from tokenmill.control.tenants.store import TenantStore
 
 CHAT = "/v1/chat/completions"
 

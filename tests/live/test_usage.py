@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_batches import client_of, jsonl, line, wait
 
 from scripted import Served
+from tokenmill.control.tenants.access import Access
+from tokenmill.control.tenants.store import TenantStore
+from tokenmill.control.usage.books import Books
 from tokenmill.server.responses.store import ResponseStore
-from tokenmill.server.tenants.access import Access
-from tokenmill.server.tenants.store import TenantStore
-from tokenmill.server.usage.books import Books
 
 WORDS = "one two three four five six seven eight nine ten "
 CHAT = [{"role": "user", "content": "count"}]

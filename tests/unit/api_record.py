@@ -11,6 +11,7 @@ from unittest.mock import AsyncMock, MagicMock, patch
 
 import msgspec
 
+from tokenmill.control.tenants.tenant import ADAPTERS
 from tokenmill.core import sampling
 from tokenmill.server.app import Resources, build_app
 from tokenmill.server.config import ServerConfig
@@ -21,7 +22,6 @@ from tokenmill.server.openai import Call, Rules
 from tokenmill.server.openapi.bodies import EXAMPLES
 from tokenmill.server.openapi.schemas import bound
 from tokenmill.server.service import Service
-from tokenmill.server.tenants.tenant import ADAPTERS
 from tokenmill.text.fim import FimTokens
 
 KINDS = {

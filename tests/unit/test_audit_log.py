@@ -16,17 +16,17 @@ import pytest
 pytest.importorskip("cryptography")
 
 from tokenmill.cli.main import main
+from tokenmill.control.audit import log as log_module
+from tokenmill.control.audit import segments
+from tokenmill.control.audit.chain import START, Tip, head_of, line_after, tip_of
+from tokenmill.control.audit.log import AuditLog
+from tokenmill.control.audit.segments import files_of
+from tokenmill.control.audit.syslog import Syslog
+from tokenmill.control.audit.verify import Finding, verify
+from tokenmill.control.signing import Signer, load_signer, load_verifier, make_key
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.masking import Mask
-from tokenmill.server.audit import log as log_module
-from tokenmill.server.audit import segments
-from tokenmill.server.audit.chain import START, Tip, head_of, line_after, tip_of
-from tokenmill.server.audit.log import AuditLog
 from tokenmill.server.audit.options import AuditOptions
-from tokenmill.server.audit.segments import files_of
-from tokenmill.server.audit.syslog import Syslog
-from tokenmill.server.audit.verify import Finding, verify
-from tokenmill.server.signing import Signer, load_signer, load_verifier, make_key
 
 NUM = 10_000
 

@@ -10,8 +10,8 @@ import pytest
 
 from tokenmill.cli.main import main
 from tokenmill.cli.state import default_state_dir, open_access, open_answer_store, open_books, open_response_store
+from tokenmill.control.tenants.store import TenantStore
 from tokenmill.core.errors import ConfigError
-from tokenmill.server.tenants.store import TenantStore
 from tokenmill.state import database
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tokenmill.cli.main import main
-from tokenmill.server.usage.journal import Journal
-from tokenmill.server.usage.record import Account
+from tokenmill.control.usage.journal import Journal
+from tokenmill.control.usage.record import Account
 
 
 @pytest.fixture

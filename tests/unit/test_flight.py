@@ -17,6 +17,8 @@ import pytest
 from scripted import Served
 from tokenmill.cli.flight import describe
 from tokenmill.cli.main import main
+from tokenmill.control.observe.perfetto import trace_of
+from tokenmill.control.observe.rings import Rings
 from tokenmill.core import events
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
@@ -35,8 +37,6 @@ from tokenmill.core.flight import (
     read_flight,
 )
 from tokenmill.net.flight_file import flight_file, keep_copy, keep_lost, new_path, prune
-from tokenmill.server.observe.perfetto import trace_of
-from tokenmill.server.observe.rings import Rings
 
 
 def written() -> tuple[bytearray, FlightWriter]:

@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from starlette.types import Message
 from test_resume_store import CALL
 
+from tokenmill.control.tenants.tenant import Tenant
 from tokenmill.core.errors import EngineFailed
 from tokenmill.core.step import TokenLogprob
 from tokenmill.server.deltas import Delta
@@ -18,7 +19,6 @@ from tokenmill.server.resume.book import Book
 from tokenmill.server.resume.layer import follow
 from tokenmill.server.resume.line import Line, Reader, split
 from tokenmill.server.resume.record import Unfinished
-from tokenmill.server.tenants.tenant import Tenant
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 

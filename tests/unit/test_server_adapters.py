@@ -9,11 +9,11 @@ from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
+from tokenmill.control.tenants.tenant import ADAPTERS
 from tokenmill.core.errors import BadCheckpoint, InvalidRequest, ModelNotFound, Unavailable
 from tokenmill.core.events import AdapterLoaded, LoadAdapter, UnloadAdapter
 from tokenmill.server.adapters import AdapterBook, ServedAdapter
 from tokenmill.server.service import Service
-from tokenmill.server.tenants.tenant import ADAPTERS
 
 
 class FakeEngine:

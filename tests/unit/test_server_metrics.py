@@ -16,6 +16,13 @@ from scripted import Served
 from tokenmill.cluster.canary import Version
 from tokenmill.cluster.events import Ended
 from tokenmill.cluster.totals import Totals
+from tokenmill.control.observe.audit_metrics import AuditMetrics
+from tokenmill.control.observe.book import Record, RequestBook
+from tokenmill.control.observe.expert_metrics import ExpertMetrics
+from tokenmill.control.observe.tenant_metrics import OTHER, TenantMetrics
+from tokenmill.control.slo.scorer import Scorer
+from tokenmill.control.usage.books import Books
+from tokenmill.control.usage.metrics import UsageMetrics
 from tokenmill.core.cost import UNKNOWN, Costs
 from tokenmill.core.events import EngineStats, Output, Ready, Timing
 from tokenmill.core.experts import ExpertLoad, WeightReads
@@ -30,23 +37,16 @@ from tokenmill.server.metrics import Metrics, token_buckets
 from tokenmill.server.models.book import ModelBook
 from tokenmill.server.models.canaries import Canaries
 from tokenmill.server.models.metrics import CanaryMetrics
-from tokenmill.server.observe.audit_metrics import AuditMetrics
-from tokenmill.server.observe.book import Record, RequestBook
-from tokenmill.server.observe.expert_metrics import ExpertMetrics
 from tokenmill.server.observe.observer import Observer
-from tokenmill.server.observe.tenant_metrics import OTHER, TenantMetrics
 from tokenmill.server.repeats.metrics import RepeatMetrics
 from tokenmill.server.result_cache import ResultCache
 from tokenmill.server.resume.metrics import ResumeMetrics
 from tokenmill.server.slo.idle_job import IdleTime
-from tokenmill.server.slo.scorer import Scorer
 from tokenmill.server.upstream.address import UpstreamAddress
 from tokenmill.server.upstream.metrics import UpstreamMetrics
 from tokenmill.server.upstream.passing import Ended as UpstreamEnded
 from tokenmill.server.upstream.tally import Tally
 from tokenmill.server.upstream.upstream import Upstream
-from tokenmill.server.usage.books import Books
-from tokenmill.server.usage.metrics import UsageMetrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 READY = Ready("m", 512, 100, (2,), "id", 16, 64, num_pool_blocks=80)

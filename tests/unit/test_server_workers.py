@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from tokenmill.control.tenants.tenant import ADMIN, OPERATOR
+from tokenmill.control.workers.roster import KEPT_S, Roster
 from tokenmill.core.errors import Forbidden, InvalidRequest, NotFound
 from tokenmill.core.events import WorkerFacts
+from tokenmill.server.admin.workers import _Views
 from tokenmill.server.scopes import require_local_admin
-from tokenmill.server.tenants.tenant import ADMIN, OPERATOR
-from tokenmill.server.workers.roster import KEPT_S, Roster
-from tokenmill.server.workers.routes import _Views
 
 
 class Owner:

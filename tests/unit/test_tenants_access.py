@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from tokenmill.cli.state import open_access, require_keys
+from tokenmill.control.tenants.access import Access
+from tokenmill.control.tenants.keys import digest_of
+from tokenmill.control.tenants.store import TenantStore
+from tokenmill.control.tenants.tenant import ADMIN, ANYONE
 from tokenmill.core.errors import ConfigError
-from tokenmill.server.tenants.access import Access
-from tokenmill.server.tenants.keys import digest_of
-from tokenmill.server.tenants.store import TenantStore
-from tokenmill.server.tenants.tenant import ADMIN, ANYONE
 
 
 @contextmanager

@@ -21,12 +21,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 from scripted import Served
+from tokenmill.control.observe import traces
+from tokenmill.control.observe.traces import CONTENT_VARIABLE, Tracing, open_tracing
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.masking import Mask
-from tokenmill.server.observe import traces
-from tokenmill.server.observe.traces import CONTENT_VARIABLE, Tracing, open_tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

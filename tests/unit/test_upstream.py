@@ -20,20 +20,20 @@ from hostile_upstream import DONE, FINISH, Hostile, chunks, closed_port, delta, 
 from links import run
 from scripted import Served
 from tokenmill.cli.upstream_options import UpstreamOptions
+from tokenmill.control.tenants.access import Access
+from tokenmill.control.tenants.settings import TenantSettings
+from tokenmill.control.tenants.store import TenantStore
+from tokenmill.control.usage.books import Books
 from tokenmill.core.errors import ConfigError
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.server.helper import HEAVY_BYTES
 from tokenmill.server.models.door import named_in
-from tokenmill.server.tenants.access import Access
-from tokenmill.server.tenants.settings import TenantSettings
-from tokenmill.server.tenants.store import TenantStore
 from tokenmill.server.upstream.address import UpstreamAddress
 from tokenmill.server.upstream.connection import BadReply
 from tokenmill.server.upstream.health import FIRST_DELAY_S, LONGEST_DELAY_S, MOST_FAILURES, Health
 from tokenmill.server.upstream.passing import MAX_REPLY_BYTES
 from tokenmill.server.upstream.tally import MAX_EVENT_BYTES, Events, Tally
 from tokenmill.server.upstream.upstream import Upstream
-from tokenmill.server.usage.books import Books
 
 CHAT = {"model": "far", "messages": [{"role": "user", "content": "hi"}]}
 WHOLE = json.dumps(

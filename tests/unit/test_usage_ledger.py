@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from tokenmill.control.usage import ledger as ledger_module
+from tokenmill.control.usage.journal import Journal
+from tokenmill.control.usage.ledger import DAY_S, HOURS_FOR_S, MINUTES_FOR_S, Ledger
+from tokenmill.control.usage.question import Question, Sum, page, read_question
+from tokenmill.control.usage.record import MARK, Account
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.server.usage import ledger as ledger_module
-from tokenmill.server.usage.journal import Journal
-from tokenmill.server.usage.ledger import DAY_S, HOURS_FOR_S, MINUTES_FOR_S, Ledger
-from tokenmill.server.usage.question import Question, Sum, page, read_question
-from tokenmill.server.usage.record import MARK, Account
 
 NOW_S = 1_800_000_000.0
 ALL = Question(0, 2_000_000_000 // DAY_S * DAY_S, DAY_S, ("model", "key", "tenant"), (), 0)

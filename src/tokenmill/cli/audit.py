@@ -28,7 +28,7 @@ def add_arguments(keygen: argparse.ArgumentParser, verify: argparse.ArgumentPars
 
 
 def keygen(args: argparse.Namespace) -> int:
-    from ..server.signing import load_signer, make_key
+    from ..control.signing import load_signer, make_key
 
     path = Path(args.file).expanduser()
     public = make_key(path)
@@ -38,9 +38,9 @@ def keygen(args: argparse.Namespace) -> int:
 
 def verify(args: argparse.Namespace) -> int:
     """Exit code 0: it is; 1: it is not, with what is wrong."""
-    from ..server.audit.chain import Tip
-    from ..server.audit.verify import verify as look
-    from ..server.signing import load_verifier
+    from ..control.audit.chain import Tip
+    from ..control.audit.verify import verify as look
+    from ..control.signing import load_verifier
 
     if not args.public_key and not args.head:
         raise ConfigError("Give --public-key FILE or --head HEAD: by itself a log that was written anew looks right.")

@@ -23,7 +23,7 @@ def flight(args: argparse.Namespace) -> int:
     for line in describe(found):
         print(line)
     if args.output:
-        from ..server.observe.perfetto import trace_of
+        from ..control.observe.perfetto import trace_of
 
         try:
             Path(args.output).write_text(json.dumps(trace_of(found)), encoding="utf8")

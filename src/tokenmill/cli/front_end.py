@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .. import __version__
+from ..control.observe.traces import Tracing
 from ..core.errors import TokenmillError
 from ..core.events import Ready
 from ..core.policy import Order
@@ -27,7 +28,6 @@ from ..node.notes import NOTE
 from ..node.options import TextOptions
 from ..server.audit.options import AuditOptions
 from ..server.config import ServerConfig
-from ..server.observe.traces import Tracing
 from .engines import Engines, until_first_ends
 from .expert_load import LoadWriter
 from .hosting import Hosting
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 
     from starlette.applications import Starlette
 
+    from ..control.audit.log import AuditLog
+    from ..control.tenants.access import Access
     from ..helper.parent import HelperProcess
     from ..node.sampling import SamplingChoice
     from ..server.app import Resources
-    from ..server.audit.log import AuditLog
     from ..server.client import EngineClient
-    from ..server.tenants.access import Access
     from ..text.load import TextModel
 
 
@@ -157,10 +157,10 @@ def _new_helper(given: Given, text: TextModel) -> HelperProcess:
 
 def _open_resources(given: Given, client: EngineClient, text: TextModel, held: contextlib.AsyncExitStack) -> Resources:
     """What the application uses; `held` closes it, the audit log last."""
+    from ..control.signing import load_signer
     from ..net.clock import MonotonicClock
     from ..net.entropy import new_id, new_seed, seeds_from
     from ..server.app import Resources
-    from ..server.signing import load_signer
     from .idle_job import IdleCommand
 
     options, config, tracing = given.options, given.config, given.tracing
@@ -204,7 +204,7 @@ def _open_audit(
     given: Given, client: EngineClient, text: TextModel, held: contextlib.AsyncExitStack
 ) -> AuditLog | None:
     """The audit log, which hears of the start, of the end, and of what the client does."""
-    from ..server.audit.log import STOPPED, started
+    from ..control.audit.log import STOPPED, started
 
     config = given.config
     audit = given.audit.open(config.mask)

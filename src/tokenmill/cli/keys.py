@@ -17,8 +17,8 @@ from ..core.errors import ConfigError
 from .state import OFF, state_path
 
 if TYPE_CHECKING:
-    from ..server.tenants.records import KeyRecord, TenantRecord
-    from ..server.tenants.store import TenantStore
+    from ..control.tenants.records import KeyRecord, TenantRecord
+    from ..control.tenants.store import TenantStore
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "": 1}
 _DURATION = re.compile(r"(\d{1,9})([smhd]?)")
@@ -35,7 +35,7 @@ def duration(text: str) -> int:
 @contextlib.contextmanager
 def opened(args: argparse.Namespace) -> Iterator[TenantStore]:
     """The store that `--tenants` names, or that servers of this user have. Raises ConfigError."""
-    from ..server.tenants.store import TenantStore
+    from ..control.tenants.store import TenantStore
 
     if args.tenants == OFF:
         raise ConfigError("--tenants off keeps no keys; name a file.", param="tenants")
@@ -50,8 +50,8 @@ def opened(args: argparse.Namespace) -> Iterator[TenantStore]:
 
 
 def create(args: argparse.Namespace) -> int:
-    from ..server.tenants.records import check_tenant_id
-    from ..server.tenants.settings import TenantSettings
+    from ..control.tenants.records import check_tenant_id
+    from ..control.tenants.settings import TenantSettings
 
     given = given_settings(args)
     settings = TenantSettings.from_fields(given) if given else None
@@ -84,7 +84,7 @@ def revoke(args: argparse.Namespace) -> int:
 
 
 def list_keys(args: argparse.Namespace) -> int:
-    from ..server.tenants.quota_file import quota_path, read_used
+    from ..control.tenants.quota_file import quota_path, read_used
 
     now_s = time.time()
     with opened(args) as store:
@@ -117,7 +117,7 @@ def list_keys(args: argparse.Namespace) -> int:
 
 
 def create_tenant(args: argparse.Namespace) -> int:
-    from ..server.tenants.settings import TenantSettings
+    from ..control.tenants.settings import TenantSettings
 
     with opened(args) as store:
         made = store.create_tenant(args.tenant, TenantSettings.from_fields(given_settings(args)))
@@ -163,7 +163,7 @@ def list_tenants(args: argparse.Namespace) -> int:
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     """What flags say of a tenant, and nothing that they do not say."""
-    from ..server.tenants.settings import TenantSettings
+    from ..control.tenants.settings import TenantSettings
 
     return {name: getattr(args, name) for name in TenantSettings.__dataclass_fields__ if hasattr(args, name)}
 
@@ -184,7 +184,7 @@ def _show(args: argparse.Namespace, found: Sequence[KeyRecord | TenantRecord], l
     if not args.json:
         print("\n".join(lines))
         return
-    from ..server.tenants.records import KeyRecord
+    from ..control.tenants.records import KeyRecord
 
     now_s = time.time()
     data = [each.to_json(now_s) if isinstance(each, KeyRecord) else each.to_json() for each in found]

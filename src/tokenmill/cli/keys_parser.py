@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from ..server.tenants.settings import TenantSettings
+from ..control.tenants.settings import TenantSettings
 from .keys import duration
 from .options import add_options, argument_type
 from .parser import Parser

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, TypeVar
 from ..core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ..control.tenants.access import Access
+    from ..control.usage.books import Books
     from ..server.config import ServerConfig
     from ..server.repeats.store import AnswerStore
     from ..server.responses.store import ResponseStore
     from ..server.resume.store import ResumeStore
-    from ..server.tenants.access import Access
-    from ..server.usage.books import Books
     from ..state.file import StateFile
     from ..state.kept import Former
 
@@ -126,7 +126,7 @@ def open_access(chosen: str | None, api_keys: tuple[str, ...]) -> Access:
     """Who may call by `api_keys` and by the store at the path `chosen`, or where it is by default. Raises ConfigError
     for a store that cannot be used; without a chosen one, where there is none yet and none can be made, the log tells
     so."""
-    from ..server.tenants.access import Access
+    from ..control.tenants.access import Access
 
     path = "" if chosen == OFF else str(state_path(chosen, "tenants.db"))
     access = Access(api_keys, os.path.abspath(path) if path else "")
@@ -155,7 +155,7 @@ def require_keys(host: str, access: Access, *, is_guarded: bool) -> None:
 
 def open_books(chosen: str | None, kept_days: int) -> Books | None:
     """The account of usage in the folder `chosen`, or where it is by default; None and errors as for responses."""
-    from ..server.usage.books import Books
+    from ..control.usage.books import Books
 
     def opened(path: Path) -> Books:
         books = Books(path, kept_days=kept_days)

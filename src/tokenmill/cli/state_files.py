@@ -135,11 +135,11 @@ def repair(args: argparse.Namespace) -> int:
 
 
 def _files(args: argparse.Namespace) -> Iterator[_Kept]:
-    from ..server.tenants.quota_file import SCHEMA as QUOTAS
-    from ..server.tenants.quota_file import quota_path
-    from ..server.tenants.store import SCHEMA as TENANTS
-    from ..server.usage.ledger import FILE
-    from ..server.usage.ledger import SCHEMA as USAGE
+    from ..control.tenants.quota_file import SCHEMA as QUOTAS
+    from ..control.tenants.quota_file import quota_path
+    from ..control.tenants.store import SCHEMA as TENANTS
+    from ..control.usage.ledger import FILE
+    from ..control.usage.ledger import SCHEMA as USAGE
 
     if args.tenants != OFF:
         path = state_path(args.tenants, "tenants.db")
@@ -222,8 +222,8 @@ def _is_open(path: Path) -> bool:
 
 
 def _read_keys(path: Path) -> None:
-    from ..server.tenants.access import read_known
-    from ..server.tenants.store import TenantStore
+    from ..control.tenants.access import read_known
+    from ..control.tenants.store import TenantStore
 
     store = TenantStore(str(path))
     try:
@@ -239,7 +239,7 @@ def _keys_missing(path: Path, aside: str) -> str:
 def _usage_missing(path: Path, aside: str) -> str:
     """Journals that are still there are added up from where the backup had come to; those that had been added up to
     their ends are gone."""
-    from ..server.usage.ledger import Ledger
+    from ..control.usage.ledger import Ledger
 
     ledger = Ledger(path.parent)
     try:

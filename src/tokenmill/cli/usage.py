@@ -17,7 +17,7 @@ from .options import argument_type
 from .state import OFF, state_path
 
 if TYPE_CHECKING:
-    from ..server.usage.question import Question, Sum
+    from ..control.usage.question import Question, Sum
     from .parser import Parser
 
 _COLUMNS = {"tenant": "tenant_id", "key": "api_key_id", "model": "model"}
@@ -47,7 +47,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
-    from ..server.usage.ledger import SCHEMA, Ledger
+    from ..control.usage.ledger import SCHEMA, Ledger
     from ..state.database import cannot_use
 
     if args.usage_dir == OFF:
@@ -71,7 +71,7 @@ def show(args: argparse.Namespace) -> int:
 
 
 def _question(args: argparse.Namespace, columns: tuple[str, ...]) -> Question:
-    from ..server.usage.question import WIDTHS, Question
+    from ..control.usage.question import WIDTHS, Question
 
     width_s, now_s = WIDTHS[args.bucket], int(time.time())
     until_s = now_s + 1 if args.until is None else args.until

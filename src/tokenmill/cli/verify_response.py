@@ -42,7 +42,7 @@ def verify_response(args: argparse.Namespace) -> int:
 
 
 def _key(path: str):  # type: ignore[no-untyped-def]
-    from ..server.signing import load_verifier, verifier_of
+    from ..control.signing import load_verifier, verifier_of
 
     data = _read(path)
     if not data.lstrip().startswith(b"{"):

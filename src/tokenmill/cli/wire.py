@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .. import __version__
+from ..control.observe.traces import open_tracing
 from ..core.errors import ConfigError
 from ..core.masking import Mask
 from ..formats.hub import default_cache_dir
@@ -25,7 +26,6 @@ from ..node.resolve import asked_answering
 from ..sched.policies import order_named
 from ..server.audit.options import AuditOptions
 from ..server.config import ServerConfig
-from ..server.observe.traces import open_tracing
 from .engines import Engines
 from .foreign_words import environment_notes
 from .front_end import Given, run_front_end

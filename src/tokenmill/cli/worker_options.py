@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..control.workers.roster import POOL_NAME, POOL_RULE
 from ..core.errors import ConfigError
 from ..core.options import check, option
-from ..server.workers.roster import POOL_NAME, POOL_RULE
 
 if TYPE_CHECKING:
     from ssl import SSLContext

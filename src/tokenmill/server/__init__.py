@@ -22,7 +22,7 @@ next and how long a call would wait; `cluster.gateway` decides what happens to r
     result_cache   equal calls that need no engine
 
 OpenAI's chat and completions are here; the other APIs have folders: responses, messages (Anthropic's), ollama, llama
-(llama-server's own), files. usage counts what is handed to whom; repeats answers calls that are sent again. What these
+(llama-server's own), files. repeats answers calls that are sent again. What these
 share beside `generation` and `shape`:
 
     prompts    texts, token ids, and both in one          gaps     calls for what belongs between two texts

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ..control.usage.meter import Tab
 from ..core.policy import ENTERS, Verdict
 from ..core.step import TokenLogprob
 from ..text.choice import Choice, Piece
@@ -17,7 +18,6 @@ from .openai import Call
 from .pieces import Work
 from .result_cache import Kept
 from .tokens import Encoded
-from .usage.meter import Tab
 
 
 @dataclass(slots=True, eq=False)

@@ -14,11 +14,22 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from ..control.audit.keys import note_changes
+from ..control.audit.log import AuditLog
+from ..control.observe.audit_metrics import AuditMetrics
+from ..control.observe.expert_metrics import ExpertMetrics
+from ..control.observe.traces import Tracing
+from ..control.signing import Signer
+from ..control.tenants.access import Access
+from ..control.usage.books import Books
+from ..control.usage.meter import Meter
+from ..control.usage.metrics import UsageMetrics
 from ..core.errors import TokenmillError
 from ..core.ports import Clock
 from ..text.load import TextModel
-from .audit.keys import note_changes
-from .audit.log import AuditLog
+from .admin.tenants import routes as tenant_routes
+from .admin.usage import routes as usage_routes
+from .admin.workers import routes as worker_routes
 from .audit.routes import routes as audit_routes
 from .client import EngineClient
 from .config import ServerConfig
@@ -45,12 +56,9 @@ from .models.canaries import Canaries
 from .models.door import ModelDoor
 from .models.metrics import CanaryMetrics
 from .models.routes import routes as model_routes
-from .observe.audit_metrics import AuditMetrics
-from .observe.expert_metrics import ExpertMetrics
 from .observe.observer import Observer
 from .observe.routes import routes as observe_routes
 from .observe.traced import Traced
-from .observe.traces import Tracing
 from .ollama.routes import routes as ollama_routes
 from .openapi.routes import routes as openapi_routes
 from .repeats.keyed import Keyed
@@ -66,21 +74,13 @@ from .resume.routes import routes as resume_routes
 from .resume.store import MODEL, ResumeStore
 from .service import Service
 from .signatures import routes as signature_routes
-from .signing import Signer
 from .slo.idle_job import IdleTime, Job
 from .slo.routes import routes as slo_routes
 from .slo.start import Measuring
-from .tenants.access import Access
-from .tenants.routes import routes as tenant_routes
 from .upstream.prefixes import Prefixes
 from .upstream.start import add_upstreams
 from .upstream.upstream import Upstream
-from .usage.books import Books
-from .usage.meter import Meter
-from .usage.metrics import UsageMetrics
-from .usage.routes import routes as usage_routes
 from .vectors import VectorService
-from .workers.routes import routes as worker_routes
 
 _RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking")
 

@@ -38,6 +38,7 @@ from ..cluster.liveness import LOOK_S, Liveness
 from ..cluster.pools import decision_named
 from ..cluster.replication import replication_named
 from ..cluster.rescheduling import policy_named
+from ..control.workers.roster import Roster
 from ..core.errors import TokenmillError, Unavailable
 from ..core.events import (
     AdapterLoaded,
@@ -68,7 +69,6 @@ from .cache_views import CacheViews
 from .deltas import Stream
 from .hearers import Hearers
 from .kv.later import KVLater
-from .workers.roster import Roster
 
 _log = logging.getLogger(__name__)
 

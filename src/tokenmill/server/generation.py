@@ -13,6 +13,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from ..control.slo.objectives import Objectives
+from ..control.slo.scorer import Scorer
+from ..control.usage.meter import Meter
+from ..control.usage.record import Account
 from ..core.errors import InvalidRequest, ModelNotFound, Unavailable
 from ..core.events import Ready
 from ..core.policy import ENTERS, Newcomer
@@ -46,14 +50,10 @@ from .resume.record import KeptCall
 from .routing import routed
 from .rules import rules_of
 from .shape import Shape
-from .slo.objectives import Objectives
-from .slo.scorer import Scorer
 from .speaking import constraint_of, parsers_of
 from .stream import EventStream, WholeReply
 from .terms import bounded, terms_of
 from .tokens import Encoded, Encoder, prompt_text, text_call
-from .usage.meter import Meter
-from .usage.record import Account
 
 _log = logging.getLogger(__name__)
 _MAX_LOGGED = 1000

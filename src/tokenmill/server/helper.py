@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request as HttpRequest
 
+from ..control.tenants.tenant import ANYONE, Tenant
 from .errors import ClientGone
 from .jobs import Job
-from .tenants.tenant import ANYONE, Tenant
 
 HEAVY_BYTES = 1 << 20
 HEAVY_VALUES = 20_000

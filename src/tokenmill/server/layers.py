@@ -7,19 +7,19 @@ from collections.abc import Callable
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
+from ..control.audit.log import AuditLog
+from ..control.observe.traces import Tracing
+from ..control.signing import Signer
+from ..control.tenants.access import Access
 from .audit.door import Audited
-from .audit.log import AuditLog
 from .clients import Clients
 from .config import ServerConfig
 from .http import Gate
 from .observe.traced import Traced
-from .observe.traces import Tracing
 from .resume.book import Book
 from .resume.layer import Resumable
 from .signatures import HEADER as SIGNATURE
 from .signatures import Signing
-from .signing import Signer
-from .tenants.access import Access
 from .visitors import Visitors
 
 _EXPOSED = (

@@ -10,6 +10,8 @@ from starlette.requests import Request as HttpRequest
 
 from ..cluster.admission import PREDICTED, BoundedWait
 from ..cluster.desk import held_tokens
+from ..control.tenants.quotas import Quotas
+from ..control.tenants.tenant import NO_LIMITS
 from ..core.errors import BodyTooLarge, InvalidRequest, Overloaded, RateLimited, Unavailable
 from ..core.events import Ready
 from ..core.policy import Newcomer, Refusal, Verdict
@@ -22,8 +24,6 @@ from .encodings import decode_body
 from .errors import ClientGone, told_s
 from .helper import Caller
 from .openai import Call
-from .tenants.quotas import Quotas
-from .tenants.tenant import NO_LIMITS
 
 MAX_OF_CALL = 1024
 """Choices of one call."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from starlette.requests import Request as HttpRequest
 
+from ..control.tenants.tenant import ADAPTERS, ADMIN, OPERATOR
 from ..core.errors import Forbidden
 from .listen import is_loopback
-from .tenants.tenant import ADAPTERS, ADMIN, OPERATOR
 
 
 def require_admin(request: HttpRequest) -> None:

@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .. import __version__
+from ..control.tenants.tenant import ADMIN
 from ..core.errors import InvalidRequest, Overloaded, TokenmillError, Unavailable
 from ..text.standins import Rendered
 from .adapters import ServedAdapter
@@ -27,7 +28,6 @@ from .observe.worker_metrics import WorkerMetrics
 from .reading import parse_small
 from .replies import OpenAIShape
 from .scopes import require_adapters
-from .tenants.tenant import ADMIN
 
 _MAX_NAME = 200
 _CHAT, _COMPLETION = OpenAIShape("chatcmpl-"), OpenAIShape("cmpl-")

@@ -19,9 +19,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..control.signing import Signer, Verifier
 from ..core.errors import NotFound
 from .http import JSONReply, route_of
-from .signing import Signer, Verifier
 
 HEADER = "x-tokenmill-signature"
 COMMENT = b": tokenmill-signature "

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from ..control.slo.objectives import Objectives
 from ..core.errors import InvalidRequest
 from ..core.slo import NO_WISH, OFF, Wish
 from ..core.terms import Terms
 from .config import ENFORCE, ServerConfig
 from .helper import Caller
-from .slo.objectives import Objectives
 from .slo.wishes import with_headers
 from .tiers import with_class
 

@@ -18,6 +18,8 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..control.usage.meter import Meter
+from ..control.usage.record import Account
 from ..core.errors import InvalidRequest, Unavailable
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Ready
 from ..core.policy import Newcomer
@@ -40,8 +42,6 @@ from .result_cache import ResultCache
 from .stream import watched
 from .tiers import with_class
 from .tokens import Encoder
-from .usage.meter import Meter
-from .usage.record import Account
 
 
 async def take_vectors(stream: Stream, requests: Sequence[Request]) -> list[bytes]:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ...bench.load.stream import Exchange
+from ...control.observe.perfetto import Event, lasting, microseconds, named
 from ...core.cost import Work
 from ...core.events import Timing
-from ...server.observe.perfetto import Event, lasting, microseconds, named
 
 MAX_EVENTS = 1_000_000
 """What a browser can still show. What comes after is counted and left out."""

@@ -1,1 +1,1 @@
-"""The audit log: who did what, as a chain of entries whose head is signed. docs/security.md says what it proves."""
+"""The audit log over HTTP: the layer that notes calls, the options of the log, and the path that shows its state."""

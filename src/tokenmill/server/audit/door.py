@@ -17,9 +17,9 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ...control.audit.log import AuditLog
 from ...core.errors import Unavailable
 from ..http import error_reply, is_open, route_of
-from .log import AuditLog
 
 ACTIONS = (
     "/admin/",

@@ -6,10 +6,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...control.audit.log import AuditLog
 from ...core.errors import NotFound
 from ..http import JSONReply
 from ..scopes import require_operator
-from .log import AuditLog
 
 
 def routes(log: AuditLog | None) -> list[Route]:

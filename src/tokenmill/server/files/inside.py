@@ -8,8 +8,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+from ...control.tenants.tenant import ANYONE, Tenant
 from ..call_context import CALL
-from ..tenants.tenant import ANYONE, Tenant
 
 _log = logging.getLogger(__name__)
 

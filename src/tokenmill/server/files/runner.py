@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Callable
 
 from starlette.types import ASGIApp
 
+from ...control.tenants.tenant import Tenant
 from ...core.errors import ConfigError, InvalidRequest, NotFound, Unavailable
 from ..client import EngineClient
-from ..tenants.tenant import Tenant
 from .answers import Answers
 from .batch import WINDOWS, Batch, Wanted
 from .group import first_failure

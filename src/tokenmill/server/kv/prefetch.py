@@ -14,12 +14,12 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from ...control.workers.roster import READY
 from ...core.errors import InvalidRequest, NotFound
 from ..client import EngineClient
 from ..fields import Fields
 from ..http import JSONReply
 from ..scopes import require_local_admin
-from ..workers.roster import READY
 from .wanted import WantedKV
 
 HOST, POOL = PLACES = ("host", "pool")

@@ -8,6 +8,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...control.tenants.access import Access
+from ...control.tenants.tenant import Tenant
 from ...core.block import split_keys
 from ...core.errors import InvalidRequest, NotFound
 from ...core.tiers import TIERS
@@ -16,8 +18,6 @@ from ..generation import Generation
 from ..helper import Caller, caller_of
 from ..http import JSONReply
 from ..scopes import require_local_admin, require_operator
-from ..tenants.access import Access
-from ..tenants.tenant import Tenant
 from .prefetch import PrefetchView
 from .store import FOR_EVER, AskStore, stored_prefix
 from .wanted import WantedKV, read_wanted

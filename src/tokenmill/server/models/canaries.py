@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...cluster.canary import SIGNS, CanaryJudge, Rules, Sample, Verdict, Version, choose
+from ...control.audit.log import AuditLog
 from ...core.errors import InvalidRequest
 from ...core.slo import Targets
-from ..audit.log import AuditLog
 from .book import ModelBook
 
 MAX_VERSIONS = 8

@@ -1,1 +1,1 @@
-"""What an operator sees of a running server: its load, its requests and their timelines, its engines' last steps."""
+"""How what is observed gets in and out: a layer for traces, an observer of the client of engines, and its paths."""

@@ -12,6 +12,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from ...control.observe.book import NUM_ENDED, Record
+from ...control.observe.happenings import NUM_KEPT
+from ...control.observe.perfetto import facts_of, trace_parts
+from ...control.observe.shown import summary
+from ...control.observe.timeline import timeline
+from ...control.tenants.tenant import ADMIN
 from ...core.errors import InvalidRequest
 from ...core.flight import NUM_STEPS, Flight, reading
 from ...core.ports import Clock
@@ -20,14 +26,8 @@ from ..http import JSONReply
 from ..json_encoder import encode_json
 from ..pieces import in_turns
 from ..scopes import require_operator
-from ..tenants.tenant import ADMIN
-from .book import NUM_ENDED, Record
-from .happenings import NUM_KEPT
 from .load import load_body
 from .observer import Observer
-from .perfetto import facts_of, trace_parts
-from .shown import summary
-from .timeline import timeline
 
 _STATES = ("open", "ended", "all")
 

@@ -6,8 +6,8 @@ from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ...control.observe.traces import Tracing
 from ..http import is_open, route_of
-from .traces import Tracing
 
 PATH: ContextVar[str] = ContextVar("path of the call", default="")
 

@@ -6,6 +6,7 @@ import copy
 import re
 from typing import Any
 
+from ...control.tenants.settings import TenantSettings
 from ...core.errors import InvalidRequest
 from ...core.options import options_of
 from ...text.fim import FimTokens
@@ -13,7 +14,6 @@ from ..endpoints import ENDPOINTS
 from ..errors import STYLES, Fault, openai_style, style_of
 from ..http import is_open
 from ..openai import Rules
-from ..tenants.settings import TenantSettings
 from . import fields, paths
 from . import fields_of_others as others
 from .bodies import BODIES, EXAMPLES, LINES, LISTS, READ

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..usage.question import FILTERS
+from ...control.usage.question import FILTERS
 
 _WHERE = "([kv-tiers.md](kv-tiers.md#operating-it))"
 ENDPOINTS: dict[str, str] = {

@@ -7,10 +7,10 @@ from functools import partial
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from ...control.tenants.access import Access
 from ..client import EngineClient
 from ..config import ServerConfig
 from ..limits import Limits
-from ..tenants.access import Access
 from .book import Book
 from .store import ADAPTER, ResumeStore
 

@@ -1,1 +1,1 @@
-"""Service level objectives: what requests ask for, what their traffic shows, and whether it was met."""
+"""Service level objectives of requests: what bodies ask for, the paths that show them, and who has the idle time."""

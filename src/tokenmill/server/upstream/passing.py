@@ -17,6 +17,8 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
+from ...control.tenants.quotas import RESERVED_OUTPUT
+from ...control.tenants.tenant import NO_LIMITS
 from ...core.errors import Overloaded, TokenmillError, Unavailable, UpstreamFailed
 from ...core.ports import Clock
 from ...core.request import Request, SamplingParams
@@ -25,8 +27,6 @@ from ..helper import Caller, caller_of
 from ..json_encoder import encode_json
 from ..limits import Limits
 from ..models.book import UPSTREAM
-from ..tenants.quotas import RESERVED_OUTPUT
-from ..tenants.tenant import NO_LIMITS
 from .body import Passed
 from .choice import best
 from .connection import BadReply, UpstreamConnection

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 
+from ...control.audit.log import AuditLog
+from ...control.usage.meter import Meter
+from ...control.usage.record import Account
 from ...core.ports import Clock
-from ..audit.log import AuditLog
 from ..limits import Limits
 from ..models.book import ModelBook
-from ..usage.meter import Meter
-from ..usage.record import Account
 from .metrics import UpstreamMetrics
 from .passing import Ended, UpstreamModel
 from .prefixes import Prefixes

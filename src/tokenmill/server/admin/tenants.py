@@ -12,17 +12,17 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...control.tenants.access import Access
+from ...control.tenants.records import KeyRecord
+from ...control.tenants.settings import TenantSettings
+from ...control.tenants.store import TenantStore
+from ...control.tenants.tenant import ADMIN
 from ...core.errors import ConfigError, InvalidRequest, NotFound
 from ..fields import Fields
 from ..http import JSONReply
 from ..limits import Limits
 from ..reading import parse_small
 from ..scopes import require_admin, require_operator
-from .access import Access
-from .records import KeyRecord
-from .settings import TenantSettings
-from .store import TenantStore
-from .tenant import ADMIN
 
 MAX_OVERLAP_S = 30 * 24 * 3600
 _MAX_TIME_S = 10**11

@@ -8,11 +8,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...control.usage.books import Books
+from ...control.usage.question import page, read_question
 from ...core.errors import NotFound
 from ..http import JSONReply
 from ..scopes import require_operator
-from .books import Books
-from .question import page, read_question
 
 
 def routes(books: Books | None, wall_s: Callable[[], float]) -> list[Route]:

@@ -27,7 +27,7 @@ class Happenings:
         return [each for _, each in zip(range(limit), reversed(self._last), strict=False)]
 
     def worker(self, state: str, facts: WorkerFacts) -> None:
-        """A worker has come into a state (`server.workers.roster`) or into a pool, or has left."""
+        """A worker has come into a state (`control.workers.roster`) or into a pool, or has left."""
         self._note(state, worker=facts.id, pool=facts.pool)
 
     def came(self, number: int, facts: WorkerFacts) -> None:

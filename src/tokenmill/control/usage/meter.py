@@ -24,7 +24,7 @@ from .record import Account
 
 
 class Followed(Protocol):
-    """A stream whose tokens are counted as they come. is_immediate: its reader gets each output as it comes. is_awaited: a
+    """A stream whose tokens are counted as they come. is_immediate: its reader gets each output at once. is_awaited: a
     reader waits for what comes next."""
 
     @property

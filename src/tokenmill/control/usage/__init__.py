@@ -2,5 +2,5 @@
 
 meter     calls -> entries of the journal             record   an entry's bytes, and bytes -> entries
 journal   the files that a front end appends to       ledger   SQLite: entries -> sums by time
-books     the thread that folds one into the other    question, page, routes   what is asked, and how it is told
+books     the thread that folds one into the other    question   what is asked
 """

@@ -8,6 +8,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...control.workers.roster import POOL_NAME, POOL_RULE, READY, Worker
 from ...core.errors import InvalidRequest, NotFound
 from ..client import EngineClient
 from ..fields import Fields
@@ -15,7 +16,6 @@ from ..http import JSONReply
 from ..limits import Limits
 from ..reading import parse_small
 from ..scopes import require_local_admin, require_operator
-from .roster import POOL_NAME, POOL_RULE, READY, Worker
 
 
 def routes(client: EngineClient, limits: Limits) -> list[Route]:

@@ -1,0 +1,1 @@
+"""The audit log: who did what, as a chain of entries whose head is signed. docs/security.md says what it proves."""

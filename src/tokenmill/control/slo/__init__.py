@@ -1,0 +1,1 @@
+"""Service level objectives: what requests ask for, what their traffic shows, and whether it was met."""

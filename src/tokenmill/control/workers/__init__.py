@@ -1,0 +1,1 @@
+"""The workers of a front end as its operator sees and moves them."""
