@@ -55,11 +55,26 @@ def test_a_kind_is_bounded_and_the_owner_with_the_most_makes_room(file: StateFil
         (size_bytes,) = asyncio.run(
             file.do(lambda: file.database.execute("SELECT SUM(size_bytes) FROM kept WHERE kind = 'a'").fetchone())
         )
-        assert size_bytes <= A.max_bytes
+        assert size_bytes <= 1000
     assert keys(file, A, "few") == ["first"] and keys(file, B, "many") == ["b"]
     left = keys(file, A, "many")
     assert left[-1] == "for ever" and left[:-1] == [f"{number:02}" for number in range(30)][-len(left) + 1 :]
     assert len(left) >= 8
+
+
+def test_a_kind_of_no_bytes_keeps_nothing_and_one_without_a_bound_all(file: StateFile) -> None:
+    none = Kind("none", 0)
+    for kind in (none, B):
+        put(file, kind, "me", "a", size=2000)
+    assert keys(file, none, "me") == [] and keys(file, B, "me") == ["a"]
+
+
+def test_what_is_deleted_is_overwritten_whatever_sqlite_was_built_for(file: StateFile) -> None:
+    def look() -> None:
+        assert file.database.execute("PRAGMA secure_delete").fetchone() == (1,)
+
+    assert "secure_delete=ON" in KEPT.settings
+    file.ask(look)
 
 
 def test_what_has_expired_is_found_by_nobody_and_overwritten(file: StateFile, tmp_path: Path) -> None:

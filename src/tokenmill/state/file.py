@@ -7,14 +7,12 @@ import logging
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from .database import Schema, open_database, transaction
 from .kept import KEPT, Former, convert, take_over
 from .writer import BackgroundWriter
 
 FAILURES = (sqlite3.Error, OSError, MemoryError)
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 

@@ -75,10 +75,10 @@ class Former(NamedTuple):
 
 class Kind(NamedTuple):
     """Rows of one kind in an open database, for its thread. What writes is inside a transaction of the caller's.
-    max_bytes: kept of it; 0: what it takes."""
+    max_bytes: kept of it; None: what it takes."""
 
     name: str
-    max_bytes: int = 0
+    max_bytes: int | None = None
 
     def put(
         self, database: sqlite3.Connection, owner: str, key: Key, body: bytes, expires_s: float, size_bytes: int = 0
@@ -124,7 +124,7 @@ class Kind(NamedTuple):
             for owner, key, freed in database.execute(expired, (self.name, now_s)).fetchall():
                 self.delete(database, owner, key)
                 held -= freed
-        if held <= self.max_bytes or not self.max_bytes:
+        if self.max_bytes is None or held <= self.max_bytes:
             return
         while held > self.max_bytes * _ROOM:
             (owner,) = database.execute(

@@ -56,6 +56,7 @@ class AnswerStore:
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._file = StateFile(file) if isinstance(file, str) else file
+        self._max_bytes = max_bytes
         self._kind = Kind(_KIND, max_bytes)
         self._kept_s = kept_s
         self._wall_s = wall_s
@@ -64,7 +65,7 @@ class AnswerStore:
     @property
     def max_answer_bytes(self) -> int:
         """A longer answer is not kept."""
-        return self._kind.max_bytes // 8
+        return self._max_bytes // 8
 
     def open(self) -> None:
         """Raises ConfigError where the file cannot be used."""

@@ -77,6 +77,7 @@ class ResponseStore:
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._file = StateFile(file) if isinstance(file, str) else file
+        self._max_bytes = max_bytes
         self._kind = Kind(_KIND, max_bytes)
         self._kept_s = kept_s
         self._wall_s = wall_s
@@ -85,7 +86,7 @@ class ResponseStore:
     @property
     def max_record_bytes(self) -> int:
         """A call with more input than this is not kept."""
-        return self._kind.max_bytes // 8
+        return self._max_bytes // 8
 
     def open(self) -> None:
         """Raises ConfigError where the file cannot be used."""
