@@ -217,6 +217,14 @@ def parse_command(command: str) -> argparse.ArgumentParser:
     return choices[command]
 
 
+def test_serve_has_the_repetition_penalty_by_the_flag_of_others_alone(capsys):
+    """`--repeat-penalty` is llama-server's; `--repetition-penalty` belongs to `chat` and `generate`."""
+    assert parse(["serve", "--repeat-penalty", "1.1"]).override_generation_config == {"repetition_penalty": 1.1}
+    with pytest.raises(SystemExit) as refused:
+        parse(["serve", "--repetition-penalty", "1.1"])
+    assert refused.value.code == 2 and "--repetition-penalty" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["serve", "chat", "generate"])
 def test_the_table_is_sound(command):
     """Each flag stands once, reasons are phrases, spellings lead to flags that exist, and each flag is accepted or

@@ -47,6 +47,7 @@ SPELLED: Mapping[str, tuple[str, ...]] = {
         flag: (f"{_SAMPLING}{name}[]" if isinstance(declared.default, tuple) else f"{_SAMPLING}{name}",)
         for name, declared in SETTINGS.items()
         for flag in declared.flags(name)
+        if flag != "--repetition-penalty"  # no server has a flag of this name
     },
     "-n": (f"{_SAMPLING}max_tokens",),
     "--predict": (f"{_SAMPLING}max_tokens",),
