@@ -74,7 +74,7 @@ class Request:
     yields          ticket under which its KV is offered: it stops after its first new token, to go on elsewhere
     dry_breakers    tokens over which DRY sees no repetition, in rising order
     session         what its client calls the conversation that it belongs to; "": nothing
-    keys            keys of the prompt's full blocks, joined (cache.hashing); b"": nobody has made them
+    keys            keys of the prompt's full blocks, joined (kv.blocks.hashing); b"": nobody has made them
     arrival_s       when the front end admitted it, on the monotonic clock of whoever holds the request
     pooling         the vector it wants; None: it wants tokens
     embeds          inputs that are not token ids, in order; `prompt_tokens` have placeholders in their places
