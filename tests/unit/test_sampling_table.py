@@ -58,7 +58,13 @@ def test_each_setting_is_reached_by_its_flags_and_told_to_others() -> None:
 def test_a_header_that_says_the_same_is_left_as_it_is(tmp_path: Path) -> None:
     """So the build, which looks at times, compiles nothing for it; one that says something else is written."""
     header = tmp_path / "made" / "sampling_columns.h"
-    write = [sys.executable, str(Path(__file__).parents[2] / "native" / "write_sampling_columns.py"), str(header)]
+    write = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(Path(__file__).parents[2] / "native" / "write_sampling_columns.py"),
+        str(header),
+    ]
     subprocess.run(write, check=True)
     assert header.read_text() == sampling.native_header()
     os.utime(header, ns=(1, 1))
