@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from simtest.tier_run import TierReport, Trouble, run_tiers
 from tokenmill.kv.blocks import fetch
 from tokenmill.kv.blocks.manager import BlockManager
 from tokenmill.kv.connector.scheduler import load_or_recompute, overlapped_load, rates, transfers
@@ -18,7 +19,6 @@ from tokenmill.kv.connector.scheduler.tiers import Tiers
 from tokenmill.kv.connector.scheduler.transfers import Transfers
 from tokenmill.kv.connector.scheduler.writes import Writes
 from tokenmill.sim import tier_store
-from tokenmill.sim.tier_run import TierReport, Trouble, run_tiers
 from tokenmill.sim.tiers import TierFaults
 
 NUM_SEEDS = 120
@@ -39,7 +39,7 @@ def run_or_tell(seed: int, trouble: Trouble | None = None) -> TierReport:
     try:
         return run_tiers(seed, trouble)
     except BaseException as error:
-        error.add_note(f"Replay: tokenmill.sim.tier_run.run_tiers({seed}, {trouble})")
+        error.add_note(f"Replay: simtest.tier_run.run_tiers({seed}, {trouble})")
         raise
 
 

@@ -1,6 +1,7 @@
 """Routing with KV stores on a trace of conversations: real engines, gateway, stores and managers on virtual time.
 
-    python tests/sim/route_tiers.py TRACE.jsonl[.gz] [--requests 1500] [--workers 8] [--per-store 2] [--speed 1]
+    PYTHONPATH=scripts python tests/sim/route_tiers.py TRACE.jsonl[.gz] [--requests 1500] [--workers 8]
+        [--per-store 2] [--speed 1]
 
 Lengths and hash blocks of the trace are an eighth of what they are, so that pools, which hold a quarter of the working
 set together, and stores are in proportion. Three ways: without tiers; with tiers of which the front end knows nothing,
@@ -15,12 +16,12 @@ import time
 
 from route_mooncake import HASH_TOKENS, Line, read
 
+from scale import Ask, ScaleReport, run_scale
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.tiers import DISK, HOST
-from tokenmill.sim.scale import Ask, ScaleReport, run_scale
 from tokenmill.sim.tier_plan import TierSpec, TierSpecs
 
 SCALE = 8

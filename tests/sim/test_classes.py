@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from simtest.cluster import run_cluster
+from simtest.cluster_kinds import make_deaths
 from tokenmill.core.request import IDLE_PRIORITY
 from tokenmill.core.terms import Terms
-from tokenmill.sim.cluster import run_cluster
-from tokenmill.sim.cluster_kinds import make_deaths
 from tokenmill.sim.run import run_scenario
 from tokenmill.sim.workload import Arrival, Scenario, make_scenario
 

@@ -13,24 +13,24 @@ from typing import Any
 
 import pytest
 
+from simtest.cluster import ClusterReport, run_seed
 from tokenmill.cluster.events import Leaves, Stepped
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.core.effects import FetchBlocks
 from tokenmill.kv.connector.scheduler.transfers import Transfers
-from tokenmill.sim.cluster import ClusterReport, run_seed
 from tokenmill.sim.executor import Violation
 from tokenmill.sim.loop import Deadlock, TimeLimit
 
 NUM_SEEDS = 200
 SEEDS_PER_TEST = 50
-SRC = Path(__file__).resolve().parents[2] / "src"
+PATHS = (Path(__file__).resolve().parents[2] / "src", Path(__file__).resolve().parents[1])
 
 
 def run_seed_or_tell(seed: int, kind: str) -> ClusterReport:
     try:
         return run_seed(seed, kind)
     except BaseException as error:
-        error.add_note(f"Replay: PYTHONPATH=src python -m tokenmill.sim.cluster --kind {kind} --seed {seed}")
+        error.add_note(f"Replay: PYTHONPATH=tests python -m simtest.cluster --kind {kind} --seed {seed}")
         raise
 
 
@@ -93,10 +93,10 @@ def test_what_a_worker_says_after_it_was_let_go_counts_for_nothing() -> None:
 
 def test_runs_are_deterministic_under_any_hash_seed() -> None:
     """The digest of outputs and times is equal in processes with different string hashing."""
-    command = [sys.executable, "-m", "tokenmill.sim.cluster", "--seed", "14", "--count", "3"]
+    command = [sys.executable, "-m", "simtest.cluster", "--seed", "14", "--count", "3"]
     outputs = []
     for hash_seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONPATH": str(SRC), "PYTHONHASHSEED": hash_seed}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, PATHS)), "PYTHONHASHSEED": hash_seed}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
         outputs.append(done.stdout)
     assert outputs[0] == outputs[1]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from simtest.cluster import run_seed
 from tokenmill.cluster.entry import Entry
 from tokenmill.cluster.events import Stepped
 from tokenmill.cluster.gateway import Gateway
@@ -17,7 +18,6 @@ from tokenmill.cluster.placing import Placing
 from tokenmill.core.moves import Continue, Release
 from tokenmill.kv.connector.scheduler.kv_export import KVExports, _Export
 from tokenmill.kv.connector.scheduler.kv_import import KVImports, _Import
-from tokenmill.sim.cluster import run_seed
 from tokenmill.sim.executor import Violation
 from tokenmill.sim.loop import Deadlock, TimeLimit
 

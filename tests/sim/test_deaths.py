@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from simtest.cluster import run_seed
 from tokenmill.cluster.entry import Entry
 from tokenmill.cluster.events import Left
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.cluster.placing import Placing
 from tokenmill.cluster.suspects import Suspects
 from tokenmill.core.request import Request
-from tokenmill.sim.cluster import run_seed
 from tokenmill.sim.executor import Violation
 from tokenmill.sim.loop import Deadlock, TimeLimit
 
@@ -32,7 +32,7 @@ def test_every_seed_holds(first: int) -> None:
         try:
             report = run_seed(seed)
         except BaseException as error:
-            error.add_note(f"Replay: PYTHONPATH=src python -m tokenmill.sim.cluster --kind deaths --seed {seed}")
+            error.add_note(f"Replay: PYTHONPATH=tests python -m simtest.cluster --kind deaths --seed {seed}")
             raise
         totals.update(dict(report.ends))
         totals.update(deaths=report.num_left, resumed=report.num_resumed, poisoned=report.num_poisoned)

@@ -8,10 +8,9 @@ from functools import cache
 
 import pytest
 
-from tokenmill.sim.kv_curves import CURVE
-from tokenmill.sim.kv_report import draw
+from kv_report import CURVE, draw
+from kv_study import POLICIES, replay, study
 from tokenmill.sim.kv_reuse import Worth, bound_s, lru_s, num_reused, runs_of, total_s, working_set, worth_of
-from tokenmill.sim.kv_study import POLICIES, replay, study
 from tokenmill.sim.kv_traces import Asked, Load, agentic, load_of, mooncake
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
+from simtest.moves import Report, run_moves
 from tokenmill.core.block import full_groups
 from tokenmill.core.errors import EngineFailed
 from tokenmill.core.moves import EndMove, KVSource, PullBlocks, SendBlocks
 from tokenmill.kv.connector.scheduler import kv_export, kv_import
 from tokenmill.sim.executor import Violation
 from tokenmill.sim.loop import VirtualLoop
-from tokenmill.sim.moves import Report, run_moves
 from tokenmill.sim.peers import ToyNetwork, ToyPeer
 from tokenmill.sim.pools import ToyPool
 

@@ -6,12 +6,12 @@ from random import Random
 
 from route_mooncake import COSTS, Line, run
 
+from scale import Ask, run_scale
 from tokenmill.cluster.events import Effects
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.cluster.replication import replication_named
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
-from tokenmill.sim.scale import Ask, run_scale
 
 
 def conversations(num_requests: int) -> list[Line]:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from scale import run_scale, synthetic
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.terms import USUAL, Terms
-from tokenmill.sim.scale import run_scale, synthetic
 
 CONFIG = EngineConfig(groups=full_groups(4096), max_model_len=4096, max_num_batched_tokens=512, max_num_seqs=64)
 LAWS = {

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
+from scale import Ask, power_law, run_scale, synthetic
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.cluster.pools import decision_named
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
-from tokenmill.sim.scale import Ask, power_law, run_scale, synthetic
 
 CONFIG = EngineConfig(groups=full_groups(512), max_model_len=4096, max_num_batched_tokens=256)
 COSTS = Costs(step_s=0.01, token_s=0.0001)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
+from scale import Ask, ScaleReport, run_scale
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.tiers import DISK, HOST
-from tokenmill.sim.scale import Ask, ScaleReport, run_scale
 from tokenmill.sim.tier_plan import TierSpec, TierSpecs
 
 BLOCK_BYTES = 320 * 1024 * 16

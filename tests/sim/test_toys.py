@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from simtest import cluster, moves, tier_run
+from simtest.cluster_kinds import make_deaths
 from tokenmill.core import block
 from tokenmill.core.block import KEY_BYTES, cross_group, state_group
 from tokenmill.core.embeds import Embeds
@@ -27,8 +29,7 @@ from tokenmill.engine.ledger import StepLedger
 from tokenmill.engine.state import EngineState
 from tokenmill.kv.blocks import encoder, hashing
 from tokenmill.kv.blocks.encoder import EncoderLedger
-from tokenmill.sim import cluster, executor, moves, run, tier_run
-from tokenmill.sim.cluster_kinds import make_deaths
+from tokenmill.sim import executor, run
 from tokenmill.sim.executor import ToyExecutor, Violation
 from tokenmill.sim.workload import Arrival, Scenario, known_blocks, make_scenario
 

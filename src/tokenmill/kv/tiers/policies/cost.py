@@ -1,4 +1,4 @@
-"""Recompute seconds saved per second kept: the default, since it saves most on every trace of `sim.kv_study`.
+"""Recompute seconds saved per second kept: the default, since it saves most on every trace of `scripts/kv_study.py`.
 
     worth = recompute seconds * most over T of   P(used within T | age, uses) / E[seconds until it is used, at most T]
 

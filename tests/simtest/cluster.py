@@ -8,8 +8,8 @@ A seeded scenario is served by one or several workers while faults of the seed h
     at the end      the gateway's books are empty; no engine holds a request, a block or a reservation
     liveness        a hang is a Deadlock, a run that goes on for ever a TimeLimit (sim.loop)
 
-`python -m tokenmill.sim.cluster --seed N` repeats one seed. The digest of a run covers each output and its time; it is
-equal on every machine and under every PYTHONHASHSEED.
+`PYTHONPATH=tests python -m simtest.cluster --seed N` repeats one seed. The digest of a run covers each
+output and its time; it is equal on every machine and under every PYTHONHASHSEED.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
-from ..cluster.events import Effects, GatewayEvent, GivenUp
-from ..cluster.pools import decision_named
-from ..cluster.rescheduling import policy_named
-from ..core.block import BlockKey
-from ..core.effects import Event
-from ..core.errors import EngineFailed, Overloaded
-from ..core.events import FINISH_ABORT
-from ..core.ports import Executor
-from .at_random import Copycat, Wanderlust
-from .check import ClientStream, check_saved, check_stream
-from .cluster_kinds import MAKERS, Cluster
-from .cluster_stores import FACTS, Stores
-from .executor import ToyExecutor
-from .faults import strike
-from .front import Front
-from .loop import VirtualLoop
-from .network import Network
-from .peers import ToyNetwork
-from .store import Slots
-from .tier_store import ToyTiers
-from .worker import Build, Worker
-from .workload import VOCAB_SIZE, Scenario
+from simtest.at_random import Copycat, Wanderlust
+from simtest.cluster_kinds import MAKERS, Cluster
+from simtest.cluster_stores import FACTS, Stores
+from simtest.faults import strike
+from tokenmill.cluster.events import Effects, GatewayEvent, GivenUp
+from tokenmill.cluster.pools import decision_named
+from tokenmill.cluster.rescheduling import policy_named
+from tokenmill.core.block import BlockKey
+from tokenmill.core.effects import Event
+from tokenmill.core.errors import EngineFailed, Overloaded
+from tokenmill.core.events import FINISH_ABORT
+from tokenmill.core.ports import Executor
+from tokenmill.sim.check import ClientStream, check_saved, check_stream
+from tokenmill.sim.executor import ToyExecutor
+from tokenmill.sim.front import Front
+from tokenmill.sim.loop import VirtualLoop
+from tokenmill.sim.network import Network
+from tokenmill.sim.peers import ToyNetwork
+from tokenmill.sim.store import Slots
+from tokenmill.sim.tier_store import ToyTiers
+from tokenmill.sim.worker import Build, Worker
+from tokenmill.sim.workload import VOCAB_SIZE, Scenario
 
 _LIMIT_S = 200.0
 _SETTLE_S, _SETTLE_QUIET_S = 31.0, 15.0
@@ -295,7 +295,7 @@ def run_seed(seed: int, kind: str = "deaths") -> ClusterReport:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tokenmill.sim.cluster", description="Let a cluster fail.")
+    parser = argparse.ArgumentParser(prog="python -m simtest.cluster", description="Let a cluster fail.")
     parser.add_argument("--seed", type=int, default=0, help="first seed")
     parser.add_argument("--count", type=int, default=1, help="number of seeds")
     parser.add_argument("--kind", choices=MAKERS, default="faults", help="what happens")

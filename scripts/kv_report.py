@@ -4,11 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import log10
+from typing import NamedTuple
 
-from .kv_curves import Curve, Point
+from tokenmill.sim.kv_traces import Load
 
 _COLOURS = {"lru": "#0072b2", "cost": "#d55e00", "bound": "#666"}
 _WIDE, _HIGH, _LEFT, _TOP = 360, 180, 40, 24
+
+
+CURVE = tuple(10 ** (3 + step / 4) for step in range(17))
+"""Blocks, 1,000 to 10 million."""
+
+
+class Point(NamedTuple):
+    """saved: policy -> share of what endless room would save. bound: no policy saves more."""
+
+    share: float
+    num_blocks: int
+    saved: dict[str, float]
+    bound: float
+
+
+class Curve(NamedTuple):
+    """points: of LRU and of the bound, at CURVE."""
+
+    load: Load
+    model: str
+    total_s: float
+    working_set: int
+    points: tuple[Point, ...]
+    lru: tuple[float, ...]
+    bound: tuple[float, ...]
 
 
 def draw(curves: Sequence[Curve], policies: Sequence[str], sizes: Sequence[float]) -> tuple[str, str]:
@@ -21,8 +47,8 @@ def _page(curves: Sequence[Curve], policies: Sequence[str]) -> Iterator[str]:
     yield ""
     models = {curve.model for curve in curves}
     costs = f"--costs {models.pop()} " if len(models) == 1 else ""
-    yield f"Made by `python -m tokenmill.sim.kv_study TRACES {costs}--out docs/reports`; how is said in"
-    yield "`sim/kv_study.py`, `kv_traces.py` and `kv_reuse.py`. Cells: recompute seconds saved, of all there is."
+    yield f"Made by `python scripts/kv_study.py TRACES {costs}--out docs/reports`; how is said in"
+    yield "`scripts/kv_study.py`, `kv_traces.py` and `kv_reuse.py`. Cells: recompute seconds saved, of all there is."
     yield "*Size*: blocks, and as a share of the working set, with which LRU saves 99 %. *Bound*: no policy saves more,"
     yield "whatever it knows of the future. *Closed*: what `cost` closes of LRU's gap to the bound. *Best*:"
     yield "`cost` as a share of the best of the others."

@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..sched.admission import refusal
-from .faults import CRASH, FLIP, FREEZE, HOLD, KINDS, LEAVE, Faults
-from .network import NO_DELAY, Shape
-from .worker import POISON_SEED
-from .workload import Arrival, Scenario, make_scenario
+from simtest.faults import CRASH, FLIP, FREEZE, HOLD, KINDS, LEAVE, Faults
+from tokenmill.sched.admission import refusal
+from tokenmill.sim.network import NO_DELAY, Shape
+from tokenmill.sim.worker import POISON_SEED
+from tokenmill.sim.workload import Arrival, Scenario, make_scenario
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from ..cluster.replication import CopyProposal, CopyView
-from ..cluster.rescheduling import Proposal, View
+from tokenmill.cluster.replication import CopyProposal, CopyView
+from tokenmill.cluster.rescheduling import Proposal, View
 
 
 class Wanderlust:

@@ -5,7 +5,7 @@ Steps take what a law of costs says of their rows (`core.cost.Costs`), one after
 takes its bytes over the wires of both hosts (`network`). Prompts are made of parts: equal parts at the head of two
 prompts are equal tokens, as the block hashes of a trace say.
 
-`python -m tokenmill.sim.scale --nodes 16 --requests 3000 --rate 40` prints latencies of a synthetic load.
+`python scripts/scale.py --nodes 16 --requests 3000 --rate 40` prints latencies of a synthetic load.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..cluster.events import Effects, GatewayEvent
-from ..cluster.gateway import Gateway
-from ..cluster.pools import DECISIONS, decision_named
-from ..cluster.rescheduling import POLICIES, policy_named
-from ..core.block import full_groups
-from ..core.config import EngineConfig
-from ..core.cost import Costs, StepLaw
-from ..core.events import Output
-from ..core.request import Request, SamplingParams
-from ..core.terms import USUAL, Terms
-from .deployment import LAN, Deployment, WorkerPlan
-from .loop import VirtualLoop, rare_collections
-from .network import Shape
-from .parts import PartsPlan
-from .service import Service, ServiceReport
-from .tier_plan import TierSpecs
-from .timed import END_TOKEN
+from tokenmill.cluster.events import Effects, GatewayEvent
+from tokenmill.cluster.gateway import Gateway
+from tokenmill.cluster.pools import DECISIONS, decision_named
+from tokenmill.cluster.rescheduling import POLICIES, policy_named
+from tokenmill.core.block import full_groups
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.cost import Costs, StepLaw
+from tokenmill.core.events import Output
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.terms import USUAL, Terms
+from tokenmill.sim.deployment import LAN, Deployment, WorkerPlan
+from tokenmill.sim.loop import VirtualLoop, rare_collections
+from tokenmill.sim.network import Shape
+from tokenmill.sim.parts import PartsPlan
+from tokenmill.sim.service import Service, ServiceReport
+from tokenmill.sim.tier_plan import TierSpecs
+from tokenmill.sim.timed import END_TOKEN
 
 
 class Ask(NamedTuple):
@@ -213,7 +213,7 @@ def power_law(mean: int, longest: int, exponent: float = 1.2) -> Callable[[rando
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tokenmill.sim.scale", description="Load a simulated cluster.")
+    parser = argparse.ArgumentParser(prog="python scripts/scale.py", description="Load a simulated cluster.")
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--rate", type=float, default=40.0, help="requests a second")

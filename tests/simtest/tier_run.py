@@ -16,25 +16,25 @@ import random
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from ..core.cost import Costs
-from ..core.effects import WRITES, StoreOpened
-from ..core.events import Abort, Drain, Output, StepOutputs, Submit
-from ..core.ports import FrontEnd
-from ..core.request import EXPORT, IMPORT, Request
-from ..core.tiers import DISK, HOST, REMOTE, TierFacts
-from ..engine.build import build_engine
-from ..engine.journal import Entry, Planned
-from ..engine.link import local_link
-from ..engine.replay import Replayed, replay
-from ..engine.shell import EngineShell
-from ..kv.tiers.config import TierConfig
-from ..kv.tiers.policies import ADMISSIONS, REPLACEMENTS
-from .check import ClientStream, check_stream
-from .executor import Failures, ToyExecutor
-from .loop import VirtualLoop
-from .tier_store import ToyMachine
-from .tiers import NO_FAULTS, Medium, Pace, TierFaults
-from .workload import VOCAB_SIZE, Scenario, make_scenario
+from tokenmill.core.cost import Costs
+from tokenmill.core.effects import WRITES, StoreOpened
+from tokenmill.core.events import Abort, Drain, Output, StepOutputs, Submit
+from tokenmill.core.ports import FrontEnd
+from tokenmill.core.request import EXPORT, IMPORT, Request
+from tokenmill.core.tiers import DISK, HOST, REMOTE, TierFacts
+from tokenmill.engine.build import build_engine
+from tokenmill.engine.journal import Entry, Planned
+from tokenmill.engine.link import local_link
+from tokenmill.engine.replay import Replayed, replay
+from tokenmill.engine.shell import EngineShell
+from tokenmill.kv.tiers.config import TierConfig
+from tokenmill.kv.tiers.policies import ADMISSIONS, REPLACEMENTS
+from tokenmill.sim.check import ClientStream, check_stream
+from tokenmill.sim.executor import Failures, ToyExecutor
+from tokenmill.sim.loop import VirtualLoop
+from tokenmill.sim.tier_store import ToyMachine
+from tokenmill.sim.tiers import NO_FAULTS, Medium, Pace, TierFaults
+from tokenmill.sim.workload import VOCAB_SIZE, Scenario, make_scenario
 
 LIMIT_S = 3600.0
 BLOCK_BYTES = 4096

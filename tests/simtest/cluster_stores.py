@@ -8,17 +8,17 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..core.block import KEY_BYTES
-from ..core.config import EngineConfig
-from ..core.effects import WRITES, StoreOpened
-from ..core.kv_events import STORED
-from ..core.tiers import DISK, HOST, REMOTE, TierEvent, TierEvents, TierFacts
-from ..kv.events.tier_relay import Watch
-from ..kv.tiers.config import TierConfig
-from .loop import VirtualLoop
-from .tier_store import ToyMachine
-from .tier_watch import TierWatch
-from .tiers import Medium, Pace, TierFaults
+from tokenmill.core.block import KEY_BYTES
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.effects import WRITES, StoreOpened
+from tokenmill.core.kv_events import STORED
+from tokenmill.core.tiers import DISK, HOST, REMOTE, TierEvent, TierEvents, TierFacts
+from tokenmill.kv.events.tier_relay import Watch
+from tokenmill.kv.tiers.config import TierConfig
+from tokenmill.sim.loop import VirtualLoop
+from tokenmill.sim.tier_store import ToyMachine
+from tokenmill.sim.tier_watch import TierWatch
+from tokenmill.sim.tiers import Medium, Pace, TierFaults
 
 BLOCK_BYTES = 4096
 FACTS = (TierFacts(HOST, 0, 1e-4, 1e9), TierFacts(DISK, 0, 1e-3, 1e8), TierFacts(REMOTE, 0, 1e-3, 1e7))

@@ -1,7 +1,7 @@
 """Which policy saves most: replays traces through the replacement policies of KV stores and compares what they save,
 in recompute seconds, with the most that any could (`kv_reuse`).
 
-    python -m tokenmill.sim.kv_study TRACES --out docs/reports
+    python scripts/kv_study.py TRACES --out docs/reports
 
 A tier of so many blocks, all of one size. A request uses the blocks at its head that the tier has and stores the rest.
 Sizes are shares of the working set: the room with which LRU saves 99 % of what endless room would.
@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.tiers import BlockFacts
-from ..kv.tiers.policies import pick
-from ..kv.tiers.replacement import Costs, TierBlock, block_kinds
-from .kv_curves import CURVE, Curve, Point
-from .kv_report import draw
-from .kv_reuse import Run, bound_s, lru_s, runs_of, total_s, working_set, worth_of
-from .kv_traces import Load, agentic, mooncake, servegen
+from kv_report import CURVE, Curve, Point, draw
+from tokenmill.core.tiers import BlockFacts
+from tokenmill.kv.tiers.policies import pick
+from tokenmill.kv.tiers.replacement import Costs, TierBlock, block_kinds
+from tokenmill.sim.kv_reuse import Run, bound_s, lru_s, runs_of, total_s, working_set, worth_of
+from tokenmill.sim.kv_traces import Load, agentic, mooncake, servegen
 
 POLICIES = ("lru", "lfu", "s3-fifo", "cost")
 SHARES = (0.05, 0.1, 0.25, 0.5)
@@ -132,9 +131,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tokenmill.sim.kv_study", description="Compare policies of KV tiers."
-    )
+    parser = argparse.ArgumentParser(prog="python scripts/kv_study.py", description="Compare policies of KV tiers.")
     parser.add_argument("traces", type=Path, help="folder of the traces")
     parser.add_argument("--out", type=Path, help="folder to write kv-policies.md and kv-policies.svg to")
     parser.add_argument("--only", choices=[stem for stem, _ in TRACES.values()], help="one trace")

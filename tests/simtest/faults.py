@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .front import Front
-from .worker import Worker
+from tokenmill.sim.front import Front
+from tokenmill.sim.worker import Worker
 
 CRASH, FREEZE, SLOW, CUT, HOLD, LEAVE, FLIP = "crash", "freeze", "slow", "cut", "hold", "leave", "flip"
 KINDS = (CRASH, FREEZE, SLOW, CUT, HOLD, LEAVE)

@@ -6,7 +6,8 @@
 
 The front end here decides by a seed and follows the vocabulary of `core.moves`; no policy is involved. Some requests
 begin in one engine and go on in another after their first token, some move once they run, some do both; offers of
-others are never made, and moves are broken off at any point. `python -m tokenmill.sim.moves --seed N` repeats one seed.
+others are never made, and moves are broken off at any point.
+`PYTHONPATH=tests python -m simtest.moves --seed N` repeats one seed.
 """
 
 from __future__ import annotations
@@ -18,22 +19,32 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..core.block import BlockKey
-from ..core.effects import JobEnded
-from ..core.events import FINISH_ABORT, FINISH_MOVED, Abort, Drain, FromEngine, Output, StepOutputs, Submit, ToEngine
-from ..core.moves import Continue, KVSource, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
-from ..core.request import Request
-from ..engine.build import build_engine
-from ..engine.journal import Entry, Handled
-from ..engine.link import LocalFrontEnd, local_link
-from ..engine.replay import replay
-from ..engine.shell import EngineShell
-from ..kv.blocks.hashing import extend_keys, root_key
-from .check import ClientStream, check_stream
-from .executor import Failures, ToyExecutor
-from .loop import VirtualLoop
-from .peers import ToyNetwork
-from .workload import VOCAB_SIZE, Scenario, make_scenario
+from tokenmill.core.block import BlockKey
+from tokenmill.core.effects import JobEnded
+from tokenmill.core.events import (
+    FINISH_ABORT,
+    FINISH_MOVED,
+    Abort,
+    Drain,
+    FromEngine,
+    Output,
+    StepOutputs,
+    Submit,
+    ToEngine,
+)
+from tokenmill.core.moves import Continue, KVSource, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
+from tokenmill.core.request import Request
+from tokenmill.engine.build import build_engine
+from tokenmill.engine.journal import Entry, Handled
+from tokenmill.engine.link import LocalFrontEnd, local_link
+from tokenmill.engine.replay import replay
+from tokenmill.engine.shell import EngineShell
+from tokenmill.kv.blocks.hashing import extend_keys, root_key
+from tokenmill.sim.check import ClientStream, check_stream
+from tokenmill.sim.executor import Failures, ToyExecutor
+from tokenmill.sim.loop import VirtualLoop
+from tokenmill.sim.peers import ToyNetwork
+from tokenmill.sim.workload import VOCAB_SIZE, Scenario, make_scenario
 
 _LIMIT_S = 3600.0
 _PATIENCE_S = 1.0
@@ -349,7 +360,7 @@ def _engine(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tokenmill.sim.moves", description="Move requests by seed.")
+    parser = argparse.ArgumentParser(prog="python -m simtest.moves", description="Move requests by seed.")
     parser.add_argument("--seed", type=int, default=0, help="first seed")
     parser.add_argument("--count", type=int, default=1, help="number of seeds")
     options = parser.parse_args(arguments)
