@@ -5,8 +5,7 @@
     Opened    the choices of a call                       GivenUp  a client wants no more of a choice
     Ticked    time has passed: deadlines may be due
     Stepped   what an engine reports after a step         Told     what it says else
-    Repeated  the same of several steps, for simulations  Pooled   an engine serves in another pool from now
-    Closed    no engine will come any more
+    Pooled    an engine serves in another pool from now   Closed   no engine will come any more
 
 The gateway's shell carries `Effects` out, in the order of the fields.
 """
@@ -93,18 +92,6 @@ class Stepped:
     step: StepOutputs
 
 
-@dataclass(frozen=True, slots=True)
-class Repeated:
-    """Steps of an engine that were alike, told at once: each gave one token of each of `step.outputs`, which hold all
-    of them, and nothing else; `step.stats` are those after the last. times: when each was heard. For who simulates
-    (`sim.leaper`); what follows from the durations of single steps is told by FrontDesk.pace, in the order of all
-    engines' steps."""
-
-    link: int
-    step: StepOutputs
-    times: Sequence[float]
-
-
 Pace = tuple[float, int, float, int]
 """Of a step that is told later: when it was heard of, the engine's link, seconds, tokens."""
 
@@ -131,7 +118,7 @@ class Closed:
     failure: TokenmillError
 
 
-GatewayEvent = Joined | Left | Leaves | Opened | GivenUp | Ticked | Stepped | Repeated | Told | Pooled | Closed
+GatewayEvent = Joined | Left | Leaves | Opened | GivenUp | Ticked | Stepped | Told | Pooled | Closed
 
 
 class Ended(NamedTuple):

@@ -36,7 +36,7 @@ class StepLedger:
         return step
 
     def skip(self, num_steps: int) -> None:
-        """So many steps were composed elsewhere, the one in the making first (`leap`)."""
+        """So many steps were composed elsewhere, the one in the making first (`sim.fast_forward`)."""
         self.step = Step(self.step.number + num_steps)
 
     @property

@@ -22,7 +22,6 @@ from ..cluster.events import (
     Opened,
     Pace,
     Pooled,
-    Repeated,
     Stepped,
     Telling,
     Ticked,
@@ -31,7 +30,6 @@ from ..cluster.events import (
 from ..cluster.gateway import Gateway
 from ..cluster.keys import with_keys
 from ..cluster.liveness import LOOK_S, Liveness
-from ..cluster.repeated import repeat
 from ..core.events import (
     FINISH_MOVED,
     Abort,
@@ -50,7 +48,8 @@ from ..core.kv_events import KVEvents
 from ..core.policy import ENTERS, Verdict
 from ..core.ports import FrontEnd, Pushing, hear_all
 from ..core.request import Request
-from .late import Late
+from .fast_forward.late import Late
+from .fast_forward.repeated import Repeated, repeat
 from .loop import VirtualLoop
 
 Hear = Callable[[GatewayEvent, Effects], None]

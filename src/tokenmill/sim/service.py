@@ -24,8 +24,8 @@ from ..core.policy import Newcomer
 from ..core.ports import Executor
 from ..core.request import Request
 from .deployment import Deployment, WorkerPlan
+from .fast_forward.leaper import Leaper
 from .front import Front
-from .leaper import Leaper
 from .loop import VirtualLoop
 from .network import Network
 from .parts import Parts

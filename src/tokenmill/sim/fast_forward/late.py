@@ -3,7 +3,7 @@ anything, in the order of its arrival, so that all that it decides and all times
 bit.
 
 Where the gateway has nothing to decide after a step (`waits_for_steps`), steps of a leap are told at once
-(`cluster.events.Repeated`), in two parts. What the gateway keeps of single steps is how long they took, in the order of
+(`Repeated`), in two parts. What the gateway keeps of single steps is how long they took, in the order of
 all workers' steps: that is told before it hears of any other step. Their outputs, and the engine's state after the last
 of them, are told before something is decided by them: as a call comes, those of the engines that its place depends on
 (`Placing.looks_at`), or of all where answers in the making are looked at (`FrontDesk.catch_up`).
@@ -19,11 +19,12 @@ from heapq import heappop, heappush, heapreplace
 from operator import itemgetter
 from typing import Protocol
 
-from ..cluster.events import Pace, Repeated
-from ..core.block import KEY_BYTES
-from ..core.events import FromEngine
-from ..core.request import Request
-from .loop import VirtualLoop
+from ...cluster.events import Pace
+from ...core.block import KEY_BYTES
+from ...core.events import FromEngine
+from ...core.request import Request
+from ..loop import VirtualLoop
+from .repeated import Repeated
 
 _when = itemgetter(0, 1)
 

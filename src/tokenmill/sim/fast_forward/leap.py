@@ -17,16 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from ..core.cost import Work
-from ..core.events import EngineStats, FromEngine
-from ..core.sequence import Sequence
-from ..core.step import PlanRow, StepPlan, plan_row
-from ..core.work import step_work
-from ..sched.admission import max_running
-from ..sched.policies import slack
-from ..sched.steps import Step
-from .core import EngineCore
-from .stats import count_blocks
+from ...core.cost import Work
+from ...core.events import EngineStats, FromEngine
+from ...core.request import IDLE_PRIORITY
+from ...core.sequence import Sequence, Status
+from ...core.step import PlanRow, StepPlan, plan_row
+from ...core.work import step_work
+from ...engine.core import EngineCore
+from ...engine.stats import count_blocks
+from ...sched.admission import max_running
+from ...sched.policies import slack
+from ...sched.steps import Step
 
 _PLACES = [
     EngineStats._fields.index(name)
@@ -38,7 +39,7 @@ _PLACES = [
 
 
 class Leap:
-    """Of an engine that `quiet.may_leap`. Between its calls nobody else calls the core, before `land`.
+    """Of an engine that `may_leap`. Between its calls nobody else calls the core, before `land`.
 
     num_rows      of each step
     num_commits, num_plans   so far
@@ -141,7 +142,7 @@ class Leap:
                 made[step.number] = step
         num_commits = commits - num_before
         num_plans = num_commits if has_next else num_commits - 1
-        state.blocks.end_step(first.number + num_commits - 1)  # nothing is held back for it, by `quiet.may_leap`
+        state.blocks.end_step(first.number + num_commits - 1)  # nothing is held back for it, by `may_leap`
         self.num_commits, self.num_plans = commits, plans_before + num_plans
         self._context += num_plans * num_rows
         counters = state.counters
@@ -290,3 +291,39 @@ class Leap:
 def _work(step: Step, num_rows: int) -> Work:
     """As Step.work, also of one whose rows are not written down."""
     return Work(num_rows, num_rows, step.num_context, step.num_context)
+
+
+def may_leap(core: EngineCore, token: int) -> bool:
+    """Whether all that goes on are decodes that draw `token`, with steps of the same rows in flight, and nothing else
+    is under way."""
+    state, config = core.state, core.config
+    running, in_flight = state.running, state.in_flight
+    if not running or not in_flight or len(state.by_id) != len(running) or state.released or core.has_jobs:
+        return False
+    if state.has_store or state.writes is not None or state.token_log is not None or core.is_recorded:
+        return False
+    if state.drafts or any([pool.num_quarantined for pool in state.blocks.pools]):
+        return False
+    if state.blocks.has_windows or not config.keeps_kv or state.service.is_shared or state.moving:
+        return False
+    num_rows, depth = len(running), len(in_flight)
+    for step in in_flight:
+        if step.is_void or step.num_more_tokens or step.sequences != running:
+            return False
+    return num_rows <= config.max_num_batched_tokens and all(_goes_on(seq, depth, token) for seq in running)
+
+
+def _goes_on(seq: Sequence, depth: int, token: int) -> bool:
+    request = seq.request
+    return (
+        seq.status is Status.RUNNING
+        and seq.first_token_s >= 0
+        and seq.rows_in_flight == seq.num_pending == depth
+        and seq.num_planned == len(seq.tokens) + depth - 1
+        and request.priority < IDLE_PRIORITY
+        and request.terms.kv_share >= 1
+        and request.pooling is None
+        and not request.sampling.grammar
+        and request.sampling.logprobs is None
+        and token not in seq.stop_ids
+    )

@@ -1,5 +1,5 @@
-"""Leaps of a simulated worker over decode steps that nothing comes between (`engine.leap`), without a task, a timer and
-a message for each.
+"""Leaps of a simulated worker over decode steps that nothing comes between (`leap`), without a task, a timer and a
+message for each.
 
 When a worker has nothing but decodes that go on, and all is quiet, its next steps are known: when each ends, and what
 it gives. The worker then sleeps until the last of them, or until something arrives. What it would have done and said by
@@ -13,15 +13,15 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ..cluster.events import Pace, Repeated
-from ..cluster.index import STRIDE
-from ..core.events import FromEngine, Output, StepOutputs, output_of
-from ..engine.leap import Leap
-from ..engine.quiet import may_leap
-from ..engine.shell import EngineShell
+from ...cluster.events import Pace
+from ...cluster.index import STRIDE
+from ...core.events import FromEngine, Output, StepOutputs, output_of
+from ...engine.shell import EngineShell
+from ..loop import VirtualLoop
+from ..timed import DRAWN, Foreseen, TimedExecutor
 from .late import Head, Late
-from .loop import VirtualLoop
-from .timed import DRAWN, Foreseen, TimedExecutor
+from .leap import Leap, may_leap
+from .repeated import Repeated
 
 MOST_STEPS = 256
 """Of a leap."""

@@ -1,10 +1,23 @@
-"""Steps of an engine that were alike, told to a gateway at once: for simulations (`sim.leaper`). Pure."""
+"""Steps of an engine that were alike, told to a gateway at once."""
 
 from __future__ import annotations
 
-from ..core.events import Output
-from .events import Repeated
-from .gateway import Gateway
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...cluster.gateway import Gateway
+from ...core.events import Output, StepOutputs
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Steps of an engine that were alike, told at once: each gave one token of each of `step.outputs`, which hold all
+    of them, and nothing else; `step.stats` are those after the last. times: when each was heard. What follows
+    from the durations of single steps is told by FrontDesk.pace, in the order of all engines' steps."""
+
+    link: int
+    step: StepOutputs
+    times: Sequence[float]
 
 
 def repeat(gateway: Gateway, event: Repeated) -> list[Output]:
