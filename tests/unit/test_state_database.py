@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.state import database
-from tokenmill.state.database import Damaged, Schema, cannot_use, open_checked, open_database
+from tokenmill.state.database import Damaged, Schema, cannot_use, open_checked, open_database, schema_of
 
 SCHEMA = Schema("--tenants", (7, 1), "CREATE TABLE IF NOT EXISTS t (a);", ("journal_mode=WAL", "synchronous=OFF"))
 
@@ -41,6 +41,24 @@ def test_a_new_file_is_never_seen_without_its_tables(tmp_path: Path, monkeypatch
     assert mine.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     mine.close()
     assert [each.name for each in tmp_path.iterdir()] == ["new.db"]
+
+
+def test_what_a_killed_process_left_beside_is_removed_later(tmp_path: Path) -> None:
+    """Not what another one makes just now, nor what only looks like it."""
+    old = ["a.db.0123abcd.new", "a.db.0123abcd.new-wal", "a.db.before.0123abcd.new"]
+    others = ["a.db.89abcdef.new", "a.db.new", "xa.db.0123abcd.new", "a.db.damaged-20000101T000000-0123.new"]
+    for name in (*old, *others):
+        (tmp_path / name).touch()
+        if name != others[0]:
+            os.utime(tmp_path / name, (1.0, 1.0))
+    open_database(str(tmp_path / "a.db"), SCHEMA, busy_s=1.0).close()
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(["a.db", *others])
+
+
+def test_looking_at_the_mark_of_a_file_makes_none(tmp_path: Path) -> None:
+    (tmp_path / "a.db").symlink_to(tmp_path / "nowhere.db")
+    assert schema_of(str(tmp_path / "a.db"), [SCHEMA], 1.0) is SCHEMA
+    assert not (tmp_path / "nowhere.db").exists()
 
 
 def test_a_file_that_stays_locked_is_refused_in_time(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from test_resume_store import ANSWER, CALL, OUTPUTS
 
 from tokenmill.cli.state import open_kept_stores
-from tokenmill.core.errors import Unavailable
+from tokenmill.core.errors import ConfigError, Unavailable
 from tokenmill.server.repeats.store import AnswerStore
 from tokenmill.server.repeats.tape import Taped
 from tokenmill.server.responses.store import Record, ResponseStore
@@ -97,6 +97,42 @@ def test_answers_and_responses_of_before_are_found_in_the_file_of_both(
     answers.close()
     responses.close()
     assert sorted(each.name for each in tmp_path.iterdir()) == ["answers.db", "kept.db", "responses.db"]
+
+
+def test_a_file_that_a_flag_names_is_not_taken_over_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is of the form of now, whatever its name is; what the other kind had is taken over."""
+    monkeypatch.setenv("TOKENMILL_STATE", str(tmp_path))
+    written(tmp_path, time.time() - 3600)
+    for _ in range(2):
+        stores = open_kept_stores(str(tmp_path / "responses.db"), None)
+        responses, answers = stores
+        assert answers is not None and responses is not None
+        asyncio.run(check(answers, responses))
+        answers.close()
+        responses.close()
+    unnamed, _ = open_kept_stores(None, "off")
+    assert unnamed is not None
+    unnamed.close()
+
+
+def test_what_is_off_stops_no_start_and_is_taken_over_when_it_is_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENMILL_STATE", str(tmp_path))
+    written(tmp_path, time.time() - 3600)
+    whole = (tmp_path / "responses.db").read_bytes()
+    (tmp_path / "responses.db").write_bytes(b"damaged" + whole[7:])
+    off, answers = open_kept_stores("off", None)
+    assert off is None and answers is not None
+    answers.close()
+    with pytest.raises(ConfigError, match=r"--responses-store .*responses.db is damaged"):
+        open_kept_stores(None, "off")
+    (tmp_path / "responses.db").write_bytes(whole)
+    responses, answers = open_kept_stores(None, None)
+    assert answers is not None and responses is not None
+    asyncio.run(check(answers, responses))
+    answers.close()
+    responses.close()
 
 
 def test_answers_and_responses_of_before_are_found_in_files_of_their_own(tmp_path: Path) -> None:

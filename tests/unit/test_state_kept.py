@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sqlite3
@@ -12,10 +13,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tokenmill.core.errors import ConfigError
-from tokenmill.state.database import Schema, open_checked, open_database
+from tokenmill.state.database import Damaged, Schema, open_checked, open_database
 from tokenmill.state.file import StateFile
 from tokenmill.state.kept import KEPT, Former, Kind, Row
 
@@ -187,23 +189,85 @@ def old_file(path: Path, *names: str) -> None:
         database.executemany("INSERT INTO old VALUES (?, ?)", [(name, b"words") for name in names])
 
 
-def test_a_new_file_takes_over_those_of_before(tmp_path: Path) -> None:
-    """All of them or none, once; they stay as they were."""
+def test_a_file_takes_over_those_of_before(tmp_path: Path) -> None:
+    """Each whole or not at all, once, when its user first opens the file; they stay as they were."""
     for name in ("one", "two"):
         old_file(tmp_path / f"{name}.db", name)
     whole = {path: path.read_bytes() for path in tmp_path.iterdir()}
     path = str(tmp_path / "kept.db")
+    file = StateFile(path, takes_over=True)
     with pytest.raises(ConfigError, match=r"--old .*two.db cannot be used: database or disk is full"):
-        StateFile(path, formers=(former("one.db"), former("two.db", fails=True))).open()
-    assert not os.path.lexists(path)
+        file.open(former("two.db", fails=True))
     for _ in range(2):
-        file = StateFile(path, formers=(former("one.db"), former("two.db"), former("none.db")))
-        file.open()
-        assert keys(file, A, "me") == ["one", "two"]
+        file = StateFile(path, takes_over=True)
+        file.open(former("one.db"))
+        file.open(former("none.db"))
+        assert keys(file, A, "me") == ["one"]
+        file.close()
         file.close()
         old_file(tmp_path / "one.db", "too late")
     (tmp_path / "one.db").write_bytes(whole[tmp_path / "one.db"])
     assert {each: each.read_bytes() for each in whole} == whole
+    file.open(former("two.db"))
+    assert keys(file, A, "me") == ["one", "two"]
+    file.close()
+
+
+def test_a_value_of_before_that_cannot_be_read_is_damage(tmp_path: Path) -> None:
+    """Also where the bytes of the file are whole."""
+
+    def rows(database: sqlite3.Connection) -> Iterator[Row]:
+        for _, words in database.execute("SELECT name, words FROM old"):
+            yield Row("a", "me", msgspec.msgpack.decode(words, type=str), 0.0, 0, words)
+
+    old_file(tmp_path / "old.db", "one")
+    damaged = Former("old.db", OLD, rows)
+    with pytest.raises(ConfigError, match=r"--old .*old.db is damaged: "):
+        StateFile(str(tmp_path / "kept.db"), takes_over=True).open(damaged)
+    with pytest.raises(Damaged):
+        StateFile(str(tmp_path / "old.db")).open(damaged)
+
+
+_OPENER = """
+import sys
+from test_state_kept import former
+from tokenmill.state.file import StateFile
+
+file = StateFile(sys.argv[1], takes_over=sys.argv[2] == "taken over", busy_s=60.0)
+print("ready", flush=True)
+sys.stdin.read()
+file.open(former())
+file.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["converted", "taken over"])
+def test_of_processes_that_find_a_file_of_before_at_once_all_start(tmp_path: Path, how: str) -> None:
+    """One does it, and the copy beside is of before."""
+    old_file(tmp_path / "old.db", *(f"{number:05}" for number in range(20_000)))
+    path = str(tmp_path / ("old.db" if how == "converted" else "kept.db"))
+    command = [sys.executable, "-c", _OPENER, path, how]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            )
+            for _ in range(4)
+        ]
+        for process in processes:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        assert [process.wait() for process in processes] == [0] * len(processes)
+    file = StateFile(path)
+    file.open()
+    assert len(keys(file, A, "me")) == 20_000
+    file.close()
+    left = ["old.db", "old.db.before"] if how == "converted" else ["kept.db", "old.db"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == left
+    open_checked(str(tmp_path / ("old.db.before" if how == "converted" else "old.db")), OLD, busy_s=1.0).close()
 
 
 def test_a_file_that_was_named_is_converted_and_left_beside(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ..server.responses.store import ResponseStore
     from ..server.resume.store import ResumeStore
     from ..state.file import StateFile
-    from ..state.kept import Former
 
 OFF = "off"
 KEPT_FILE = "kept.db"
@@ -51,34 +50,26 @@ def open_response_store(chosen: str | None, files: dict[Path, StateFile]) -> Res
     """The store in the file `chosen`, or in that which is shared by default; None: there is none, because it is off, or
     because no file is chosen and there is none and none can be made, of which the log tells. files: by their paths,
     which more goes to. Raises ConfigError for one that is chosen, or is there, and cannot be used or trusted."""
-    from ..server.responses.store import ResponseStore
+    from ..server.responses.store import FORMER, ResponseStore
 
     def opened(path: Path) -> ResponseStore:
         store = ResponseStore(_kept_file(path, chosen, files))
         store.open()
         return store
 
-    return _opened(chosen, KEPT_FILE, opened, "Responses of /v1/responses are not kept.")
+    return _opened(chosen, KEPT_FILE, opened, "Responses of /v1/responses are not kept.", FORMER.name)
 
 
 def open_answer_store(chosen: str | None, files: dict[Path, StateFile]) -> AnswerStore | None:
     """The store of calls with an Idempotency-Key; chosen, files, None and errors as for responses."""
-    from ..server.repeats.store import AnswerStore
+    from ..server.repeats.store import FORMER, AnswerStore
 
     def opened(path: Path) -> AnswerStore:
         store = AnswerStore(_kept_file(path, chosen, files))
         store.open()
         return store
 
-    return _opened(chosen, KEPT_FILE, opened, "Calls with an Idempotency-Key are refused.")
-
-
-def kept_formers() -> tuple[Former, ...]:
-    """Files that the one of today takes over."""
-    from ..server.repeats.store import FORMER as ANSWERS
-    from ..server.responses.store import FORMER as RESPONSES
-
-    return (ANSWERS, RESPONSES)
+    return _opened(chosen, KEPT_FILE, opened, "Calls with an Idempotency-Key are refused.", FORMER.name)
 
 
 def _kept_file(path: Path, chosen: str | None, files: dict[Path, StateFile]) -> StateFile:
@@ -86,11 +77,12 @@ def _kept_file(path: Path, chosen: str | None, files: dict[Path, StateFile]) -> 
 
     path = path.absolute()
     if path not in files:
-        files[path] = StateFile(str(path), formers=() if chosen else kept_formers())
+        files[path] = StateFile(str(path), takes_over=not chosen)
     return files[path]
 
 
-def _opened(chosen: str | None, name: str, open_at: Callable[[Path], T], otherwise: str) -> T | None:
+def _opened(chosen: str | None, name: str, open_at: Callable[[Path], T], otherwise: str, former: str = "") -> T | None:
+    """former: the file that the one of this name takes over."""
     if chosen == OFF:
         return None
     path = None
@@ -98,16 +90,10 @@ def _opened(chosen: str | None, name: str, open_at: Callable[[Path], T], otherwi
         path = state_path(chosen, name)
         return open_at(path)
     except (ConfigError, RuntimeError) as error:
-        if chosen or (path is not None and _is_there(path)):
+        if chosen or (path and (os.path.lexists(path) or (former and os.path.lexists(path.with_name(former))))):
             raise
         _log.warning("%s %s", otherwise, error)
         return None
-
-
-def _is_there(path: Path) -> bool:
-    """Whether something was kept in a file, or in one that it takes over."""
-    formers = [path.with_name(former.name) for former in kept_formers()] if path.name == KEPT_FILE else []
-    return any(os.path.lexists(each) for each in (path, *formers))
 
 
 def open_resume_store(config: ServerConfig) -> ResumeStore | None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from ..core.errors import ConfigError
@@ -21,6 +23,7 @@ BACKUP = ".backup"
 """What the last backup of a file is called besides its name."""
 
 _AGAIN_S = 0.005
+_UNFINISHED_S = 3600.0
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -66,28 +69,18 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def open_database(
-    path: str,
-    schema: Schema,
-    *,
-    busy_s: float,
-    fill: Callable[[sqlite3.Connection], None] = lambda database: None,
-) -> sqlite3.Connection:
-    """The file at `path`, which is made (mode 0600) with its folder where it is not there.
-
-    busy_s  how long a statement waits for other connections
-    fill    writes what a new file has from the beginning, in a transaction
-
-    Whoever changes the file begins the `transaction`.
-
-    Raises sqlite3.Error and OSError: Damaged, and also for a file with another mark.
+def open_database(path: str, schema: Schema, *, busy_s: float) -> sqlite3.Connection:
+    """The file at `path`, which is made (mode 0600) with its folder where it is not there. busy_s: how long a statement
+    waits for other connections. Whoever changes the file begins the `transaction`. Raises sqlite3.Error and OSError:
+    Damaged, and also for a file with another mark.
     """
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         os.makedirs(folder, mode=0o700)
+    _remove_unfinished(folder, os.path.basename(path))
     # A file that is there is not opened and closed here: that would end the locks of this process's connections to it.
     if not os.path.lexists(path):
-        _make(path, schema, busy_s, fill)
+        _make(path, schema, busy_s)
     database = open_checked(path, schema, busy_s=busy_s)
     try:
         os.chmod(path, 0o600)
@@ -121,7 +114,8 @@ def open_checked(path: str, schema: Schema, *, busy_s: float) -> sqlite3.Connect
 def schema_of(path: str, schemas: Sequence[Schema], busy_s: float) -> Schema:
     """That of which a file has the mark; the first where it has that of none, or none that can be read."""
     with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):
-        with contextlib.closing(sqlite3.connect(path, timeout=busy_s)) as database:
+        there = f"{Path(path).absolute().as_uri()}?mode=rw"  # what is not there is not made
+        with contextlib.closing(sqlite3.connect(there, timeout=busy_s, uri=True)) as database:
             mark = mark_of(database)
         return next((each for each in schemas if each.mark == mark), schemas[0])
     return schemas[0]
@@ -165,10 +159,7 @@ def _link(path: str, name: str) -> None:
 
 def copied(source: str, target: str) -> str:
     """One whole file, for this user alone, beside `target`, to take its place: its path."""
-    beside = f"{target}.new"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(beside)
-    os.close(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    beside = _new_beside(target)
     try:
         with contextlib.closing(sqlite3.connect(source)) as old, contextlib.closing(sqlite3.connect(beside)) as new:
             old.backup(new)
@@ -179,15 +170,30 @@ def copied(source: str, target: str) -> str:
     return beside
 
 
-def _make(path: str, schema: Schema, busy_s: float, fill: Callable[[sqlite3.Connection], None]) -> None:
-    """Under another name first, so that nobody ever finds it without its tables."""
+def _new_beside(path: str) -> str:
+    """An empty file that is this caller's alone, to take the place of `path` when it is whole: its path."""
     beside = f"{path}.{secrets.token_hex(4)}.new"
     os.close(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    return beside
+
+
+def _remove_unfinished(folder: str, name: str) -> None:
+    """What was to take the place of a file, or of a copy of it, when its process was killed: nothing that is made takes
+    as long as these have not been written to."""
+    beside = re.compile(rf"{re.escape(name)}(\.[a-z]+)?\.[0-9a-f]{{8}}\.new(-wal|-shm|-journal)?")
+    with contextlib.suppress(OSError):  # another process removes it too, or it stays
+        for each in filter(beside.fullmatch, os.listdir(folder)):
+            path = os.path.join(folder, each)
+            if os.lstat(path).st_mtime < time.time() - _UNFINISHED_S:
+                os.unlink(path)
+
+
+def _make(path: str, schema: Schema, busy_s: float) -> None:
+    """Under another name first, so that nobody ever finds it without its tables."""
+    beside = _new_beside(path)
     try:
         with contextlib.closing(sqlite3.connect(beside, timeout=busy_s, isolation_level=None)) as database:
             _prepare(database, schema, busy_s)
-            with transaction(database):
-                fill(database)
         with contextlib.suppress(FileExistsError):  # another process has just made it
             _link(beside, path)
     finally:

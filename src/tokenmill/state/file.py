@@ -19,17 +19,15 @@ _log = logging.getLogger(__name__)
 class StateFile:
     """Each user opens it before use and closes it after; the first opens and the last closes the file.
 
-    path     of the file, whose folder is made
-    formers  files of before, in the same folder, which a new file takes over
-    busy_s   how long a job waits for other processes
+    path        of the file, whose folder is made
+    takes_over  whether it takes over what its users kept before in files of their own in the same folder
+    busy_s      how long a job waits for other processes
     """
 
-    def __init__(
-        self, path: str, schema: Schema = KEPT, *, formers: tuple[Former, ...] = (), busy_s: float = 5.0
-    ) -> None:
+    def __init__(self, path: str, schema: Schema = KEPT, *, takes_over: bool = False, busy_s: float = 5.0) -> None:
         self.path = path
         self._schema = schema
-        self._formers = formers
+        self._takes_over = takes_over
         self._busy_s = busy_s
         self._database: sqlite3.Connection | None = None
         self._writer = BackgroundWriter(Path(path).name, begin=self._begin, end=self._end)
@@ -41,12 +39,19 @@ class StateFile:
         self.every = self._writer.every
 
     def open(self, former: Former | None = None) -> None:
-        """former: what the file may be still. Raises ConfigError, sqlite3.Error and OSError."""
+        """former: what the file may be still, or take over. Raises ConfigError, sqlite3.Error and OSError."""
         if not self._num_users:
             if former is not None:
                 convert(self.path, former, self._schema, self._busy_s)
             self._writer.open()
         self._num_users += 1
+        if former is None or not self._takes_over:
+            return
+        try:
+            self._writer.ask(lambda: take_over(self.database, Path(self.path).parent, former))
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """What was put is in the file when this returns."""
@@ -85,10 +90,7 @@ class StateFile:
             self.database.execute("PRAGMA incremental_vacuum").fetchall()
 
     def _begin(self) -> None:
-        def fill(database: sqlite3.Connection) -> None:
-            take_over(database, Path(self.path).parent, self._formers)
-
-        self._database = open_database(self.path, self._schema, busy_s=self._busy_s, fill=fill)
+        self._database = open_database(self.path, self._schema, busy_s=self._busy_s)
 
     def _end(self) -> None:
         self.database.close()

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from .database import (
     Damaged,
@@ -137,6 +139,10 @@ class Kind(NamedTuple):
             held -= freed
 
 
+_TAKEN_OVER = Kind("taken over")
+"""Of which the key is the name of a file of before."""
+
+
 def insert(database: sqlite3.Connection, rows: Iterable[Row]) -> None:
     database.executemany(
         "INSERT INTO kept VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET expires_s = excluded.expires_s, "
@@ -145,36 +151,56 @@ def insert(database: sqlite3.Connection, rows: Iterable[Row]) -> None:
     )
 
 
-def take_over(database: sqlite3.Connection, folder: Path, formers: Iterable[Former]) -> None:
-    """Fill a new file with what is in files of before in a folder, which stay as they are. Raises ConfigError."""
-    for former in formers:
-        path = folder / former.name
-        if not path.exists():
-            continue
+def take_over(database: sqlite3.Connection, folder: Path, former: Former) -> None:
+    """Put what is in a file of before in a folder, which stays as it is, into an open database, once, as one
+    transaction. Raises ConfigError and sqlite3.Error."""
+    path = folder / former.name
+    if not path.exists() or schema_of(str(path), (former.schema, KEPT), _BUSY_S) is KEPT:
+        return
+    with transaction(database):
+        if _TAKEN_OVER.get(database, "", former.name, 0.0) is not None:
+            return
         try:
             with closing(open_checked(str(path), former.schema, busy_s=_BUSY_S)) as old:
-                insert(database, former.rows(old))
-        except UnicodeDecodeError as error:
-            raise cannot_use(former.schema.flag, path, Damaged(str(error))) from error
+                insert(database, _rows(former, old))
         except (sqlite3.Error, OSError) as error:
             raise cannot_use(former.schema.flag, path, error) from error
+        _TAKEN_OVER.put(database, "", former.name, b"", 0.0)
 
 
 def convert(path: str, former: Former, schema: Schema, busy_s: float) -> None:
     """Make a file of before, if it is one, one of now, as one transaction; it is left beside as it was. Raises
     sqlite3.Error and OSError."""
-    if not os.path.lexists(path) or schema_of(path, (schema, former.schema), busy_s) is not former.schema:
+
+    def is_former() -> bool:
+        return schema_of(path, (schema, former.schema), busy_s) is former.schema
+
+    if not os.path.lexists(path) or not is_former():
         return
-    with closing(open_checked(path, former.schema, busy_s=busy_s)) as database:
-        before = f"{path}{BEFORE}"
-        os.replace(copied(path, before), before)
+    try:
+        opened = open_checked(path, former.schema, busy_s=busy_s)
+    except sqlite3.Error:
+        if is_former():
+            raise
+        return  # another process has just done it
+    with closing(opened) as database:
         database.execute("PRAGMA secure_delete=ON")
         with transaction(database):
-            if mark_of(database) != former.schema.mark:  # another process has just done it
+            if mark_of(database) != former.schema.mark:
                 return
+            before = f"{path}{BEFORE}"
+            os.replace(copied(path, before), before)
             names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             run_script(database, schema.tables)
-            insert(database, former.rows(database))
+            insert(database, _rows(former, database))
             for name in names:
                 database.execute(f"DROP TABLE {name}")
             set_mark(database, schema.mark)
+
+
+def _rows(former: Former, database: sqlite3.Connection) -> Iterator[Row]:
+    """What is in a file of before. Raises sqlite3.Error: Damaged where a value is not what was written."""
+    try:
+        yield from former.rows(database)
+    except (AttributeError, TypeError, ValueError, msgspec.MsgspecError) as error:
+        raise Damaged(str(error)) from error
