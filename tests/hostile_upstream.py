@@ -7,7 +7,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
 
 CARDS = b'{"object": "list", "data": [{"id": "theirs", "object": "model"}]}'
 
@@ -109,10 +108,3 @@ class Hostile:
         while len(body) < int(lengths[0]):
             body += peer.recv(65536)
         return head + b"\r\n\r\n" + body
-
-
-def closed_port() -> Iterator[int]:
-    """A port on which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    yield port

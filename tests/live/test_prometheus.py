@@ -11,7 +11,6 @@ import os
 import re
 import runpy
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -27,6 +26,8 @@ from typing import Any
 import kill
 import pytest
 from serving import Server
+
+from ports import free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROMETHEUS = DEPLOY / "prometheus"
@@ -80,8 +81,7 @@ def prometheus(folder: Path, target: str, key: str) -> Iterator[str]:
     (folder / "prometheus.yml").write_text(config)
     for rules in ("recording.yml", "alerts.yml"):
         shutil.copy(PROMETHEUS / rules, folder)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [
         "prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",

@@ -16,8 +16,9 @@ from typing import Any
 import openai
 import pytest
 
-from hostile_upstream import DONE, FINISH, Hostile, chunks, closed_port, delta, reply
+from hostile_upstream import DONE, FINISH, Hostile, chunks, delta, reply
 from links import run
+from ports import free_port
 from scripted import Served
 from tokenmill.cli.upstream_options import UpstreamOptions
 from tokenmill.control.tenants.access import Access
@@ -341,7 +342,7 @@ def test_a_kept_connection_that_was_ended_costs_no_call(how: str) -> None:
 
 def test_a_dead_upstream_is_left_alone_and_asked_again_when_it_is_back() -> None:
     """Calls go to the other one; with none, 503 says when to come again."""
-    port = next(closed_port())
+    port = free_port()
     with Hostile(reply(WHOLE)) as other, fronting(f"http://127.0.0.1:{port}", other.url) as front:
         for _ in range(3):
             assert front.ask("/v1/chat/completions", CHAT)[0] == 200
