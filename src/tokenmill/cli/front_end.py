@@ -105,8 +105,7 @@ async def run_front_end(given: Given, engines: Engines, launch: Launch, machine:
     client = _new_client(given, engines, progress)
     helper = _new_helper(given, text)
     async with contextlib.AsyncExitStack() as held:
-        resources = _open_resources(given, client, text, held)
-        held.push_async_callback(helper.close)
+        resources = _open_resources(given, client, text, helper, held)
         app = _build(given, text, client, helper, resources, held)
         expert_load = LoadWriter(given.options.expert_load, given.config.model_names[0], client)
         hosting = _hosting(given, launch, machine, app, resources, progress.first_ready if engines.are_here else None)
@@ -155,31 +154,34 @@ def _new_helper(given: Given, text: TextModel) -> HelperProcess:
     return HelperProcess(str(given.model.path), materials(text, trust_templates=trusts, allow_special=allows))
 
 
-def _open_resources(given: Given, client: EngineClient, text: TextModel, held: contextlib.AsyncExitStack) -> Resources:
-    """What the application uses; `held` closes it, the audit log last."""
+def _open_resources(
+    given: Given, client: EngineClient, text: TextModel, helper: HelperProcess, held: contextlib.AsyncExitStack
+) -> Resources:
+    """What the application uses but the idle job. `held` closes it, what was opened last first, but the audit log after
+    all else: it is opened when nothing else can keep the server from its start, and hears of the end."""
     from ..control.signing import load_signer
     from ..net.clock import MonotonicClock
     from ..net.entropy import new_id, new_seed, seeds_from
     from ..server.app import Resources
-    from .idle_job import IdleCommand
 
     options, config, tracing = given.options, given.config, given.tracing
     clock = MonotonicClock()
     taken = (*config.model_names, *(name for name, _ in options.lora_modules))
     upstreams = given.upstreams.upstreams(taken, clock)
+    log_held = held.enter_context(contextlib.ExitStack())
+    if (books := open_books(config.usage_dir, config.usage_kept_days)) is not None:
+        held.callback(books.close)
     store, answers = open_kept_stores(config.responses_store, config.idempotency_store)
-    books = open_books(config.usage_dir, config.usage_kept_days)
-    resume = open_resume_store(config)
-    signer = load_signer(config.sign_responses, "--sign-responses") if config.sign_responses else None
-    audit = _open_audit(given, client, text, held)
-    for each in (store, answers, books, resume):
+    for each in (answers, store):
         if each is not None:
             held.callback(each.close)
     if tracing is not None:
         held.push_async_callback(asyncio.to_thread, tracing.close)
-    idle_job = IdleCommand(options.idle_command) if options.idle_command else None
-    if idle_job is not None:
-        held.push_async_callback(idle_job.close)
+    held.push_async_callback(helper.close)
+    if (resume := open_resume_store(config)) is not None:
+        held.callback(resume.close)
+    signer = load_signer(config.sign_responses, "--sign-responses") if config.sign_responses else None
+    audit = _open_audit(given, client, text, log_held)
     return Resources(
         clock=clock,
         new_seed=new_seed if options.seed is None else seeds_from(options.seed),
@@ -191,7 +193,6 @@ def _open_resources(given: Given, client: EngineClient, text: TextModel, held: c
         signer=signer,
         answers=answers,
         tracing=tracing,
-        idle_job=idle_job,
         upstreams=upstreams,
         max_upstream_calls=given.upstreams.upstream_max_open,
         upstream_prefixes=given.upstreams.prefixes(),
@@ -200,9 +201,7 @@ def _open_resources(given: Given, client: EngineClient, text: TextModel, held: c
     )
 
 
-def _open_audit(
-    given: Given, client: EngineClient, text: TextModel, held: contextlib.AsyncExitStack
-) -> AuditLog | None:
+def _open_audit(given: Given, client: EngineClient, text: TextModel, held: contextlib.ExitStack) -> AuditLog | None:
     """The audit log, which hears of the start, of the end, and of what the client does."""
     from ..control.audit.log import STOPPED, started
 
@@ -226,12 +225,19 @@ def _build(
     resources: Resources,
     held: contextlib.AsyncExitStack,
 ) -> Starlette:
-    """The application; `held` ends what it does by itself."""
+    """The application; `held` ends what it does by itself: first what it does while nobody calls."""
     from ..server.app import build_app
+    from .idle_job import IdleCommand
 
+    streams_held = contextlib.AsyncExitStack()
+    held.push_async_exit(streams_held)
+    if given.options.idle_command:
+        idle_job = IdleCommand(given.options.idle_command)
+        held.push_async_callback(idle_job.close)
+        resources = replace(resources, idle_job=idle_job)
     app = build_app(given.config, text, client, helper, resources)
     if app.state.resume is not None:
-        held.push_async_callback(app.state.resume.close)
+        streams_held.push_async_callback(app.state.resume.close)
     if app.state.idle_time is not None:
         held.callback(app.state.idle_time.close)
     return app

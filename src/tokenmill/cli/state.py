@@ -43,7 +43,13 @@ def state_path(chosen: str | None, name: str) -> Path:
 def open_kept_stores(responses: str | None, answers: str | None) -> tuple[ResponseStore | None, AnswerStore | None]:
     """`open_response_store` and `open_answer_store`, of which each file is opened once."""
     files: dict[Path, StateFile] = {}
-    return open_response_store(responses, files), open_answer_store(answers, files)
+    store = open_response_store(responses, files)
+    try:
+        return store, open_answer_store(answers, files)
+    except BaseException:
+        if store is not None:
+            store.close()
+        raise
 
 
 def open_response_store(chosen: str | None, files: dict[Path, StateFile]) -> ResponseStore | None:
