@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
 from test_bench_run import bench, synthetic
+
+from tokenmill.bench.load.neighbour import Phase, conclude
 
 LOAD = (
     "--api-key", "one", "--greedy-key", "other", "--request-rate", "20", "--duration", "2", "--repeats", "1",
@@ -26,11 +29,27 @@ def test_first_come_first_served_is_not_fair(tmp_path: Path) -> None:
     assert (even["num_other"], greedy["num_other"]) == (40, 160) and "other" not in found["argv"], "no key"
 
 
-def test_a_server_with_room_for_all_is_fair() -> None:
-    """The verdict follows what the watched tenant saw."""
-    with synthetic("--ttft", "0.5", "--itl", "0.001", "--jitter", "0.1") as url:
-        ended = bench("fairness", "--url", url, *LOAD, "--times", "2", "--most-ratio", "10")
-    assert ended.returncode == 0 and ": fair" in ended.stdout, ended.stdout + ended.stderr
+def test_a_server_with_room_for_all_answers_all(tmp_path: Path) -> None:
+    """Every call of both tenants, and the verdict is that of the ratio which the watched one saw."""
+    with synthetic("--ttft", "0.1", "--itl", "0.001", "--jitter", "0.1") as url:
+        ended = bench("fairness", "--url", url, *LOAD, "--times", "2", "--json", str(tmp_path / "out.json"))
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert [(each["num_failed"], each["num_other_ok"]) for each in found["phases"]] == [(0, 40), (0, 80)]
+    assert found["is_fair"] == (found["ratio"] <= 1.5) == (ended.returncode == 0), ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("slowest_s", "num_failed", "verdict"),
+    [(0.149, 0, ": fair"), (0.151, 0, ": not fair"), (0.1, 1, ": not fair")],
+)
+def test_the_verdict_is_of_the_watched_tenants_slowest_calls_and_failures(
+    capsys: pytest.CaptureFixture[str], slowest_s: float, num_failed: int, verdict: str
+) -> None:
+    """Against those beside a tenant that sends its share; the limit is half as much again."""
+    even = Phase("its share", [0.1] * 100, 100, 0, 100, 100, 200, 200)
+    greedy = Phase("more", [slowest_s] * (100 - num_failed), 100, num_failed, 400, 400, 200, 800)
+    code = conclude(argparse.Namespace(most_ratio=1.5, json=None), [even, greedy], [])
+    assert verdict in capsys.readouterr().out and code == (verdict != ": fair")
 
 
 def test_calls_beside_long_prompts_of_another_tenant(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_a_slow_answer_times_out() -> None:
 def test_nothing_becomes_due_after_the_duration() -> None:
     """A closed loop of many requests ends when its time is over, with whole answers."""
     run, _ = measure(Script(ttft_s=0.02, itl_s=0.0), Schedule(concurrency=2, stop_after_s=0.2), 10_000)
-    assert 2 <= run.num_ok < 100 and run.num_failed == 0
+    assert 1 <= run.num_ok < 100 and run.num_failed == 0
     assert max(row.due_s for row in run.requests) < 0.2
 
 
