@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from tokenmill.core.errors import ConfigError, Unavailable
 from tokenmill.server.responses import store as responses_store
 from tokenmill.server.responses.store import MAX_CHAIN, Record, ResponseStore
+from tokenmill.state.file import StateFile
 
 
 class Clock:
@@ -92,6 +94,25 @@ def test_a_deleted_response_leaves_nothing(store: ResponseStore, tmp_path: Path)
     assert asyncio.run(store.delete("me", "a")) and not asyncio.run(store.delete("me", "a"))
     assert not any(b"words" in path.read_bytes() for path in (tmp_path / "private").iterdir())
     assert held(store, ["a", "b"]) == ["b"]
+
+
+def test_a_deletion_does_not_wait_for_who_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a server keeps waits for one thread; what the journal still holds goes when nobody reads it."""
+    monkeypatch.setattr(responses_store, "_SWEEP_S", 0.02)
+    store = ResponseStore(StateFile(str(tmp_path / "r.db"), busy_s=60.0))
+    store.open()
+    store.put(Record("a", "me", "", b"words " * 10, b"[]"))
+    assert held(store, ["a"])
+    with closing(sqlite3.connect(tmp_path / "r.db", isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT key FROM kept").fetchall()
+        assert asyncio.run(asyncio.wait_for(store.delete("me", "a"), 20.0))
+        assert any(b"words" in path.read_bytes() for path in tmp_path.iterdir())
+    until_s = time.monotonic() + 60.0
+    while any(b"words" in path.read_bytes() for path in tmp_path.iterdir()):
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+    store.close()
 
 
 def test_only_the_user_can_read_the_files(store: ResponseStore, tmp_path: Path) -> None:

@@ -89,6 +89,16 @@ class StateFile:
         with contextlib.suppress(*FAILURES):  # it stays, and is used for what comes
             self.database.execute("PRAGMA incremental_vacuum").fetchall()
 
+    def clear_journal(self) -> None:
+        """Have the journal hold nothing of what was deleted. Another process that reads is not waited for: it stays
+        until this is done again."""
+        with contextlib.suppress(*FAILURES):
+            self.database.execute("PRAGMA busy_timeout=0")
+            try:
+                self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            finally:
+                self.database.execute(f"PRAGMA busy_timeout={round(self._busy_s * 1000)}")
+
     def _begin(self) -> None:
         self._database = open_database(self.path, self._schema, busy_s=self._busy_s)
 

@@ -162,7 +162,7 @@ class ResponseStore:
             with transaction(database):
                 self._kind.delete(database, owner, identifier)
             self._file.shrink()
-            database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self._file.clear_journal()
             return is_there
 
         return await self._do(remove)
@@ -183,3 +183,4 @@ class ResponseStore:
     def _drop_old(self) -> None:
         self._file.attempt(lambda database: self._kind.make_room(database, self._wall_s()), _OTHERWISE)
         self._file.shrink()
+        self._file.clear_journal()
