@@ -137,6 +137,49 @@ def test_the_latest_of_a_name_is_found(store: ResumeStore) -> None:
     assert found is not None and found.body == b"2"
 
 
+def test_of_calls_with_a_name_the_one_begun_last_counts(store: ResumeStore, tmp_path: Path, clock: Clock) -> None:
+    """Whichever ended first, before and after a restart; where it has gone, the one before it."""
+    first, second = store.new_key(), store.new_key()
+
+    async def end(key: int, size: int = 300, request_id: str = "given") -> None:
+        clock.now += 1
+        call = CALL._replace(id=f"cmpl-{key}", request_id=request_id)
+        await store.end(key, call, ANSWER._replace(body=b"%d" % key * size))
+
+    def found() -> bytes:
+        answer = asyncio.run(store.find("me", "given"))
+        assert answer is not None
+        return answer.body[:1]
+
+    for key in (second, first):
+        asyncio.run(end(key))
+    assert found() == b"%d" % second
+    store.close()
+    store.open()
+    third = store.new_key()
+    assert third > second and found() == b"%d" % second
+    asyncio.run(end(third, 550, "other"))
+    assert found() == b"%d" % first
+
+
+@pytest.mark.parametrize(("kept_s", "is_there"), [(20, False), (60, True), (600, True)])
+def test_what_is_there_ages_as_a_restart_tells(tmp_path: Path, clock: Clock, kept_s: float, is_there: bool) -> None:
+    store = opened_store(tmp_path, clock)
+    ended, left = store.new_key(), store.new_key()
+    asyncio.run(store.end(ended, CALL, ANSWER))
+    asyncio.run(store.begin(left, CALL))
+    store.close()
+    clock.now += 30
+    for wait_s in (0, kept_s - 31):
+        clock.now += max(wait_s, 0)
+        store = ResumeStore(str(tmp_path / "private" / "resume.db"), max_bytes=1000, kept_s=kept_s, wall_s=clock)
+        store.open()
+        for name in ("given", "cmpl-1"):
+            assert (asyncio.run(store.find("me", name)) is not None) == is_there
+        assert [each.key for each in asyncio.run(store.unfinished())] == [left] * is_there
+        store.close()
+
+
 def test_old_and_large_goes(store: ResumeStore, clock: Clock) -> None:
     for number in range(30):
         clock.now += 0.1

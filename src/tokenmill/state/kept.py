@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -106,6 +107,18 @@ class Kind(NamedTuple):
         where, values = ("", ()) if owner is None else (" AND owner = ?", (owner,))
         query = f"SELECT owner, key, body FROM kept WHERE kind = ?{where} ORDER BY owner, key"
         return database.execute(query, (self.name, *values)).fetchall()
+
+    def latest(self, database: sqlite3.Connection, owner: str, prefix: str) -> Iterator[bytes]:
+        """Bodies of the keys that begin so and go on, the last key first."""
+        query = "SELECT body FROM kept WHERE kind = ? AND owner = ? AND key > ? AND key < ? ORDER BY key DESC"
+        for (body,) in database.execute(query, (self.name, owner, prefix, prefix + chr(sys.maxunicode))):
+            yield body
+
+    def postpone(self, database: sqlite3.Connection, by_s: float) -> None:
+        """Have all that expires do so later, or, by less than 0, earlier."""
+        database.execute(
+            "UPDATE kept SET expires_s = expires_s + ? WHERE kind = ? AND expires_s > 0", (by_s, self.name)
+        )
 
     def delete(self, database: sqlite3.Connection, owner: str, key: Key) -> bool:
         """Whether there was one."""

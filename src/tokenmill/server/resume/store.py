@@ -10,6 +10,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -37,8 +38,11 @@ _OUTPUTS = Kind("output")
 _LOADED = Kind("loaded")
 """Of which the owner is the kind, and the key the name."""
 
-_STREAM, _STREAM_NAME = "stream", "stream name"
-"""Answers by their ids, and ids by the names that calls had."""
+_KEPT_S = Kind("kept_s")
+"""How long was kept what is there: one row, with a number as text."""
+
+_STREAM, _REQUEST_ID = "stream", "request id"
+"""Answers by their ids, and these by the X-Request-Id and the number of the call, `_named`."""
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +54,7 @@ class ResumeStore:
     def __init__(self, path: str, *, max_bytes: int, kept_s: float, wall_s: Callable[[], float] = time.time) -> None:
         self._file = StateFile(path, _OWNED, busy_s=_BUSY_S)
         self._streams = Kind(_STREAM, max_bytes)
-        self._names = Kind(_STREAM_NAME, max_bytes)
+        self._names = Kind(_REQUEST_ID, max_bytes)
         self._kept_s = kept_s
         self._wall_s = wall_s
         self._last_key = 0
@@ -134,7 +138,7 @@ class ResumeStore:
             self._delete(database, key)
             self._streams.put(database, call.owner, call.id, encode(answer), until_s, size_bytes)
             if call.request_id:
-                name, target = call.request_id, call.id.encode()
+                name, target = _named(call.request_id, key), call.id.encode()
                 self._names.put(database, call.owner, name, target, until_s, len(name) + len(target))
             self._make_room(database, now_s)
 
@@ -145,12 +149,14 @@ class ResumeStore:
         self._file.put(lambda: self._drop(key))
 
     async def find(self, owner: str, name: str) -> KeptAnswer | None:
-        """The answer with this id, or of the latest call that had this X-Request-Id. Raises Unavailable."""
+        """The answer with this id, or, of those that are there, of the call begun last that had this X-Request-Id.
+        Raises Unavailable."""
 
         def read() -> KeptAnswer | None:
             database, now_s = self._file.database, self._wall_s()
             body = self._streams.get(database, owner, name, now_s)
-            if body is None and (identifier := self._names.get(database, owner, name, now_s)) is not None:
+            identifiers = self._names.latest(database, owner, f"{name}\n") if body is None else iter(())
+            while body is None and (identifier := next(identifiers, None)) is not None:
                 body = self._streams.get(database, owner, identifier.decode(), now_s)
             return None if body is None else decode_answer(body)
 
@@ -171,8 +177,21 @@ class ResumeStore:
 
     def _begin(self) -> None:
         database = self._file.database
-        self._last_key = max((int(key) for _, key, _ in _CALLS.rows(database)), default=0)
+        self._age_anew(database)
+        named = (str(key).rpartition("\n")[2] for _, key, _ in self._names.rows(database))
+        self._last_key = max(map(int, chain((key for _, key, _ in _CALLS.rows(database)), named)), default=0)
         self._loaded = [(kind, str(name), decode_loaded(what)) for kind, name, what in _LOADED.rows(database)]
+
+    def _age_anew(self, database: sqlite3.Connection) -> None:
+        """What an earlier process kept is kept as long as this one keeps things."""
+        found = _KEPT_S.get(database, "", "", 0.0)
+        was_s = self._kept_s if found is None else float(found)
+        if found is not None and was_s == self._kept_s:
+            return
+        with transaction(database):
+            for kind in (_CALLS, self._streams, self._names):
+                kind.postpone(database, self._kept_s - was_s)
+            _KEPT_S.put(database, "", "", str(self._kept_s).encode(), 0.0)
 
     def _read_unfinished(self) -> list[Unfinished]:
         database, now_s = self._file.database, self._wall_s()
@@ -221,11 +240,16 @@ class ResumeStore:
             yield Row(_OUTPUTS.name, str(key), number, 0.0, 0, output)
         for kind, name, what in database.execute("SELECT kind, name, what FROM loaded"):
             yield Row(_LOADED.name, kind, name, 0.0, 0, what)
-        for owner, identifier, name, created_s, size_bytes, status, headers, body in database.execute(
-            "SELECT owner, id, name, created_s, size, status, headers, body FROM answer ORDER BY key"
+        for key, owner, identifier, name, created_s, size_bytes, status, headers, body in database.execute(
+            "SELECT key, owner, id, name, created_s, size, status, headers, body FROM answer ORDER BY key"
         ):
             until_s, target = created_s + self._kept_s, identifier.encode()
             answer = (status, msgspec.msgpack.decode(headers), body)
             yield Row(_STREAM, owner, identifier, until_s, size_bytes, encode(answer))
             if name:
-                yield Row(_STREAM_NAME, owner, name, until_s, len(name) + len(target), target)
+                yield Row(_REQUEST_ID, owner, _named(name, key), until_s, len(name) + len(target), target)
+
+
+def _named(request_id: str, key: int) -> str:
+    """Sorted by the number of the call; no header has a line break."""
+    return f"{request_id}\n{key:020}"
