@@ -1,4 +1,4 @@
-"""Fixtures for every kind of test. Being here, it also puts tests/ on the import path (tiny.py, solo.py)."""
+"""Fixtures for every kind of test. Being here, it also puts tests/ on the import path (tiny.py, ports.py)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     arena of one KV store  <->  VirtualTier  <->  Medium, which outlives the store and may have several
 
-A arena is a dict: what lies at an offset, whatever that is. A slot that is being filled holds garbage until its bytes
+An arena is a dict: what lies at an offset, whatever that is. A slot that is being filled holds garbage until its bytes
 are in, and one that is written while it is saved is found out. All that goes to or from a medium shares one link: jobs
 queue, each takes its latency and then its bytes' time. A device with a queue of a certain depth has no more than so
 many blocks under way at once, each for its latency; what comes over a network takes the time of its way as well.
@@ -135,10 +135,9 @@ class Medium:
 
 
 class VirtualTier:
-    """A core.tier_jobs.Tier between a arena and a medium. `spoilt`: what becomes of bytes that go wrong; `way`: between
-    the arena's host and a medium elsewhere. After `crash`
-    every call fails, those under way included, and their blocks are kept or not as it happens; a new tier on the same
-    medium is what a restart opens."""
+    """A core.tier_jobs.Tier between an arena and a medium. `spoilt`: what becomes of bytes that go wrong; `way`:
+    between the arena's host and a medium elsewhere. After `crash` every call fails, those under way included, and their
+    blocks are kept or not as it happens; a new tier on the same medium is what a restart opens."""
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ beside the rows that draw; steps where another split is as likely are left out. 
 begins unseen; how long a call is on its way there and back follows from what such a prompt should have taken by the law
 of all other steps.
 
-What comes out has the form of a step log, to which `law` is fitted as to any other.
+What comes out has the form of a step log, to which `cost_model` is fitted as to any other.
 """
 
 from __future__ import annotations
