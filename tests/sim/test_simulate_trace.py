@@ -16,6 +16,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import ConfigError
 from tokenmill.plan.config import Config
+from tokenmill.plan.load import add_load_arguments
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 
 CONFIG = EngineConfig(groups=full_groups(512), max_model_len=4096, max_num_batched_tokens=256, max_num_seqs=8)
@@ -28,7 +29,7 @@ def traced(path: Path, *flags: str, fast_path: bool = True, pools: tuple[str, ..
 
     config = Config(Deployment(workers), fast_path=fast_path)
     parser = argparse.ArgumentParser()
-    loads.add_arguments(parser)
+    add_load_arguments(parser)
     args = parser.parse_args([*LOAD, "--trace", str(path), *flags])
     run, services = loads.run(args, [], None, config, lambda changes: config)
     return json.loads(path.read_text()), services[0], run

@@ -24,6 +24,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import ConfigError
 from tokenmill.plan.config import Config, with_changes
+from tokenmill.plan.load import add_load_arguments
 from tokenmill.plan.sweep import value_of
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 
@@ -42,7 +43,7 @@ def make(changes: Mapping[str, Any]) -> Config:
 
 def parse(*flags: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    loads.add_arguments(parser)
+    add_load_arguments(parser)
     return parser.parse_args(flags)
 
 

@@ -43,12 +43,14 @@ class Config:
 def read_config(
     cluster: Path | str | Mapping[str, Any],
     *,
+    path: Path | None = None,
     changes: Changes | None = None,
     policies: ChosenPolicies | Iterable[str] = (),
     fast_path: bool = True,
 ) -> Config:
-    """From a cluster's file, or from its tables, whose paths are of the working folder. changes: made to the tables;
-    policies: as `--policy` takes them. Raises Infeasible for parts that do not fit together, such as weights into
+    """From a cluster's file, or from its tables. path: the file that the tables were read from (`read_tables`), whose
+    name and folder count; without one, paths are of the working folder. changes: made to the tables; policies: as
+    `--policy` takes them. Raises Infeasible for parts that do not fit together, such as weights into
     memory, and ConfigError for all else, both with the field."""
     chosen = policies if isinstance(policies, ChosenPolicies) else read_policies(policies)
     name, told, folder = NAME, {"model": NAME}, Path()
@@ -56,7 +58,9 @@ def read_config(
         tables: Mapping[str, Any] = cluster
     else:
         path = Path(cluster)
-        tables, name, folder = _read(path), path.stem, path.parent
+        tables = read_tables(path)
+    if path is not None:
+        name, folder = path.stem, path.parent
         told = {"model": path.stem, "cluster": str(path)}
     if changes:
         tables = with_changes(tables, changes)
@@ -69,7 +73,9 @@ def read_config(
     return Config(deployment, name, folder, facts, chosen, fast_path)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_tables(path: Path) -> dict[str, Any]:
+    """Of a cluster's file, which may be a pipe: several configurations of it are made of one reading. Raises
+    ConfigError."""
     try:
         text = path.read_text(encoding="utf8")
     except (OSError, UnicodeDecodeError) as error:

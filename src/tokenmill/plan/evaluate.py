@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..bench.load.goodput import judge, parse_goals
 from ..bench.load.run import Load, Observe
 from ..bench.result import Probe, Run
-from ..core.errors import Infeasible
+from ..core.errors import ConfigError, Infeasible
 from ..sim.service import Service
 from ..sim.trace import Trace
 from .config import Config, read_config
@@ -27,15 +28,16 @@ ATTAINMENT = 0.9
 """Of requests that are to meet the objectives, where nobody says."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Evaluation:
     """infeasible: why there can be no such service, "" where there can. simulated: its run and the service it was made
-    on, None where it is infeasible. probe: the verdict on the SLO; None without one, and of a lean load, which keeps no
-    requests."""
+    on, None where it is infeasible. load, attainment: what was played, and the share of its requests that must meet its
+    objectives."""
 
     infeasible: str = ""
     simulated: Simulated[Service] | None = None
-    probe: Probe | None = None
+    load: Load | None = None
+    attainment: float = ATTAINMENT
 
     @property
     def run(self) -> Run:
@@ -48,6 +50,19 @@ class Evaluation:
         """What it was simulated on, after its end. Only of what is feasible."""
         assert self.simulated is not None, self.infeasible
         return self.simulated.service
+
+    @cached_property
+    def probe(self) -> Probe | None:
+        """The verdict on the SLO; None without one, and where it is infeasible. Made of all requests when it is first
+        asked for. Raises ConfigError of a lean load, which has kept none."""
+        if self.simulated is None or self.load is None or not (self.load.objectives or self.load.goals):
+            return None
+        if self.load.is_lean:
+            raise ConfigError("A lean load keeps no requests to judge: leave lean out.", param="lean")
+        rate = self.load.schedule.request_rate
+        if rate is None or math.isinf(rate):
+            rate = self.run.requests_per_s
+        return judge(rate, self.run, self.attainment, self.load.goals)
 
     @property
     def meets_slo(self) -> bool:
@@ -66,7 +81,7 @@ def evaluate(
     load: Load | Mapping[str, Any] | None = None,
     slo: Mapping[str, float] | None = None,
     *,
-    attainment: float = ATTAINMENT,
+    attainment: float | None = None,
     name: str | None = None,
     about: About | None = None,
     observe: Observe | None = None,
@@ -76,23 +91,29 @@ def evaluate(
     """Play a load to a service on virtual time. config: a cluster's file, its tables, or what `read_config` made of
     one; load: options of `tokenmill simulate` by their names, as in a load file (None: the configuration's own); slo:
     names of `--goodput`, such as ttft or ttft_p99, to milliseconds (None: the load's own); attainment: the share of
-    requests that must meet the objectives. name: of the run; about: how its clients call, of a `Load`; observe: is
-    called once a second of virtual time; trace: is told what happens. Raises ConfigError."""
+    requests that must meet the objectives (None: the load's own, else 0.9). name: of the run; about: how its clients
+    call, of a `Load`; observe: is called once a second of virtual time; trace: is told what happens. Raises
+    ConfigError."""
     try:
         built = config if isinstance(config, Config) else read_config(config)
     except Infeasible as error:
         return Evaluation(error.message)
+    goodput = None if slo is None else [f"{key}:{limit_ms}" for key, limit_ms in slo.items()]
+    share = ATTAINMENT
     if not isinstance(load, Load):
         table, folder = (built.deployment.load, built.folder) if load is None else (load, Path())
-        load, about = read_load(table, folder, built.name)
-    if slo is not None:
-        objectives, goals = parse_goals([f"{key}:{limit_ms:g}" for key, limit_ms in slo.items()])
+        load, about, share = read_load(table, folder, built.name, goodput)
+    elif goodput is not None:
+        objectives, goals = parse_goals(goodput)
         load = replace(load, objectives=objectives, goals=goals)
+    share = share if attainment is None else attainment
+    if not 0 < share <= 1:
+        raise ConfigError(f"attainment is a share above 0 and up to 1, got {share}.", param="attainment")
     about = About(name=built.name) if about is None else about
     about = replace(about, endpoint={**about.endpoint, **built.facts}, doubts=_doubts)
     with built.policies.blamed():
         found = simulate(built.begin, load, about, observe=observe, repeat=repeat, name=name, trace=trace)
-    return Evaluation("", found, _verdict(found.run, load, attainment))
+    return Evaluation("", found, load, share)
 
 
 def cost_usd(run: Run) -> float | None:
@@ -103,12 +124,3 @@ def cost_usd(run: Run) -> float | None:
 
 def _doubts(service: Service) -> list[str]:
     return doubts_of(service.report) + fault_doubts(service)
-
-
-def _verdict(run: Run, load: Load, attainment: float) -> Probe | None:
-    if load.is_lean or not (load.objectives or load.goals):
-        return None
-    rate = load.schedule.request_rate
-    if rate is None or math.isinf(rate):
-        rate = run.requests_per_s
-    return judge(rate, run, attainment, load.goals)

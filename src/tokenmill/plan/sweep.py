@@ -134,8 +134,9 @@ def search(
         seed += 1
         found = evaluate(config, replace(load.with_rate(rate), seed=seed, num_prompts=num_requests(rate)), 0)
         services.append(found.service)
-        assert found.probe is not None
-        return found.probe
+        probe = found.probe
+        assert probe is not None
+        return probe
 
     searches = [_finish_at_once(goodput.search(attempt, limits)) for _ in range(num_searches)]
     return goodput.conclude(searches, load.objectives, limits, price, load.argv, load.goals), services

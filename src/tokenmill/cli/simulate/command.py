@@ -22,10 +22,11 @@ from ...bench.output import console_beside, write_json
 from ...bench.result import Result, Run
 from ...core.errors import ConfigError
 from ...plan.chat_frame import chat_frame
-from ...plan.config import Changes, Config, read_config
+from ...plan.config import Changes, Config, read_config, read_tables
 from ...plan.doubts import doubts_of, lines_of
 from ...plan.evaluate import cost_usd
 from ...plan.fidelity import hold_against, on_deployment
+from ...plan.load import add_load_arguments
 from ...plan.play import digest_of
 from ...plan.policies import NAMES, read_policies
 from ...sim.service import Service, ServiceReport
@@ -50,7 +51,7 @@ def add_policy_argument(parser: argparse.ArgumentParser) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("cluster", type=Path, metavar="CLUSTER.toml", help="what is simulated: docs/simulate.md")
     add_policy_argument(parser)
-    loads.add_arguments(parser)
+    add_load_arguments(parser)
     group = parser.add_argument_group("fidelity")
     group.add_argument(
         "--against", nargs="+", type=Path, default=[], metavar="LIVE.json", help="simulate the loads of live results"
@@ -72,10 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def simulate(args: argparse.Namespace) -> int:
+    tables = read_tables(args.cluster)
     chosen = read_policies(args.policy)
 
     def make(changes: Changes) -> Config:
-        return read_config(args.cluster, changes=changes, policies=chosen, fast_path=not args.no_fast_path)
+        fast_path = not args.no_fast_path
+        return read_config(tables, path=args.cluster, changes=changes, policies=chosen, fast_path=fast_path)
 
     config = make({})
     console = console_beside(args.json)

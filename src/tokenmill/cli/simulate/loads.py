@@ -1,4 +1,4 @@
-"""What `simulate` takes from `bench`: flags of loads, repeats, sweeps, the search for the goodput, and results.
+"""What `simulate` makes of its flags of a load: one run, repeats, sweeps, the search for the goodput, and results.
 
 What is simulated is handed in as a function of a sweep's settings; `plan` evaluates it.
 """
@@ -8,22 +8,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 
 from ...bench.html.report import read_results, write_report
-from ...bench.load import argument_types, goodput, options, show
+from ...bench.load import goodput, show
 from ...bench.load.command import check_outputs, exit_code
-from ...bench.load.load_file import LoadFile, settle
+from ...bench.load.load_file import settle
 from ...bench.load.run import Load
-from ...bench.load.search_options import add_search_arguments, make_search
+from ...bench.load.search_options import make_search
 from ...bench.output import console_beside, write_json
 from ...bench.result import Goodput, GoodputSweep, Result, Run, Sweep
 from ...core.errors import ConfigError
 from ...plan.config import Changes, Config
-from ...plan.evaluate import Evaluation, evaluate
-from ...plan.load import about_of, add_load_arguments
+from ...plan.evaluate import ATTAINMENT, Evaluation, evaluate
+from ...plan.load import about_of, make_load
 from ...plan.play import About
 from ...plan.sweep import Evaluate, Point, load_at, points_of, repeats, search, settings_of
 from ...sim.service import Service
@@ -32,47 +31,6 @@ from .progress import Bar
 from .trace import TraceWriter
 
 Make = Callable[[Changes], Config]
-MANY = 100_000
-"""Requests from which on a run is lean unless --no-lean says otherwise."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All of a load, of several runs and of results."""
-    parser.add_argument(
-        "--load", action=LoadFile, metavar="FILE", help="flags of the load in TOML; the same file serves bench serve"
-    )
-    parser.add_argument("--name", metavar="TEXT", help="label of the result")
-    add_load_arguments(parser)
-    group = parser.add_argument_group("several runs")
-    group.add_argument("--repeats", type=int, default=1, metavar="N", help="with seeds counting up (default: 1)")
-    group.add_argument("--sweep-rates", type=argument_types.numbers, metavar="R,R", help="a run at each request rate")
-    group.add_argument(
-        "--sweep-concurrency", type=argument_types.counts, metavar="N,N", help="a run at each concurrency"
-    )
-    group.add_argument(
-        "--sweep",
-        action="append",
-        default=[],
-        metavar="KEY=V,V",
-        help="a run at each value of a setting, such as engine.max_num_seqs=8,16; several: each combination",
-    )
-    group.add_argument(
-        "--find-goodput", action="store_true", help="search the highest rate that meets --goodput, as bench goodput"
-    )
-    add_search_arguments(parser)
-    options.add_output_arguments(parser)
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="write a trace of the run for ui.perfetto.dev (JSON)"
-    )
-    parser.add_argument(
-        "--lean",
-        action=argparse.BooleanOptionalAction,
-        help=f"keep figures and no requests, for loads beyond memory (default: from {MANY:,} requests on)",
-    )
-    parser.add_argument(
-        "--beside", nargs="+", type=Path, default=[], metavar="RESULT.json", help="results to draw in the same --html"
-    )
-    options.add_failure_argument(parser)
 
 
 def run(
@@ -95,20 +53,20 @@ def run(
         raise ConfigError("--trace is of one run: it takes no sweep, --repeats or --find-goodput.", param="trace")
     about = about_of(args, model, args.name or config.name)
     vocabulary = None if model is None else model.tokenizer
-    load = _lean(args, options.make_load(args, argv, vocabulary, is_search=args.find_goodput))
+    load = make_load(args, argv, vocabulary, is_judged=args.find_goodput)
     with Bar(Console(stderr=True), load.num_prompts) as bar:
         if args.find_goodput:
             return _searches(args, load, about, make, bar) if args.sweep else _search(args, load, about, config, bar)
         if by_rate or by_concurrency or args.sweep:
             return _sweep(args, load, about, config, make, bar)
         if args.repeats > 1:
-            return repeats(config, load, args.repeats, _evaluate(args, about, bar))
+            return repeats(config, load, args.repeats, _evaluate(about, bar))
         return _once(args, load, about, config, bar)
 
 
-def _evaluate(args: argparse.Namespace, about: About, bar: Bar) -> Evaluate:
+def _evaluate(about: About, bar: Bar, attainment: float = ATTAINMENT) -> Evaluate:
     def once(config: Config, load: Load, repeat: int) -> Evaluation:
-        return evaluate(config, load, attainment=args.attainment, about=about, observe=bar.observe, repeat=repeat)
+        return evaluate(config, load, attainment=attainment, about=about, observe=bar.observe, repeat=repeat)
 
     return once
 
@@ -118,7 +76,7 @@ def _once(
 ) -> tuple[Run, list[Service]]:  # fmt: skip
     trace = TraceWriter() if args.trace is not None else None
     about = about if trace is None else replace(about, ended=trace.ended)
-    found = evaluate(config, load, attainment=args.attainment, about=about, observe=bar.observe, trace=trace)
+    found = evaluate(config, load, about=about, observe=bar.observe, trace=trace)
     if trace is not None:
         trace.write(args.trace, found.service.report.queues, {"name": about.name, "dataset": found.run.dataset})
     return found.run, [found.service]
@@ -141,7 +99,7 @@ def _sweep(
         chosen = load if args.sweep else load_at(load, by, number, point.value)
         bar.expect(load.num_prompts, f"{point.label}: ")
         name = f"{about.name} @ {point.label}"
-        found = evaluate(setting, chosen, attainment=args.attainment, name=name, about=about, observe=bar.observe)
+        found = evaluate(setting, chosen, name=name, about=about, observe=bar.observe)
         runs.append(found.run)
         services.append(found.service)
         if found.run.given_up and not args.sweep:
@@ -173,8 +131,9 @@ def _search(
         return num
 
     price = goodput.Price(args.num_cores, args.num_gpus, args.cost_per_hour)
-    once = _evaluate(args, about, bar)
-    return search(config, load, make_search(args), num_requests, once, num_searches=args.repeats, price=price)
+    limits = make_search(args)
+    once = _evaluate(about, bar, limits.target_attainment)
+    return search(config, load, limits, num_requests, once, num_searches=args.repeats, price=price)
 
 
 def finish(args: argparse.Namespace, result: Result) -> int:
@@ -188,13 +147,3 @@ def finish(args: argparse.Namespace, result: Result) -> int:
     if args.html is not None:
         write_report([plain, *read_results(args.beside)], args.html)
     return exit_code(show.runs_of(result), args.fail_above)
-
-
-def _lean(args: argparse.Namespace, load: Load) -> Load:
-    """What is kept of a large load. Raises ConfigError where that is too little."""
-    is_lean = args.lean if args.lean is not None else load.num_prompts >= MANY
-    if is_lean and (args.warmup or args.cooldown or args.repeats > 1 or args.find_goodput or args.csv):
-        if args.lean is None:
-            return load
-        raise ConfigError("--lean has no --warmup, --cooldown, --repeats, --find-goodput or --csv.", param="lean")
-    return replace(load, is_lean=is_lean)
