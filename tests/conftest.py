@@ -22,9 +22,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    seed = config.getoption("--sample")
-    if seed is not None:
-        config.pluginmanager.register(Sample(tree() if seed == "commit" else seed))
+    """xdist hands its workers the options as they are here: all have one seed, whatever is committed meanwhile."""
+    if config.option.sample == "commit":
+        config.option.sample = tree()
+    if config.option.sample is not None:
+        config.pluginmanager.register(Sample(config.option.sample))
 
 
 @pytest.fixture(scope="session", autouse=True)

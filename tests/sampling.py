@@ -36,13 +36,26 @@ def chosen(function: str, cases: list[str], share: float, seed: str) -> set[str]
     return set(rng.sample(cases, int(len(cases) * share + rng.random())))
 
 
+def unmatched(config: pytest.Config, collected: list[str]) -> list[str]:
+    """What is pinned of collected files and is none of their cases; nothing where only some cases were asked for."""
+    if config.getoption("lf", False) or any("::" in arg for arg in config.args):
+        return []
+    files = {name.split("::")[0] for name in collected}
+    return [name for name in pinned() if name.split("::")[0] in files and name not in collected]
+
+
 class Sample:
     """A pytest plugin: leaves out what is not in the sample, and says what to do about a failure in it."""
 
     def __init__(self, seed: str) -> None:
         self.seed = seed
 
+    @pytest.hookimpl(tryfirst=True)  # before `-k` takes items away
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        if unknown := unmatched(config, [item.nodeid for item in items]):
+            message = f"no test has the name of these pinned cases: {', '.join(unknown)}"
+            report = pytest.CollectReport("tests/pinned.txt", "failed", message, [])
+            config.hook.pytest_collectreport(report=report)
         kept: set[str] = set()
         shares: dict[str, float] = {}
         cases = defaultdict(list)
@@ -61,7 +74,7 @@ class Sample:
         say = terminalreporter.write_line
         say(f"This was a sample, chosen by {self.seed}; make test-all runs everything.")
         for report in (*terminalreporter.stats.get("failed", ()), *terminalreporter.stats.get("error", ())):
-            if "sampled" not in report.keywords:
+            if "sampled" not in getattr(report, "keywords", ()):  # of an error of collection there are none
                 continue
             say(f"{report.nodeid} is of the sample. Whether the fault is new:")
             say(f"  git checkout --quiet HEAD^; make test ARGS=\"'{report.nodeid}'\"; git checkout --quiet -")

@@ -33,10 +33,35 @@ def test_a_test_of_one_case_is_run_in_a_share_of_commits() -> None:
 
 
 def test_what_is_pinned_exists() -> None:
-    """A name that fits no test any more would guard against nothing."""
+    """A name that fits no test any more would guard against nothing. Collection compares the parameters."""
     for name in pinned():
         path, function = name.split("[")[0].split("::")
         assert f"def {function}(" in (ROOT / path).read_text(), name
+
+
+@pytest.mark.parametrize(
+    ("args", "lf", "unknown"),
+    [
+        (["tests"], False, ["test_x.py::test_it[12]"]),
+        (["test_x.py::test_it[1]"], False, []),
+        (["tests"], True, []),
+    ],
+    ids=["whole", "by name", "last failed"],
+)
+def test_a_pinned_case_that_its_file_lacks_is_an_error_of_collection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], lf: bool, unknown: list[str]
+) -> None:
+    monkeypatch.setattr(sampling, "PINNED", tmp_path / "pinned.txt")
+    sampling.PINNED.write_text(f"{CASES[3]}\ntest_x.py::test_it[12]\ntest_not_collected.py::test_it[12]\n")
+    items: list[Any] = [SimpleNamespace(nodeid=case, get_closest_marker=lambda name: None) for case in CASES]
+    reports: list[pytest.CollectReport] = []
+    hook = SimpleNamespace(
+        pytest_deselected=lambda items: None, pytest_collectreport=lambda report: reports.append(report)
+    )
+    config: Any = SimpleNamespace(hook=hook, args=args, getoption=lambda name, default: lf)
+    Sample("one").pytest_collection_modifyitems(config, items)
+    assert [str(report.longrepr).split(": ")[1] for report in reports] == unknown
+    assert all(report.failed for report in reports) and len(items) == len(CASES)
 
 
 def keep(into: list[Any], items: list[Any]) -> None:
@@ -53,7 +78,8 @@ def test_what_is_marked_is_sampled_and_what_is_pinned_is_always_run(
         items: list[Any] = [SimpleNamespace(nodeid=case, get_closest_marker=lambda name: mark) for case in CASES]
         items.append(SimpleNamespace(nodeid="test_x.py::test_other", get_closest_marker=lambda name: None))
         left_out: list[Any] = []
-        config: Any = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=partial(keep, left_out)))
+        hook = SimpleNamespace(pytest_deselected=partial(keep, left_out))
+        config: Any = SimpleNamespace(hook=hook, args=["tests"], getoption=lambda name, default: default)
         Sample(f"commit {number}").pytest_collection_modifyitems(config, items)
         assert {CASES[3], "test_x.py::test_other"} <= {item.nodeid for item in items}
         assert len(items) <= 4 and len(items) + len(left_out) == len(CASES) + 1
