@@ -18,20 +18,22 @@ from tokenmill.sim.peers import ToyNetwork, ToyPeer
 from tokenmill.sim.pools import ToyPool
 
 SEEDS = range(60)
+SEEDS_PER_TEST = 20
 
 
-@pytest.mark.sampled(1 / 2)
-def test_moved_requests_are_their_solo_runs_and_no_block_is_lost() -> None:
-    """Over all seeds moves with and without KV, losses, preemptions, cancellations and copies of prefixes happen."""
+@pytest.mark.sampled(1 / 3)
+@pytest.mark.parametrize("first", SEEDS[::SEEDS_PER_TEST])
+def test_moved_requests_are_their_solo_runs_and_no_block_is_lost(first: int) -> None:
+    """Over the seeds moves with and without KV, losses, preemptions, cancellations and copies of prefixes happen."""
     total = Report()
-    for seed in SEEDS:
+    for seed in range(first, first + SEEDS_PER_TEST):
         report = run_moves(seed)
         for name in ("num_moves", "num_warm", "num_pulled", "num_lost", "num_prefetched", "num_preemptions"):
             setattr(total, name, getattr(total, name) + getattr(report, name))
         for reason, number in report.ends.items():
             total.ends[reason] = total.ends.get(reason, 0) + number
-    assert total.num_moves > 300 and total.num_warm > 80 and total.num_pulled > 500, total
-    assert total.num_lost > 20 and total.num_prefetched > 50 and total.num_preemptions > 5, total
+    assert total.num_moves > 100 and total.num_warm > 25 and total.num_pulled > 150, total
+    assert total.num_lost > 10 and total.num_prefetched > 50 and total.num_preemptions > 1, total
     assert total.ends.keys() >= {"length", "stop", "abort", "internal_error"}, total
 
 
