@@ -89,11 +89,14 @@ def _tokens(seed: int, length: int = LENGTH) -> list[int]:
     return found
 
 
-def _backends() -> Iterator[Any]:
-    yield pytest.param("numpy", id="numpy")
-    if available() is None:
-        for isa in available_isas((*ISAS, *TILE_ISAS)):
-            yield pytest.param(isa, id=isa)
+def _backends(share: float = 1) -> list[Any]:
+    """share: how often `--sample` runs those that take many seconds; the others, which users have, it always runs."""
+    native = available_isas((*ISAS, *TILE_ISAS)) if available() is None else ()
+    slow = {"numpy", "scalar", "scalartiles"}
+    return [
+        pytest.param(name, id=name, marks=[pytest.mark.sampled(share)] if name in slow else [])
+        for name in ("numpy", *native)
+    ]
 
 
 @pytest.fixture(params=_backends())
@@ -108,8 +111,8 @@ def _combinations(ops: Any) -> Iterator[tuple[str, str]]:
         yield from ((kinds, dtype) for dtype in ("f16", "bf16", "int8"))
 
 
-@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("bad", [np.nan, -np.inf], ids=str)
+@pytest.mark.parametrize("ops", _backends(1 / 4), indirect=True)
 def test_what_sees_the_token_is_not_finite_and_nothing_else_changes(ops: Any, bad: float) -> None:
     """In one step: rows before it in its own prompt, and another sequence beside it."""
     for kinds, dtype in _combinations(ops):
@@ -137,7 +140,7 @@ def test_a_window_hides_it(ops: Any) -> None:
         assert _same(ops, spoiled[at + 39 :], clean[at + 39 :]), (kinds, dtype)
 
 
-@pytest.mark.sampled(1 / 3)
+@pytest.mark.parametrize("ops", _backends(1 / 3), indirect=True)
 def test_what_it_leaves_in_a_block_does_not_matter(ops: Any) -> None:
     """Blocks that held it serve another prompt, whose decoding reads tails that are still the old one's."""
     for kinds, dtype in _combinations(ops):
