@@ -159,15 +159,19 @@ class Report:
     lines: list[str]
 
 
+def client_of(server: Server) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=1200)
+
+
 async def rounds_and_solo(server: Server, requests: list[Planned], num_rounds: int, report: Report) -> None:
-    client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=1200)
     outcomes: list[list[Outcome]] = []
     memory: list[list[int]] = []
     files: list[list[int]] = []
     pids = (server.process.pid, server.engine_pid)
     for number in range(num_rounds):
         start = time.monotonic()
-        outcomes.append(list(await asyncio.gather(*(send(client, request) for request in requests))))
+        async with client_of(server) as client:  # its connections are closed when files are counted
+            outcomes.append(list(await asyncio.gather(*(send(client, request) for request in requests))))
         await asyncio.to_thread(wait_until, server.idle, "no request open and no block held")
         memory.append([resident_bytes(pid) for pid in pids])
         files.append([open_files(pid) for pid in pids])
@@ -184,28 +188,27 @@ async def rounds_and_solo(server: Server, requests: list[Planned], num_rounds: i
     for name, first, last in zip(("front end", "engine"), memory[0], memory[-1], strict=True):
         if last > first * 1.02 + 8 * 2**20:
             report.problems.append(f"the {name}'s memory grew from {first} to {last} bytes")
-    # Keep-alive connections of the client stay open and are the same number in every round.
     for name, first, last in zip(("front end", "engine"), files[0], files[-1], strict=True):
         if last > first + 2:
             report.problems.append(f"the {name} has {last} files open, {first} after the first round")
 
     start = time.monotonic()
-    for index, request in enumerate(requests):
-        solo = None
-        if request.expect == "answer":
-            alone = dataclasses.replace(request, stream=False)
-            solo = await send(client, alone, salt=f"solo-{index}")
-        for number in range(num_rounds):
-            problem = check(request, outcomes[number][index], solo)
-            if problem:
-                report.problems.append(f"request {index}, round {number + 1}: {problem}")
+    async with client_of(server) as client:
+        for index, request in enumerate(requests):
+            solo = None
+            if request.expect == "answer":
+                alone = dataclasses.replace(request, stream=False)
+                solo = await send(client, alone, salt=f"solo-{index}")
+            for number in range(num_rounds):
+                problem = check(request, outcomes[number][index], solo)
+                if problem:
+                    report.problems.append(f"request {index}, round {number + 1}: {problem}")
     report.lines.append(f"solo runs: {time.monotonic() - start:.1f} s")
     values = server.metrics()
     report.lines.append(
         f"preemptions {values['vllm:num_preemptions_total']:.0f}, prefix hits "
         f"{values['vllm:prefix_cache_hits_total']:.0f} of {values['vllm:prefix_cache_queries_total']:.0f} tokens"
     )
-    await client.close()
 
 
 def run(num_requests: int, max_tokens: int, num_rounds: int, seed: int, backend: str) -> Report:
