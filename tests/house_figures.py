@@ -79,10 +79,14 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
                 found.append(sorted(stack[at:]))
             del stack[at:]
 
-    sys.setrecursionlimit(max(sys.getrecursionlimit(), 10 * len(graph)))
-    for module in sorted(graph):
-        if module not in index:
-            visit(module)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, 10 * len(graph)))
+    try:
+        for module in sorted(graph):
+            if module not in index:
+                visit(module)
+    finally:
+        sys.setrecursionlimit(limit)
     return found
 
 

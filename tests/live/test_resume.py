@@ -173,7 +173,10 @@ def test_a_server_with_other_numerics_says_that_it_cannot_go_on(model: Path, tmp
         server.process.kill()
         server.process.wait(30)
     with serving(model, file, "--kv-cache-dtype", "bf16") as server:
-        _, second = call(server, "GET", "/v1/requests/cut/stream")
+        status, second = call(server, "GET", "/v1/requests/cut/stream")
+        if status == 500:  # the file had none of its outputs yet
+            assert "would give other answers" in json.loads(second[0])["error"]["message"]
+            return
         _, last = call(server, "GET", "/v1/requests/cut/stream?after=999999")
         error = json.loads(second[-2].removeprefix(b"data: "))["error"]
         assert "would give other answers" in error["message"]

@@ -35,7 +35,7 @@ def routes(root_path: str) -> list[Route]:
 
     @cache
     def document() -> dict[str, Any]:
-        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(make_document(), order="sorted"))
+        found: dict[str, Any] = msgspec.to_builtins(make_document(), order="sorted")
         found["info"]["version"] = __version__
         found["servers"] = [{"url": root_path or "/"}]
         return found

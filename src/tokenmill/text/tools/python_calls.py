@@ -89,13 +89,13 @@ def _read_keywords(call: ast.expr) -> dict[str, Any]:
     return found
 
 
-def _value(node: ast.expr) -> Any:
+def _value(node: ast.expr, num_signs: int = 0) -> Any:
     if isinstance(node, ast.Constant) and isinstance(node.value, (str, int, float, bool, type(None))):
         return node.value
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
-        number = _value(node.operand)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)) and num_signs < MAX_DEPTH:
+        number = _value(node.operand, num_signs + 1)
         if type(number) in (int, float):
             return -number if isinstance(node.op, ast.USub) else number
     if isinstance(node, (ast.List, ast.Tuple)):
