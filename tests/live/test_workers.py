@@ -75,10 +75,10 @@ def test_a_killed_worker_loses_nothing_and_one_that_comes_back_is_taken_in(
     pair: tuple[Server, Worker], port: int
 ) -> None:
     server, stays = pair
-    expected = list(texts(server))
+    expected = list(texts(server, 400))
     with start_worker(port) as victim, ThreadPoolExecutor(1) as pool:
         wait_until(lambda: num_ready(server) == 2, "the second worker")
-        answers = pool.submit(lambda: list(texts(server)))
+        answers = pool.submit(lambda: list(texts(server, 400)))
         wait_until(lambda: running(server) >= NUM_STREAMS, "all to run")
         victim.process.send_signal(signal.SIGKILL)
         assert answers.result(120) == expected
