@@ -177,8 +177,11 @@ def test_servers_share_a_store_that_outlives_them_and_refuses_what_is_unlike(smo
         store = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             wait_until(lambda: is_written(server, "host", 0), "the server joins")
+            number = 0
+            while not is_written(server, "host", 1):  # what an engine computes before it has joined is not stored
+                ask(server, number := number + 1)
             first, _ = ask(server, 0)
-            wait_until(lambda: is_written(server, "host", MUCH // 16), "blocks in host memory")
+            wait_until(lambda: is_written(server, "host", 2 * (MUCH // 16)), "blocks of two prompts in host memory")
             stop(server)
             with Server(*ARGS, "--kv-store", path) as other:
                 again, cached = ask(other, 0)
