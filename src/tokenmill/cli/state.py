@@ -24,6 +24,7 @@ KEPT_FILE = "kept.db"
 """What is kept for a time by default, texts among it."""
 
 T = TypeVar("T")
+S = TypeVar("S", "ResponseStore", "AnswerStore")
 _log = logging.getLogger(__name__)
 
 
@@ -58,33 +59,30 @@ def open_response_store(chosen: str | None, files: dict[Path, StateFile]) -> Res
     which more goes to. Raises ConfigError for one that is chosen, or is there, and cannot be used or trusted."""
     from ..server.responses.store import FORMER, ResponseStore
 
-    def opened(path: Path) -> ResponseStore:
-        store = ResponseStore(_kept_file(path, chosen, files))
-        store.open()
-        return store
-
-    return _opened(chosen, KEPT_FILE, opened, "Responses of /v1/responses are not kept.", FORMER.name)
+    return _open_kept(ResponseStore, FORMER.name, chosen, files, "Responses of /v1/responses are not kept.")
 
 
 def open_answer_store(chosen: str | None, files: dict[Path, StateFile]) -> AnswerStore | None:
     """The store of calls with an Idempotency-Key; chosen, files, None and errors as for responses."""
     from ..server.repeats.store import FORMER, AnswerStore
 
-    def opened(path: Path) -> AnswerStore:
-        store = AnswerStore(_kept_file(path, chosen, files))
+    return _open_kept(AnswerStore, FORMER.name, chosen, files, "Calls with an Idempotency-Key are refused.")
+
+
+def _open_kept(
+    kind: Callable[[StateFile], S], former: str, chosen: str | None, files: dict[Path, StateFile], otherwise: str
+) -> S | None:
+    from ..state.file import StateFile
+
+    def opened(path: Path) -> S:
+        path = path.absolute()
+        if path not in files:
+            files[path] = StateFile(str(path), takes_over=not chosen)
+        store = kind(files[path])
         store.open()
         return store
 
-    return _opened(chosen, KEPT_FILE, opened, "Calls with an Idempotency-Key are refused.", FORMER.name)
-
-
-def _kept_file(path: Path, chosen: str | None, files: dict[Path, StateFile]) -> StateFile:
-    from ..state.file import StateFile
-
-    path = path.absolute()
-    if path not in files:
-        files[path] = StateFile(str(path), takes_over=not chosen)
-    return files[path]
+    return _opened(chosen, KEPT_FILE, opened, otherwise, former)
 
 
 def _opened(chosen: str | None, name: str, open_at: Callable[[Path], T], otherwise: str, former: str = "") -> T | None:

@@ -19,7 +19,7 @@ from ...core.errors import Unavailable
 from ...core.events import Output
 from ...state.database import Schema, cannot_use, transaction
 from ...state.file import FAILURES, StateFile
-from ...state.kept import KEPT, Former, Kind, Row
+from ...state.kept import KEPT, Former, Kind, Row, insert
 from .record import KeptAnswer, KeptCall, Unfinished, decode_answer, decode_call, decode_loaded, decode_output, encode
 
 ADAPTER, MODEL = "adapter", "model"
@@ -118,9 +118,11 @@ class ResumeStore:
             known = [(key, output) for key, output in outputs if key in self._num_outputs]
 
             def write(database: sqlite3.Connection) -> None:
+                rows = []
                 for key, output in known:
                     self._num_outputs[key] += 1
-                    _OUTPUTS.put(database, str(key), self._num_outputs[key], encode(output), 0.0)
+                    rows.append(Row(_OUTPUTS.name, str(key), self._num_outputs[key], 0.0, 0, encode(output)))
+                insert(database, rows)
 
             if not self._write(write):
                 for key, _ in known:
