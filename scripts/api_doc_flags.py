@@ -1,4 +1,4 @@
-"""Tables of the flags of `tokenmill serve` and of those of other servers, for docs/api.md."""
+"""Tables of the flags of `tokenmill serve` and of those of other servers, for docs/use/api.md."""
 
 from __future__ import annotations
 

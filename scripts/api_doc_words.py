@@ -1,4 +1,4 @@
-"""What docs/api.md says of errors, of paths that are not there and of flags that the help leaves out.
+"""What docs/use/api.md says of errors, of paths that are not there and of flags that the help leaves out.
 
 Routes and fields have their words in src/tokenmill/server/openapi, flags in their declarations.
 """
@@ -17,20 +17,23 @@ ERRORS = {
     "ContextTooLong": "The prompt, or the prompt and `max_tokens`, are more than the context.",
     "KeyReused": "The `Idempotency-Key` has been used for another call: [idempotency.md](idempotency.md).",
     "AuthenticationFailed": "No valid key; with `WWW-Authenticate: Bearer`.",
-    "Forbidden": "A web page that may not call, or a Host that is not this server's: [http.md](http.md#web-pages).",
+    "Forbidden": "A web page that may not call, or a Host that is not this server's: "
+    "[http.md](../operate/http.md#web-pages).",
     "ModelNotFound": "No model or adapter has this name.",
     "NotFound": "Nothing is kept under this id, or not any more, or it is another key's.",
     "PreviousResponseNotFound": "The same of `previous_response_id`, or of a response that it goes on from.",
-    "RequestTimeout": "The request took longer than it may, and has no token yet: [overload.md](overload.md).",
+    "RequestTimeout": "The request took longer than it may, and has no token yet: "
+    "[overload.md](../operate/overload.md).",
     "BodyTooLarge": "Of more than `--max-body-bytes`.",
     "UnsupportedEncoding": "A `Content-Encoding` other than gzip and deflate.",
     "RateLimited": "The caller has used up what its tenant may, with `Retry-After` and `x-ratelimit-*` "
-    "([tenants](tenants.md)).",
+    "([tenants](../operate/tenants.md)).",
     "Overloaded": "The wait would be longer than `--max-queue-s`, a target would be missed, or too much is "
-    "open or held: [overload.md](overload.md). `Retry-After` says when there will be room.",
+    "open or held: [overload.md](../operate/overload.md). `Retry-After` says when there will be room.",
     "EngineFailed": "A step failed, or a bug, with its traceback in the log; or engines died of the request again and "
     "again.",
-    "UpstreamFailed": "A server that answers for the model ([many-models.md](many-models.md)) gave no whole answer.",
+    "UpstreamFailed": "A server that answers for the model ([many-models.md](../operate/many-models.md)) gave no "
+    "whole answer.",
     "Unavailable": "The engine starts, has died or stalls, or the server drains. While the engine is restarted "
     "`Retry-After` says when it will be back.",
 }

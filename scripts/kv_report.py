@@ -47,7 +47,7 @@ def _page(curves: Sequence[Curve], policies: Sequence[str]) -> Iterator[str]:
     yield ""
     models = {curve.model for curve in curves}
     costs = f"--costs {models.pop()} " if len(models) == 1 else ""
-    yield f"Made by `python scripts/kv_study.py TRACES {costs}--out docs/reports`; how is said in"
+    yield f"Made by `python scripts/kv_study.py TRACES {costs}--out docs/develop/reports`; how is said in"
     yield "`scripts/kv_study.py`, `kv_traces.py` and `kv_reuse.py`. Cells: recompute seconds saved, of all there is."
     yield "*Size*: blocks, and as a share of the working set, with which LRU saves 99 %. *Bound*: no policy saves more,"
     yield "whatever it knows of the future. *Closed*: what `cost` closes of LRU's gap to the bound. *Best*:"

@@ -1,7 +1,7 @@
 """Which policy saves most: replays traces through the replacement policies of KV stores and compares what they save,
 in recompute seconds, with the most that any could (`kv_reuse`).
 
-    python scripts/kv_study.py TRACES --out docs/reports
+    python scripts/kv_study.py TRACES --out docs/develop/reports
 
 A tier of so many blocks, all of one size. A request uses the blocks at its head that the tier has and stores the rest.
 Sizes are shares of the working set: the room with which LRU saves 99 % of what endless room would.

@@ -1,4 +1,4 @@
-"""Writes docs/api.md: every endpoint, field and flag, from the tables that the program itself holds of them.
+"""Writes docs/use/api.md: every endpoint, field and flag, from the tables that the program itself holds of them.
 
 python scripts/make_api_doc.py
 """
@@ -30,7 +30,7 @@ from tokenmill.server.openapi.fields import Told
 from tokenmill.server.other_fields import Ignored, Refused
 from tokenmill.server.responses import parse as responses_parse
 
-PAGE = Path(__file__).parents[1] / "docs" / "api.md"
+PAGE = Path(__file__).parents[1] / "docs" / "use" / "api.md"
 
 HEAD = """\
 # API reference
@@ -48,10 +48,10 @@ too.
 ## Endpoints
 """
 KEYS = """\
-Where there are keys ([tenants.md](tenants.md)) all but `/`, `/health`, `/ping`, `/version`, `/metrics`,
+Where there are keys ([tenants.md](../operate/tenants.md)) all but `/`, `/health`, `/ping`, `/version`, `/metrics`,
 `/metrics/workers`, `/openapi.json`, `/docs`, `/.well-known/jwks.json` and the files of `/console` need
-`Authorization: Bearer KEY` or `x-api-key: KEY`. Access from web pages, sockets and TLS: [http.md](http.md). Limits on
-bodies and texts: [limits.md](limits.md).
+`Authorization: Bearer KEY` or `x-api-key: KEY`. Access from web pages, sockets and TLS: [http.md](../operate/http.md).
+Limits on bodies and texts: [limits.md](../operate/limits.md).
 
 ### Unsupported endpoints
 

@@ -1,5 +1,5 @@
 // What an operation is: a row of a table, one table for each family (op_rows.cpp, op_heads.cpp, op_linear.cpp, op_lora.cpp,
-// op_attention.cpp, op_latent.cpp, op_stacks.cpp, op_moe.cpp). The interpreter (program.cpp) knows an operation by nothing else. docs/write-an-op.md adds one.
+// op_attention.cpp, op_latent.cpp, op_stacks.cpp, op_moe.cpp). The interpreter (program.cpp) knows an operation by nothing else. docs/develop/write-an-op.md adds one.
 #pragma once
 #include <algorithm>
 #include <cstdint>

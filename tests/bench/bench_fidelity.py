@@ -1,11 +1,11 @@
-"""Live runs against simulations of them, and docs/fidelity.md.
+"""Live runs against simulations of them, and docs/develop/fidelity.md.
 
     python tests/bench/bench_fidelity.py all OUT --minutes 120           these one after the other:
 
     python tests/bench/bench_fidelity.py measure OUT --minutes 25 [--only one,two] [--requests 1000] [--slice-s 60]
     python tests/bench/bench_fidelity.py order OUT --minutes 10          ten settings, live, by `bench compare`
     python tests/bench/bench_fidelity.py simulate OUT                    what `measure` and `order` left, simulated
-    python tests/bench/bench_fidelity.py report OUT --write docs/fidelity.md
+    python tests/bench/bench_fidelity.py report OUT --write docs/develop/fidelity.md
 
 `measure` and `order` need a quiet machine; both go on where they were cut off. `simulate` can come later, anywhere. A
 model that is not there is left out (`--qwen3 PATH`: one of Qwen3-0.6B's shape, such as `tests/random_models.py` makes),
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--qwen3", metavar="PATH", help="a checkpoint of Qwen3-0.6B's shape")
     parser.add_argument("--trace", metavar="PATH", help="a public trace of requests")
     parser.add_argument("--turns", type=int, default=6, help="of the settings that are put in order")
-    parser.add_argument("--write", type=Path, default=Path("docs/fidelity.md"))
+    parser.add_argument("--write", type=Path, default=Path("docs/develop/fidelity.md"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     chosen = _cases(args)

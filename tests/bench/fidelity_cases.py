@@ -1,4 +1,4 @@
-"""What docs/fidelity.md is measured on: servers, the loads that calibrate, and the loads that are held out.
+"""What docs/develop/fidelity.md is measured on: servers, the loads that calibrate, and the loads that are held out.
 
 A server is one set of settings of `tokenmill serve` and the cluster file that says the same to the simulator. Servers
 with equal `engine` (model and threads) share a calibration, which the first of them makes. Load is said as a share of

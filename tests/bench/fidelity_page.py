@@ -1,4 +1,5 @@
-"""docs/fidelity.md, written from the saved results of a measurement: tables, verdicts, and plots as files beside it.
+"""docs/develop/fidelity.md, written from the saved results of a measurement: tables, verdicts, and plots as files
+beside it.
 
 Knows what `fidelity_sim` found, as JSON. Every figure of the page stands with the command that it came from.
 """
@@ -33,7 +34,7 @@ HEAD = """# How near simulations come
 What the live CPU server did under loads that were not used to calibrate it, and what `tokenmill simulate` says of the
 same loads. This page is written by one command from saved results:
 
-    python tests/bench/bench_fidelity.py report OUT --write docs/fidelity.md
+    python tests/bench/bench_fidelity.py report OUT --write docs/develop/fidelity.md
 
 The figures are of one machine: {processor}, {cores} cores, {system}; tokenmill {version}, commit {commit}.
 They were measured by

@@ -62,8 +62,8 @@ def test_the_dashboard_is_what_its_list_of_panels_says() -> None:
 
 
 def test_every_alert_is_explained() -> None:
-    """docs/operations.md says of each alert what to do, and of no other."""
-    page = (DEPLOY.parent / "docs" / "operations.md").read_text()
+    """docs/operate/operations.md says of each alert what to do, and of no other."""
+    page = (DEPLOY.parent / "docs" / "operate" / "operations.md").read_text()
     alerts = re.findall(r"- alert: (\w+)", (PROMETHEUS / "alerts.yml").read_text())
     assert re.findall(r"^\| `(Tokenmill\w+)` \|", page, re.MULTILINE) == alerts
 

@@ -1,7 +1,7 @@
 """The families and RoPE scalings that the oracle tests run, and how transformers is asked to make each.
 
 A case is a class name of transformers less 'ForCausalLM', its options beyond the small common shape, and the one-line
-title under which docs/models.md lists it.
+title under which docs/use/models.md lists it.
 """
 
 from __future__ import annotations

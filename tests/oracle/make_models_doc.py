@@ -1,4 +1,4 @@
-"""Writes docs/models.md from the declared families, the formats, and the cases that the oracle tests run.
+"""Writes docs/use/models.md from the declared families, the formats, and the cases that the oracle tests run.
 
 python tests/oracle/make_models_doc.py
 """
@@ -24,7 +24,7 @@ from tokenmill.models.families import GGUF_FAMILIES, HF_FAMILIES
 from tokenmill.models.repack import BLOCK_KINDS, DIRECT_KINDS
 from tokenmill.text.vocab_files import VOCABULARY_FILES
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "use" / "models.md"
 
 HEAD = """# Models
 
@@ -106,7 +106,7 @@ Ministral 3's queries also grow with their position, from `original_max_position
 Layers with a sliding window attend to the last `window` positions, in every family whose files name one, also in
 those where llama.cpp ignores it (Phi-3, StarCoder2). They are a separate KV group with its own pool and block tables.
 Blocks behind the window are released, so long sequences hold little more than what they see
-([why and how](decisions/kv-groups.md)).
+([why and how](../develop/decisions/kv-groups.md)).
 
 ## Formats
 

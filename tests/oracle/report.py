@@ -1,4 +1,4 @@
-"""Prints the tables of docs/oracle.md, or writes them there: `python tests/oracle/report.py [--write]`.
+"""Prints the tables of docs/develop/oracle.md, or writes them there: `python tests/oracle/report.py [--write]`.
 
 Needs the native backend, torch and transformers; takes about a minute. llama.cpp's figures come from the goldens.
 """
@@ -14,13 +14,13 @@ from real_model import HERE, View, goldens
 from tokenmill import LLM
 from tokenmill.formats.hub import resolve_model
 
-PAGE = HERE.parents[1] / "docs" / "oracle.md"
+PAGE = HERE.parents[1] / "docs" / "develop" / "oracle.md"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="replace the tables in docs/oracle.md")
+    parser.add_argument("--write", action="store_true", help="replace the tables in docs/develop/oracle.md")
     options = parser.parse_args()
     path = resolve_model("smollm2").path
     with LLM(str(path), backend="native", kv_cache_memory_bytes=1 << 30) as llm:

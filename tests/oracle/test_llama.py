@@ -4,7 +4,7 @@ llama.cpp's answers are recorded (make_llama_goldens.py). It quantises activatio
 another order and keeps attention weights in half precision; a difference in the last bit flips a rounding here and
 there, and thirty layers make of it some hundredths of a nat. How much is llama.cpp's own measure: its answers with and
 without flash attention, a change that keeps the model, differ by 0.031 on average and 0.41 at most, and where its
-first choice changes, it had preferred the old one by up to 0.56. docs/oracle.md has the figures.
+first choice changes, it had preferred the old one by up to 0.56. docs/develop/oracle.md has the figures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/models.md says what the code and the tests say."""
+"""docs/use/models.md says what the code and the tests say."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ pytest.importorskip("transformers", reason="the oracle needs transformers")
 
 MORE_THAN_LLAMA = 1.35 if available() is None and NativeOps(1).isa in TILE_ISAS else 1.15
 """Our mean distance to float32 may exceed llama.cpp's by this factor; measured: 0.99, and 1.25 with a matrix unit, for
-which weights are rounded to 8 bits (docs/oracle.md)."""
+which weights are rounded to 8 bits (docs/develop/oracle.md)."""
 
 HESITATION = 0.6
 """As in test_llama.py: largest preference (natural log) that activation rounding may overturn."""

@@ -247,7 +247,7 @@ def test_forecasts_of_first_tokens_come_true(courses: dict[float, list[Course]])
 
 
 def main() -> None:
-    """Print what docs/overload.md says of four seeds."""
+    """Print what docs/operate/overload.md says of four seeds."""
     for rate in (1.0, 2.0, 4.0):
         some = [Course(rate, seed, 120).run() for seed in range(4)]
         errors = sorted(abs(told - took) / took for each in some for told, took in each.forecasts if took > 0.05)

@@ -19,7 +19,7 @@ from tokenmill.sim.service import Service
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "deploy" / "simulate"
 RACKS = (EXAMPLES / "racks.toml").read_text(encoding="utf8")
-PAGE = (ROOT / "docs" / "simulate-parts.md").read_text(encoding="utf8")
+PAGE = (ROOT / "docs" / "operate" / "simulate-parts.md").read_text(encoding="utf8")
 
 
 def test_racks_serve_through_their_faults() -> None:

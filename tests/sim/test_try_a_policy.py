@@ -1,4 +1,4 @@
-"""docs/try-a-policy.md, followed to the letter: its files are written, its commands run."""
+"""docs/develop/try-a-policy.md, followed to the letter: its files are written, its commands run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from tokenmill.plan.policies import KINDS, NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "try-a-policy.md"
+PAGE = ROOT / "docs" / "develop" / "try-a-policy.md"
 TRACE = "azure_llm_2023_conv.csv.gz"
 RECORDED = ROOT.parent / "shared" / "data" / "traces" / TRACE
 

@@ -1,4 +1,4 @@
-"""docs/write-a-policy.md, followed to the letter in a copy of the source."""
+"""docs/develop/write-a-policy.md, followed to the letter in a copy of the source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "write-a-policy.md"
+PAGE = ROOT / "docs" / "develop" / "write-a-policy.md"
 ROOMS = ("core", "kv", "sched", "cluster", "engine", "sim")
 
 

@@ -1,4 +1,4 @@
-"""docs/api.md says what the code takes: of a new route, field or flag it has to say something before tests pass."""
+"""docs/use/api.md says what the code takes: of a new route, field or flag it has to say something before tests pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/benchmarking.md names every field of the JSON that benchmarks write."""
+"""docs/operate/benchmarking.md names every field of the JSON that benchmarks write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenmill.bench.machine import Interference
 from tokenmill.bench.profile import report as profile
 from tokenmill.bench.report import Figure, Report
 
-PAGE = (Path(__file__).resolve().parent.parent.parent / "docs" / "benchmarking.md").read_text()
+PAGE = (Path(__file__).resolve().parent.parent.parent / "docs" / "operate" / "benchmarking.md").read_text()
 
 
 def described(kind: str) -> set[str]:

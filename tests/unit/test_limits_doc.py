@@ -1,4 +1,4 @@
-"""docs/limits.md says what the code does."""
+"""docs/operate/limits.md says what the code does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokenmill.text import chat
 from tokenmill.text.grammar import matcher
 from tokenmill.worker import grammars
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "limits.md").read_text(encoding="utf8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "operate" / "limits.md").read_text(encoding="utf8")
 
 
 @pytest.mark.parametrize(

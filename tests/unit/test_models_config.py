@@ -102,7 +102,7 @@ def replace_metadata(checkpoint, **given):
         ("gguf", {"llama.rope.freq_base": "x"}, "llama.rope.freq_base must be a number"),
         ("hf", {"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported"),
         ("hf", {"architectures": []}, "'' is not supported"),
-        ("hf", {"architectures": None, "model_type": "t5"}, "'t5' is not supported .supported: .*docs/models.md"),
+        ("hf", {"architectures": None, "model_type": "t5"}, "'t5' is not supported .supported: .*docs/use/models.md"),
         ("hf", {"model_type": "mistral"}, "LlamaForCausalLM does not go with model_type 'mistral'"),
         ("hf", {"model_type": "bert"}, "LlamaForCausalLM does not go with model_type 'bert'"),
         ("hf", {"is_causal": False}, "sees ahead"),

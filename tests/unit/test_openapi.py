@@ -63,7 +63,7 @@ def test_kinds_in_words_become_schemas(kind: str, schema: dict[str, Any]) -> Non
 
 
 def test_summaries_read_well_without_their_links() -> None:
-    """The words of docs/api.md lead to other pages; the document does not."""
+    """The words of docs/use/api.md lead to other pages; the document does not."""
     assert plain("What it does: [here](x.md#y).") == "What it does."
     assert plain("What it does ([here](x.md)), and more.") == "What it does, and more."
     told = [operation["summary"] for methods in STORED["paths"].values() for operation in methods.values()]

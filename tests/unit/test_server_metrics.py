@@ -1,4 +1,4 @@
-"""The metrics: docs/metrics.md and the registry say the same, and what is observed is what the page defines."""
+"""The metrics: docs/operate/metrics.md and the registry say the same, and what is observed is what the page defines."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tokenmill.server.upstream.passing import Ended as UpstreamEnded
 from tokenmill.server.upstream.tally import Tally
 from tokenmill.server.upstream.upstream import Upstream
 
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operate" / "metrics.md"
 READY = Ready("m", 512, 100, (2,), "id", 16, 64, num_pool_blocks=80)
 LABELS = {"model_name": "m", "engine": "0"}
 

@@ -27,8 +27,9 @@ def held_out(serves: str = "") -> list[float]:
 
 
 def test_the_page_is_what_the_command_prints() -> None:
-    """docs/cost-model.md has the errors of this code and these tables; its whole loads are for the next test."""
-    text = (DOCS / "cost-model.md").read_text(encoding="utf8")
+    """docs/operate/cost-model.md has the errors of this code and these tables; its whole loads are for the next
+    test."""
+    text = (DOCS / "operate" / "cost-model.md").read_text(encoding="utf8")
     loads = text[text.index("## Whole loads") : text.index("\n## Coefficients")]
     assert page(loads) == text
 

@@ -1,4 +1,4 @@
-"""docs/write-an-op.md shows lines of an operation that exists."""
+"""docs/develop/write-an-op.md shows lines of an operation that exists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NATIVE = ("op_rows.cpp", "rows.inc", "kernels.h", "kernels.inc")
 
 def test_the_page_shows_the_code_as_it_is() -> None:
     """Each line of each example stands in one of the files that the page names."""
-    page = (ROOT / "docs/write-an-op.md").read_text(encoding="utf8")
+    page = (ROOT / "docs/develop/write-an-op.md").read_text(encoding="utf8")
     named = [ROOT / path for path in re.findall(r"`((?:src|tests)/[a-z_/]+\.py)`", page)]
     sources = {
         line.strip()

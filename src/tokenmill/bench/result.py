@@ -1,4 +1,4 @@
-"""The nouns of a load measurement, and the JSON they are written as. docs/benchmarking.md defines every field.
+"""The nouns of a load measurement, and the JSON they are written as. docs/operate/benchmarking.md defines every field.
 
 Belongs here: what a reader of a result may rely on. Never: how it was measured or how it is drawn. Field names are the
 JSON names; a rename or a change of meaning raises SCHEMA. Times are seconds from the start of the run (RequestRow) or

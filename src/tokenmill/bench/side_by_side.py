@@ -1,7 +1,7 @@
 """A comparison's figures and ratios as cells of tables, the same for the terminal, Markdown and the HTML report.
 
-Takes the JSON objects of docs/benchmarking.md. One table holds a phase: a row for each quantity, a column for each
-endpoint; another the ratios to the baseline, with their intervals and verdicts.
+Takes the JSON objects of docs/operate/benchmarking.md. One table holds a phase: a row for each quantity, a column for
+each endpoint; another the ratios to the baseline, with their intervals and verdicts.
 """
 
 from __future__ import annotations

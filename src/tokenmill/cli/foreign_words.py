@@ -15,7 +15,7 @@ COMMANDS: Mapping[str, str] = {
     "launch": "start the server by `tokenmill serve MODEL`",
     "complete": "type `tokenmill generate MODEL -p TEXT`",
     "collect-env": "type `tokenmill doctor`",
-    "run-batch": "upload the file to /v1/files of `tokenmill serve`, and post it to /v1/batches (docs/batches.md)",
+    "run-batch": "upload the file to /v1/files of `tokenmill serve`, and post it to /v1/batches (docs/use/batches.md)",
 }
 
 ENVIRONMENT: Mapping[str, str] = {

@@ -12,7 +12,7 @@ handed in, and what is measured comes from the results of steps, which a replay 
 
 Policies are chosen by name (`sched.policies`, `kv.blocks.eviction`), or are in a file of one's own
 (`core.own_policy`). Of admissions the server has one and a library the other (`cluster.admission`).
-docs/write-a-policy.md shows how to add one.
+docs/develop/write-a-policy.md shows how to add one.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ distributions; the traffic has the profile of the shape that makes them most lik
 calls that nobody reads as they come, sent faster than anyone could, are a batch.
 
 The numbers of the shapes are from one half of each trace (see `source`); tests/unit/test_recognise.py holds them
-against the other half. The spread of agents' prompts is widened: contexts here may be shorter than theirs. docs/slo.md
-has the table of confusions.
+against the other half. The spread of agents' prompts is widened: contexts here may be shorter than theirs.
+docs/operate/slo.md has the table of confusions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How tokens are drawn: `SamplingParams`, whose declarations are the one table of what a caller may set.
 
 A field declared with `setting` says all that the rest of the program needs to know of it: its default and range, what
-it means (docs/api.md), its flag, its names in other APIs, and whether drawing has a number of it for each row. From
+it means (docs/use/api.md), its flag, its names in other APIs, and whether drawing has a number of it for each row. From
 that follow the field of request bodies, the key of --override-generation-config, the flag of `chat` and `generate`, the
 columns of a step's draws (ops/draws.py) and the native struct that carries them (`native_header`). What a setting does
 to a draw is said in ops/reference_sample.py and native/src/sample.cpp.
@@ -41,7 +41,7 @@ class Setting:
     """What is known of a field of SamplingParams beside its name.
 
     default   its type is that of the values: an int, a float or a tuple of texts
-    meaning   what it does, for docs/api.md
+    meaning   what it does, for docs/use/api.md
     low, high the range of a number; above: `low` itself is not in it
     help      what its flag of `chat` and `generate` says; None: they have none
     flag      its flag, if that is not the name with hyphens; also: further spellings; metavar: what stands for a value

@@ -327,7 +327,8 @@ def _family(families: Mapping[str, Family], architecture: str, fields: Fields) -
         known = ", ".join(sorted(families))
         told = architecture or fields.metadata.get("model_type", "")
         raise BadCheckpoint(
-            f"{fields.where}: architecture {told!r} is not supported (supported: {known}; docs/models.md tells more)."
+            f"{fields.where}: architecture {told!r} is not supported (supported: {known}; docs/use/models.md tells "
+            "more)."
         )
     return family
 

@@ -81,7 +81,7 @@ GROUPS: tuple[Group, ...] = (
     Group(
         1,
         "--kv-transfer-config",
-        "give --kv-host SIZE, --kv-disk FOLDER:SIZE or --kv-remote URL (docs/kv-tiers.md)",
+        "give --kv-host SIZE, --kv-disk FOLDER:SIZE or --kv-remote URL (docs/operate/kv-tiers.md)",
         refused=True,
     ),
     Group(
@@ -318,7 +318,7 @@ GROUPS: tuple[Group, ...] = (
         refused=True,
     ),
     # llama-server: sampling that is not here
-    Group(1, "--samplers --sampler-seq --sampling-seq", "docs/sampling.md tells the order, which is fixed", True),
+    Group(1, "--samplers --sampler-seq --sampling-seq", "docs/use/sampling.md tells the order, which is fixed", True),
     Group(
         1,
         "--dynatemp-range --mirostat --adaptive-target",

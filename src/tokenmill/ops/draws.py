@@ -2,7 +2,7 @@
 
 The order for a row: repetition, frequency and presence penalties, DRY, bias, mask, tokens held back, bad words (the
 last two give way where nothing else is left); then temperature, top_n_sigma, top_k, typical_p, top_p, min_p, XTC; then
-the draw. See docs/sampling.md.
+the draw. See docs/use/sampling.md.
 
     L logit rows  V vocabulary  n most alternatives of a row
 """

@@ -1,7 +1,8 @@
 """Prometheus metrics under vLLM's names, so that dashboards, autoscalers and gateways made for it work unchanged.
 
 What requests experience is observed here as it happens, with the engine's time stamps; what the engine is and has is
-copied from its last EngineStats when somebody asks. docs/metrics.md defines every name; a test compares the two.
+copied from its last EngineStats when somebody asks. docs/operate/metrics.md defines every name; a test compares the
+two.
 
 Counters count over all engines and their lives (`cluster.totals`). Series whose name starts
 with `tokenmill:` have no counterpart in vLLM.

@@ -43,7 +43,7 @@ RENAMED: Mapping[str, str] = {
 
 _KWARGS = "give chat_template_kwargs what the model's template reads, such as enable_thinking"
 _LOGPROBS = "give logprobs, for chat with top_logprobs"
-_ORDER = "samplers are applied in the order that docs/sampling.md tells"
+_ORDER = "samplers are applied in the order that docs/use/sampling.md tells"
 _OFF = Refused((0, -1))
 _NOT_HERE = Ignored("it belongs to a sampler that is refused")
 _ACCOUNT = Ignored("accounts and storage are not kept here")

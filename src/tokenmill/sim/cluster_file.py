@@ -1,4 +1,4 @@
-"""A cluster's file (TOML) -> the deployment that is simulated. docs/simulate.md says every key.
+"""A cluster's file (TOML) -> the deployment that is simulated. docs/operate/simulate.md says every key.
 
     [model]        which model, in which precision         [[workers]]   what computes it
     [engine]       how engines batch and cache             [router]      who gets a request; [admission], [slo],

@@ -1,4 +1,5 @@
-"""Sections of a cluster's file on what workers share, and where each worker is. docs/simulate-parts.md says every key.
+"""Sections of a cluster's file on what workers share, and where each worker is. docs/operate/simulate-parts.md says
+every key.
 
 [[topology.nodes]], [topology.spine]   links        [[tiers]]    KV below the pools
 [topology] file                        links of a file of their own

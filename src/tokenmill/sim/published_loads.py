@@ -107,7 +107,7 @@ def simulate(load: Closed, num_rounds: int = 3) -> Simulated:
 
 
 def loads_section() -> str:
-    """Of docs/cost-model.md."""
+    """Of docs/operate/cost-model.md."""
     lines = [
         "## Whole loads\n",
         "The simulated service against whole loads whose inputs are public: each client sends its next request when it",

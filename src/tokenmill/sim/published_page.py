@@ -1,4 +1,4 @@
-"""The page docs/cost-model.md: the law's coefficients, and its errors on published points, fitted and held out.
+"""The page docs/operate/cost-model.md: the law's coefficients, and its errors on published points, fitted and held out.
 
 `python -m tokenmill.sim.published_page` prints it; `--fit` fits the coefficients anew and prints their table.
 """
@@ -80,7 +80,7 @@ _THEIRS = """
 
 The rows do not measure the same: theirs are loads, on devices that were profiled; ours are mostly steps, on models,
 devices and spreads that nothing was fitted to. How far off loads on calibrated machines are, is for
-`docs/fidelity.md`.
+`docs/develop/fidelity.md`.
 
 ## What is left out, and what is known to be wrong
 

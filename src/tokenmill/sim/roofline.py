@@ -16,7 +16,7 @@ of one passes while the other computes, and each half reads weights by itself:
 
 A roofline (Williams et al., 2009) whose corner is rounded, and linear but for that and the experts touched, whose
 share follows from the tokens (core.cost.read_share). What of the peaks is reached depends on the software that serves:
-coefficients of `reached`, fitted to published points by `published`; fits and errors are in docs/cost-model.md.
+coefficients of `reached`, fitted to published points by `published`; fits and errors are in docs/operate/cost-model.md.
 
 Work is that of the whole group of devices. The law gives the time until a step's tokens are there; pipeline stages work
 on as many steps at once as there are stages, which who calls must do.

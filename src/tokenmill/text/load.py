@@ -174,7 +174,8 @@ def _folder_context(checkpoint: Checkpoint) -> int:
     if length is None and key not in config:
         architecture = architecture_of(config) or config.get("model_type", "")
         raise BadCheckpoint(
-            f"{checkpoint.path}: architecture {architecture!r} is not supported; docs/models.md lists those that are."
+            f"{checkpoint.path}: architecture {architecture!r} is not supported; docs/use/models.md lists those that "
+            "are."
         )
     return _context(length, key)
 

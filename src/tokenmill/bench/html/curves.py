@@ -1,7 +1,7 @@
 """The plots of load measurements: distributions, timelines, dots by request, curves over load, bars over repeats.
 
-Takes runs as the JSON objects of docs/benchmarking.md. Groups of runs (repeats, rates, endpoints) become curves in the
-same plot; large runs are thinned, always in the same way, and the plot says so. Lengths of time are drawn in
+Takes runs as the JSON objects of docs/operate/benchmarking.md. Groups of runs (repeats, rates, endpoints) become curves
+in the same plot; large runs are thinned, always in the same way, and the plot says so. Lengths of time are drawn in
 milliseconds or seconds, whichever reads better.
 """
 

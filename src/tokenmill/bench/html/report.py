@@ -1,7 +1,7 @@
 """A report people look at: one HTML file from one or several results of `bench serve`, `goodput`, `compare`, `quality`.
 
-Reads results as the JSON objects they are written as (docs/benchmarking.md, docs/quality.md), so that a file from
-another machine draws the same. What a result shows is decided in load and quality, the plots are
+Reads results as the JSON objects they are written as (docs/operate/benchmarking.md, docs/operate/quality.md), so that a
+file from another machine draws the same. What a result shows is decided in load and quality, the plots are
 curves', how things look is plot's and page's.
 """
 

@@ -1,8 +1,8 @@
 """How near a simulation comes: runs of one load, live and simulated, laid side by side.
 
-Knows results as the JSON objects they are written as (docs/benchmarking.md), not how either came about. Runs are taken
-in pairs: live run i and the simulation of it, which has the same plan. An error is simulated / live - 1. Beside each
-stands what two live runs of that load differ by, the least that any simulation could be asked for.
+Knows results as the JSON objects they are written as (docs/operate/benchmarking.md), not how either came about. Runs
+are taken in pairs: live run i and the simulation of it, which has the same plan. An error is simulated / live - 1.
+Beside each stands what two live runs of that load differ by, the least that any simulation could be asked for.
 
 Requests are matched by their index in the plan; one that failed in either run is left out, and counted.
 """

@@ -1,4 +1,4 @@
-"""From what came of a plan to a `Run`: every definition of docs/benchmarking.md is computed here and nowhere
+"""From what came of a plan to a `Run`: every definition of docs/operate/benchmarking.md is computed here and nowhere
 else, but for fairness, the timeline and pooled repeats, which have modules of their own.
 
 Pure: exchanges and facts in, numbers out.

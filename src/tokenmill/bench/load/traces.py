@@ -112,7 +112,9 @@ def read_trace(path: Path, num: int, seed: int, fit: Fit, spread_s: float = 0.0,
         return agentic(path, num, seed, fit)
     if {"client", "trace", "lengths"} <= row.keys():
         raise ConfigError("This is a client mix, not a list of requests: use --dataset-name servegen.")
-    raise ConfigError(f"{path} is no trace of a known form (docs/benchmarking.md lists them).", param="dataset_path")
+    raise ConfigError(
+        f"{path} is no trace of a known form (docs/operate/benchmarking.md lists them).", param="dataset_path"
+    )
 
 
 def _first_line(path: Path) -> str:

@@ -19,7 +19,7 @@ from ..report import markdown_row
 
 SCHEMA = 1
 ROWS = (1, 16, 32)
-PAGE = Path("docs/profile.md")
+PAGE = Path("docs/develop/profile.md")
 TITLE = """# Where the time goes
 
 `tokenmill bench profile --write` makes this page; do not edit it. Times are microseconds, medians over the steps of a
@@ -92,7 +92,7 @@ def show(
 
 
 def to_json(steps: Sequence[StepTimes], served: Sequence[ServedTimes], facts: Mapping[str, str]) -> dict[str, Any]:
-    """Microseconds, as docs/benchmarking.md says."""
+    """Microseconds, as docs/operate/benchmarking.md says."""
     return {
         "schema": SCHEMA,
         "kind": "profile",

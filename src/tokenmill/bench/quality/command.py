@@ -2,7 +2,7 @@
 
 Decides what is run and shows it; asking is run's, the questions tasks'. Two results over the same
 questions are compared question by question, which tells small differences from noise far better than two separate
-intervals do. docs/quality.md defines the figures and the JSON.
+intervals do. docs/operate/quality.md defines the figures and the JSON.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"repeatable; one of {', '.join(FILES)}",
     )
     group.add_argument(
-        "--data", type=Path, metavar="FOLDER", help="where the tasks' files are (docs/quality.md names them)"
+        "--data", type=Path, metavar="FOLDER", help="where the tasks' files are (docs/operate/quality.md names them)"
     )
     group.add_argument("--limit", type=_positive, metavar="N", help="ask at most N questions (score N windows) a task")
     group.add_argument(

@@ -2,7 +2,7 @@
 
 Which schemas are taken, and by which keyword others are refused; their own data replayed through the masks of the
 model's tokens; with --url, answers of a server, judged; and with --bombs, what others feel of grammars that explode.
-docs/structured-output.md explains the figures.
+docs/use/structured-output.md explains the figures.
 """
 
 from __future__ import annotations

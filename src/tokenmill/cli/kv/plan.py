@@ -1,8 +1,8 @@
 """`kv plan`: how much host memory and disk a load is worth, from a trace of it.
 
 Exact for LRU of any size, from reuse distances (`sim.kv_reuse`); the usual policy saves at least as much on public
-traces (docs/reports/kv-policies.md). A disk has what host memory has given up, so that what is saved is a matter of the
-larger of both. Loading takes its bytes at the usual rates.
+traces (docs/develop/reports/kv-policies.md). A disk has what host memory has given up, so that what is saved is a
+matter of the larger of both. Loading takes its bytes at the usual rates.
 """
 
 from __future__ import annotations

@@ -49,7 +49,9 @@ def add_policy_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("cluster", type=Path, metavar="CLUSTER.toml", help="what is simulated: docs/simulate.md")
+    parser.add_argument(
+        "cluster", type=Path, metavar="CLUSTER.toml", help="what is simulated: docs/operate/simulate.md"
+    )
     add_policy_argument(parser)
     add_load_arguments(parser)
     group = parser.add_argument_group("fidelity")

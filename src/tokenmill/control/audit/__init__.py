@@ -1,1 +1,2 @@
-"""The audit log: who did what, as a chain of entries whose head is signed. docs/security.md says what it proves."""
+"""The audit log: who did what, as a chain of entries whose head is signed. docs/operate/security.md says what it
+proves."""

@@ -51,7 +51,7 @@ def read_quota(text: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierOptions:
-    """Where KV is kept below the pools of engines (docs/kv-tiers.md). Raises ConfigError."""
+    """Where KV is kept below the pools of engines (docs/operate/kv-tiers.md). Raises ConfigError."""
 
     kv_host: int | None = option(
         None,

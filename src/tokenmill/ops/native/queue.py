@@ -2,8 +2,8 @@
 
 A call that was submitted while another runs begins without Python, which the event loop keeps busy meanwhile. Each end
 is a byte in a pipe that the loop watches; it is written once the next call has begun, because the loop, once awake,
-takes the interpreter and perhaps the processor (docs/log.md has the times). What is not a call comes back to Python on
-that thread, in its place in the order. See native/src/queue.h.
+takes the interpreter and perhaps the processor (docs/develop/log.md has the times). What is not a call comes back to
+Python on that thread, in its place in the order. See native/src/queue.h.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`samplers`: llama-server's list of what acts on a draw, in order. Here the order is fixed (docs/sampling.md).
+"""`samplers`: llama-server's list of what acts on a draw, in order. Here the order is fixed (docs/use/sampling.md).
 
 A list is taken if what acts, acts in the order of here; what it leaves out is off.
 """

@@ -1,7 +1,7 @@
 """What the fields of request bodies are, those of OpenAI's API and of this server's own: kind and meaning of each.
 
-/openapi.json and docs/api.md are made of these tables. A test compares them with what the parsers read, so a new field
-needs a line here. Settings of draws have theirs in core/sampling.py.
+/openapi.json and docs/use/api.md are made of these tables. A test compares them with what the parsers read, so a new
+field needs a line here. Settings of draws have theirs in core/sampling.py.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ ANSWER: Told = {
     "priority_class": (
         "integer, 0 to 2",
         "0, 1 or 2: lower classes run first, whatever the priorities in them; not below the caller's own "
-        "([tenants](tenants.md)) (default: the caller's own)",
+        "([tenants](../operate/tenants.md)) (default: the caller's own)",
     ),
     "service_tier": (
         "string",
@@ -116,7 +116,8 @@ ANSWER: Told = {
     ),
     "slo": (
         "string or object",
-        "latency objectives ([profiles](slo.md)): the name of a profile, or an object with targets of its own. "
+        "latency objectives ([profiles](../operate/slo.md)): the name of a profile, or an object with targets of its "
+        "own. "
         "Headers of gateways are read too: `x-slo-ttft-ms`, `x-slo-tpot-ms` (default: the tenant's, or `--slo`)",
     ),
     "slo.profile": ("string", "`chat`, `code`, `rag`, `agent`, `batch`, `content` or `edge`"),
@@ -128,7 +129,7 @@ ANSWER: Told = {
     "kv_hints": (
         "object",
         "what becomes of the KV of prompt and answer once it has ended; needs a KV store with tiers "
-        "([more](kv-tiers.md#across-machines-and-the-router))",
+        "([more](../operate/kv-tiers.md#across-machines-and-the-router))",
     ),
     "kv_hints.keep_s": (
         "integer, 0 to 86,400",
@@ -137,8 +138,8 @@ ANSWER: Told = {
     ),
     "kv_transfer_params": (
         "object",
-        "hand KV over from one server to another ([how](kv.md)); needs `--kv-save` or a KV store with tiers "
-        "([more](kv-tiers.md))",
+        "hand KV over from one server to another ([how](../operate/kv.md)); needs `--kv-save` or a KV store with tiers "
+        "([more](../operate/kv-tiers.md))",
     ),
     "kv_transfer_params.do_remote_decode": (
         "true or false",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...control.usage.question import FILTERS
 
-_WHERE = "([kv-tiers.md](kv-tiers.md#operating-it))"
+_WHERE = "([kv-tiers.md](../operate/kv-tiers.md#operating-it))"
 ENDPOINTS: dict[str, str] = {
     "POST /v1/chat/completions": "OpenAI's chat: messages in, one or more answers out, whole or as server-sent events. "
     "Also `/chat/completions`.",
@@ -28,22 +28,27 @@ ENDPOINTS: dict[str, str] = {
     "GET /health": "200 while an engine is ready and makes steps, else 503. Also `/v1/health`, and `/ping` by GET and "
     "POST.",
     "GET /load": "vLLM's: how many requests are open.",
-    "GET /metrics": "Prometheus text, or OpenMetrics where the caller asks for it: [metrics.md](metrics.md).",
-    "GET /admin/slo": "Profiles as this machine can hold them, and whose traffic resembles which: [slo.md](slo.md).",
-    "GET /admin/load": "What the server does and how it did in the last minute: [operations.md](operations.md).",
-    "GET /admin/workers": "The workers, and what each does: [workers.md](workers.md#who-works).",
+    "GET /metrics": "Prometheus text, or OpenMetrics where the caller asks for it: "
+    "[metrics.md](../operate/metrics.md).",
+    "GET /admin/slo": "Profiles as this machine can hold them, and whose traffic resembles which: "
+    "[slo.md](../operate/slo.md).",
+    "GET /admin/load": "What the server does and how it did in the last minute: "
+    "[operations.md](../operate/operations.md).",
+    "GET /admin/workers": "The workers, and what each does: [workers.md](../operate/workers.md#who-works).",
     "POST /admin/workers/{worker}/drain": "Give it no more, and end it when it has finished what it has; "
     "`?restart=true`: another follows. From this machine, or with a key of scope admin.",
     "POST /admin/workers/{worker}/pool": "Put it into another `pool`. From this machine, or with a key of scope admin.",
-    "GET /admin/requests": "Requests that are open and the last that ended: [operations.md](operations.md).",
+    "GET /admin/requests": "Requests that are open and the last that ended: [operations.md](../operate/operations.md).",
     "GET /admin/requests/{id}": "One request and its timeline, by its id or its call's.",
-    "GET /v1/usage": "What the caller's tenant has used, in OpenAI's form: [usage.md](usage.md).",
+    "GET /v1/usage": "What the caller's tenant has used, in OpenAI's form: [usage.md](../operate/usage.md).",
     "GET /admin/usage": "What all tenants have used.",
-    "GET /admin/flight": "An engine's last steps as a trace for ui.perfetto.dev: [operations.md](operations.md).",
-    "GET /admin/audit": "Where the head of the audit log is: [security.md](security.md#audit-log).",
+    "GET /admin/flight": "An engine's last steps as a trace for ui.perfetto.dev: "
+    "[operations.md](../operate/operations.md).",
+    "GET /admin/audit": "Where the head of the audit log is: [security.md](../operate/security.md#audit-log).",
     "GET /openapi.json": "This API as an OpenAPI 3.1 document. Needs no key.",
     "GET /docs": "The same as a page for people.",
-    "GET /.well-known/jwks.json": "The public key of signed answers: [security.md](security.md#signed-answers).",
+    "GET /.well-known/jwks.json": "The public key of signed answers: "
+    "[security.md](../operate/security.md#signed-answers).",
     "GET /version": "The version of this server.",
     "GET /": "Ollama's: somebody is there. Needs no key.",
     "POST /api/chat": "Ollama's chat: messages in, an answer out, as lines of JSON unless `stream` is false.",
@@ -68,19 +73,23 @@ ENDPOINTS: dict[str, str] = {
     "POST /lora-adapters": "llama-server's: refused; adapters act where their name is the model.",
     "GET /v1/requests/{id}/stream": "The rest of a stream for a client that has lost it: `after`, the id of the last "
     "event it has ([resume.md](resume.md)).",
-    "GET /metrics/workers": "Metrics of each worker, with labels `worker` and `pool` ([metrics.md](metrics.md)).",
-    "GET /admin/decisions": "What was decided about workers and moves of late: [operations.md](operations.md).",
-    "GET /admin/tenants": "The tenants and what each may use: [tenants.md](tenants.md). As all of `/admin` it needs a "
+    "GET /metrics/workers": "Metrics of each worker, with labels `worker` and `pool` "
+    "([metrics.md](../operate/metrics.md)).",
+    "GET /admin/decisions": "What was decided about workers and moves of late: "
+    "[operations.md](../operate/operations.md).",
+    "GET /admin/tenants": "The tenants and what each may use: [tenants.md](../operate/tenants.md). As all of "
+    "`/admin` it needs a "
     "key of scope admin where keys are asked for.",
     "POST /admin/tenants": "Make a tenant: `id` and settings.",
     "GET /admin/tenants/{tenant}": "One of them.",
     "PATCH /admin/tenants/{tenant}": "Change its settings, for requests from now on.",
     "DELETE /admin/tenants/{tenant}": "Delete it and revoke its keys.",
-    "GET /admin/models": "The models beside this server's own, with their state: [many-models.md](many-models.md).",
+    "GET /admin/models": "The models beside this server's own, with their state: "
+    "[many-models.md](../operate/many-models.md).",
     "POST /admin/models": "Load one: `model`, `name` and `kv_cache_memory_bytes`. The answer comes when it serves.",
     "DELETE /admin/models/{name}": "Unload it, once its open calls have ended, or after 30 s.",
     "GET /admin/canaries": "Names that stand for versions of a model, what came of each version and why one was taken "
-    "back: [many-models.md](many-models.md#versions-and-canaries).",
+    "back: [many-models.md](../operate/many-models.md#versions-and-canaries).",
     "POST /admin/canaries": "Make one, or replace it: `name`, `versions` and how they are judged. As all that changes "
     "models it needs a key of scope admin where keys are asked for, else a call from this machine.",
     "DELETE /admin/canaries/{name}": "Forget it.",
@@ -89,9 +98,10 @@ ENDPOINTS: dict[str, str] = {
     "GET /admin/keys/{key}": "One of them.",
     "DELETE /admin/keys/{key}": "Revoke it.",
     "POST /admin/keys/{key}/rotate": "Replace it; the old one ends `overlap_s` seconds from now (0).",
-    "GET /console": "Pages for a browser: [console.md](console.md).",
+    "GET /console": "Pages for a browser: [console.md](../operate/console.md).",
     "GET /console/{path}": "Their files.",
-    "GET /admin/kv": "Blocks of each engine's pools, and the largest prefixes in its cache ([console.md](console.md)). "
+    "GET /admin/kv": "Blocks of each engine's pools, and the largest prefixes in its cache "
+    "([console.md](../operate/console.md)). "
     "Needs a key of scope admin where keys are given out.",
     "GET /admin/reports": "Results of benchmarks in `--reports-dir`, the latest first. Needs a key of scope admin "
     "where keys are given out.",
@@ -118,7 +128,7 @@ ENDPOINTS: dict[str, str] = {
     "POST /admin/kv/unpin": "Let it go as any other.",
     "POST /admin/kv/drop": "Forget the KV of a prompt in every tier.",
     "POST /admin/kv/prefetch": "Bring what is stored of a prompt nearer before it is asked for: into host memory, or "
-    "into an engine's pool ([ahead of time](kv-tiers.md#across-machines-and-the-router)).",
+    "into an engine's pool ([ahead of time](../operate/kv-tiers.md#across-machines-and-the-router)).",
     "POST /admin/kv/quota": "Bound what one owner, or each other, may have in a tier.",
     "POST /admin/kv/fence": "Let no other machine write to the remote store from now on.",
     "POST /admin/kv/clear": "Forget what a tier has, or what an owner has, or everything.",

@@ -1,4 +1,4 @@
-"""Grammars at work: which tokens may come next, on the `llguidance` library (docs/decisions/grammar.md).
+"""Grammars at work: which tokens may come next, on the `llguidance` library (docs/develop/decisions/grammar.md).
 
 A `Vocabulary` is a model's tokens as the library wants them; a `Matcher` follows one answer through a grammar. Grammars
 are the library's own, as JSON text. A matcher belongs to one thread at a time; the library lets other threads run while

@@ -1,4 +1,4 @@
-// Draws one result of a benchmark: loads with charts, anything else as its figures. docs/benchmarking.md says what is in it.
+// Draws one result of a benchmark: loads with charts, anything else as its figures. docs/operate/benchmarking.md says what is in it.
 
 import { chart } from "../lib/charts.js";
 import { h } from "../lib/dom.js";
