@@ -22,6 +22,8 @@ import pytest
 
 from tokenmill.cli.engine_process import flight_recorder
 from tokenmill.control.audit.log import AuditLog
+from tokenmill.control.kv_store import AskStore
+from tokenmill.control.observe.metrics import Metrics
 from tokenmill.control.observe.traces import Tracing
 from tokenmill.control.signing import Signer
 from tokenmill.control.tenants.access import Access
@@ -47,8 +49,6 @@ from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.connection import Connection
 from tokenmill.server.jobs import Job, Jobs, pack
-from tokenmill.server.kv.store import AskStore
-from tokenmill.server.metrics import Metrics
 from tokenmill.server.repeats.store import AnswerStore
 from tokenmill.server.responses.store import ResponseStore
 from tokenmill.server.run import serve

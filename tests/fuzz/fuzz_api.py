@@ -32,11 +32,11 @@ if __name__ == "__main__":
 
 from scripted import Served
 from tokenmill.cluster.events import Ended
+from tokenmill.control.audit.options import AuditOptions
 from tokenmill.control.signing import make_key
 from tokenmill.control.tenants.access import Access
 from tokenmill.control.usage.books import Books
 from tokenmill.core.masking import Mask
-from tokenmill.server.audit.options import AuditOptions
 from tokenmill.server.responses.store import ResponseStore
 
 ENVIRONMENT = Path(os.environ.get("TOKENMILL_FUZZ_VENV", Path(__file__).parents[2] / ".venv-fuzz"))

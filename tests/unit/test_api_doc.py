@@ -16,12 +16,12 @@ import api_doc_words as words
 from make_api_doc import PAGE, page
 from tokenmill.cli import main as cli
 from tokenmill.cli.parser import DEFAULT_MODEL
+from tokenmill.control.audit.options import AuditOptions
 from tokenmill.core import config, errors, sampling
 from tokenmill.core.errors import TokenmillError
 from tokenmill.core.units import KiB, MiB
 from tokenmill.node import options
 from tokenmill.server import connection, openai, other_fields, pooling, prompts, service, tokenizing
-from tokenmill.server.audit.options import AuditOptions
 from tokenmill.server.bounds import HttpBounds
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.endpoints import ENDPOINTS

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from scripted import attached
+from tokenmill.control.observe import cache_views
 from tokenmill.core.block import full_groups, window_group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.events import CacheShown, ShowCache, Submit
@@ -18,7 +19,6 @@ from tokenmill.engine.core import EngineCore
 from tokenmill.engine.link import LocalEngineEnd
 from tokenmill.kv.blocks import radix
 from tokenmill.kv.blocks.manager import BlockManager
-from tokenmill.server import cache_views
 from tokenmill.server.client import EngineClient
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from scripted import Served
 from tokenmill.cli.logs import JSONLines, TextLines
+from tokenmill.control.observe.call_context import CALL
 from tokenmill.control.tenants.tenant import Tenant
 from tokenmill.core.masking import Mask
 from tokenmill.server.access_log import ACCESS_LOGGER
-from tokenmill.server.call_context import CALL
 
 
 def record(message: str, *args: object, **extra: object) -> logging.LogRecord:

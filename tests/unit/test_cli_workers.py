@@ -19,6 +19,7 @@ from tokenmill.cli import workers as workers_module
 from tokenmill.cli.worker_options import LinkOptions, read_address
 from tokenmill.cli.workers import Workers
 from tokenmill.cluster.likeness import unlike
+from tokenmill.control.observe.metrics import Metrics
 from tokenmill.control.workers.roster import Owner
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
@@ -45,7 +46,6 @@ from tokenmill.net.tcp import Credentials, WorkerListener, join
 from tokenmill.node.options import EngineOptions
 from tokenmill.node.resolve import asked_answering
 from tokenmill.server.client import EngineClient
-from tokenmill.server.metrics import Metrics
 from tokenmill.sim.executor import ToyExecutor
 
 READY = IDENTITY.ready

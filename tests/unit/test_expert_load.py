@@ -14,11 +14,11 @@ from tokenmill.cli.expert_load import LoadWriter, read_load, write_load
 from tokenmill.cli.expert_map import draw_load
 from tokenmill.cli.main import main
 from tokenmill.cluster.expert_load import ExpertTotals
+from tokenmill.control.observe.observers import Hearers
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.events import EngineStats, Ready
 from tokenmill.core.experts import ExpertLoad, WeightReads, balancedness, num_unused, touched
 from tokenmill.engine import expert_load as telling
-from tokenmill.server.hearers import Hearers
 
 READY = Ready("m", 512, 100, (2,), "an id", 16, 64)
 

@@ -11,12 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripted import Served
 from tokenmill.cluster.events import CopyEnded, Effects, Ended, MoveEnded
 from tokenmill.control.observe.happenings import NUM_KEPT, Happenings
+from tokenmill.control.observe.observer import Observer
 from tokenmill.control.observe.shown import state_of, summary
 from tokenmill.control.observe.timeline import timeline
 from tokenmill.core.events import Output, Timing, WorkerFacts
 from tokenmill.core.moves import KVSource
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.server.observe.observer import Observer
 
 REQUEST = Request("r-0", (1, 2, 3), SamplingParams(), 9, seed=1, arrival_s=10.0)
 SOURCE = KVSource("w0", "life", "address", "host", "ticket")

@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry
 from scripted import Served
 from tokenmill.cluster.events import Ended
 from tokenmill.control.observe.book import RequestBook
+from tokenmill.control.observe.observer import Observer
 from tokenmill.control.observe.window import Window, quantile, spread
 from tokenmill.core.events import EngineStats, Output, Timing
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.terms import Terms
-from tokenmill.server.observe.observer import Observer
 
 
 def read(served: Served, path: str) -> dict[str, Any]:

@@ -21,13 +21,13 @@ from scripted import READY, Served
 from tokenmill.cli.hosting import Hosting
 from tokenmill.cli.upstream_options import UpstreamOptions, _canary
 from tokenmill.cluster.canary import Version
+from tokenmill.control.models.canaries import Canaries
+from tokenmill.control.models.registry import LOCAL, ModelBook, ServedModel
 from tokenmill.core.errors import BadCheckpoint, ConfigError, InvalidRequest, NotFound
 from tokenmill.core.events import Ready
 from tokenmill.core.slo import Targets
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.server.adapters import ServedAdapter
-from tokenmill.server.models.book import LOCAL, ModelBook, ServedModel
-from tokenmill.server.models.canaries import Canaries
 from tokenmill.server.upstream.address import UpstreamAddress
 from tokenmill.server.upstream.upstream import Upstream
 

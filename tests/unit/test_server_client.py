@@ -12,6 +12,7 @@ import pytest
 from scripted import READY, attached
 from tokenmill.cluster.events import Cause, Left
 from tokenmill.cluster.places import Room
+from tokenmill.control.observe.request_log import REQUEST_LOGGER, RequestLog
 from tokenmill.core.errors import Unavailable
 from tokenmill.core.events import (
     Abort,
@@ -30,7 +31,6 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.link import LocalEngineEnd, local_link
 from tokenmill.server.adapters import ServedAdapter
 from tokenmill.server.client import EngineClient
-from tokenmill.server.request_log import REQUEST_LOGGER, RequestLog
 
 
 def request(name: str, arrival_s: float = 0.0, num_tokens: int = 3) -> Request:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from scripted import Served
+from tokenmill.control.kv_store import stored_prefix
 from tokenmill.core.errors import Unavailable
 from tokenmill.kv.blocks.hashing import prompt_keys
-from tokenmill.server.kv.store import stored_prefix
 
 SYSTEM = {"messages": [{"role": "system", "content": "You are a parrot, and repeat what is said to you."}]}
 

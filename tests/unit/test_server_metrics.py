@@ -16,10 +16,16 @@ from scripted import Served
 from tokenmill.cluster.canary import Version
 from tokenmill.cluster.events import Ended
 from tokenmill.cluster.totals import Totals
+from tokenmill.control.kv_store import EngineTierMetrics, TierMetrics
+from tokenmill.control.models.canaries import Canaries, CanaryMetrics
+from tokenmill.control.models.registry import ModelBook
 from tokenmill.control.observe.audit_metrics import AuditMetrics
 from tokenmill.control.observe.book import Record, RequestBook
 from tokenmill.control.observe.expert_metrics import ExpertMetrics
+from tokenmill.control.observe.metrics import Metrics, token_buckets
+from tokenmill.control.observe.observer import Observer
 from tokenmill.control.observe.tenant_metrics import OTHER, TenantMetrics
+from tokenmill.control.slo.idle_job import IdleTime
 from tokenmill.control.slo.scorer import Scorer
 from tokenmill.control.usage.books import Books
 from tokenmill.control.usage.metrics import UsageMetrics
@@ -32,16 +38,9 @@ from tokenmill.core.terms import Terms
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.server.client import EngineClient
 from tokenmill.server.helper import Caller
-from tokenmill.server.kv.metrics import EngineTierMetrics, TierMetrics
-from tokenmill.server.metrics import Metrics, token_buckets
-from tokenmill.server.models.book import ModelBook
-from tokenmill.server.models.canaries import Canaries
-from tokenmill.server.models.metrics import CanaryMetrics
-from tokenmill.server.observe.observer import Observer
 from tokenmill.server.repeats.metrics import RepeatMetrics
 from tokenmill.server.result_cache import ResultCache
 from tokenmill.server.resume.metrics import ResumeMetrics
-from tokenmill.server.slo.idle_job import IdleTime
 from tokenmill.server.upstream.address import UpstreamAddress
 from tokenmill.server.upstream.metrics import UpstreamMetrics
 from tokenmill.server.upstream.passing import Ended as UpstreamEnded

@@ -13,6 +13,7 @@ import timeit
 from prometheus_client import CollectorRegistry
 
 from tokenmill.cluster.events import Ended
+from tokenmill.control.observe.observer import Observer
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.events import Output, Timing
@@ -26,7 +27,6 @@ from tokenmill.engine.flight import FlightRecorder, Watcher
 from tokenmill.engine.state import EngineState
 from tokenmill.engine.step_log import StepLog
 from tokenmill.sched.steps import Step
-from tokenmill.server.observe.observer import Observer
 
 _TIMES, _REPEATS = 10_000, 5
 

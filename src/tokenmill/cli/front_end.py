@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .. import __version__
+from ..control.audit.options import AuditOptions
 from ..control.observe.traces import Tracing
 from ..core.errors import TokenmillError
 from ..core.events import Ready
@@ -26,7 +27,6 @@ from ..formats.hub import ResolvedModel
 from ..node.machine import MachineFacts
 from ..node.notes import NOTE
 from ..node.options import TextOptions
-from ..server.audit.options import AuditOptions
 from ..server.config import ServerConfig
 from .engines import Engines, until_first_ends
 from .expert_load import LoadWriter

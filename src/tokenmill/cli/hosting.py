@@ -25,9 +25,9 @@ from .models import resolve_model
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+    from ..control.models.registry import ModelBook
     from ..helper.parent import HelperProcess
     from ..server.client import EngineClient
-    from ..server.models.book import ModelBook
     from ..server.models.local import LocalModel
 
 log = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..control.kv_store import FOR_EVER
 from ..core.errors import ConfigError, InvalidRequest, Unavailable
 from ..core.tiers import TierKey
 from ..kv.transfer.client import StoreClient
-from ..server.kv.store import FOR_EVER
 
 
 class StoreDesk:

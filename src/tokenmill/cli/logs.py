@@ -7,8 +7,8 @@ import logging
 import time
 from typing import Any
 
+from ..control.observe.call_context import CALL, names_of
 from ..core.masking import Mask
-from ..server.call_context import CALL, names_of
 
 FORMATS = ("text", "json")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"

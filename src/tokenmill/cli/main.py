@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from .. import __version__
+from ..control.audit.options import AuditOptions
 from ..core.errors import TokenmillError
 from ..core.options import options_of
 from ..kv.store.options import TierOptions
 from ..node.options import TIERS, EngineOptions, TextOptions
-from ..server.audit.options import AuditOptions
 from ..server.config import AUDIT, KEPT, KEYS, LOAD, LOGS, ServerConfig
 from .foreign_words import COMMANDS
 from .keys_parser import add_commands as add_key_commands

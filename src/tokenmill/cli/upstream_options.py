@@ -16,9 +16,9 @@ from ..core.options import check, option, seconds
 from ..net.kv_config import is_endpoint
 
 if TYPE_CHECKING:
+    from ..control.models.canaries import Canaries
     from ..core.ports import Clock
     from ..helper.parent import HelperProcess
-    from ..server.models.canaries import Canaries
     from ..server.upstream.prefixes import Prefixes
     from ..server.upstream.upstream import Upstream
     from ..text.load import TextModel

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .. import __version__
+from ..control.audit.options import AuditOptions
 from ..control.observe.traces import open_tracing
 from ..core.errors import ConfigError
 from ..core.masking import Mask
@@ -24,7 +25,6 @@ from ..formats.hub import default_cache_dir
 from ..node.options import SCHEDULING_POLICIES, TextOptions
 from ..node.resolve import asked_answering
 from ..sched.policies import order_named
-from ..server.audit.options import AuditOptions
 from ..server.config import ServerConfig
 from .engines import Engines
 from .foreign_words import environment_notes

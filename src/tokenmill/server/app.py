@@ -16,10 +16,18 @@ from starlette.types import ASGIApp
 
 from ..control.audit.keys import note_changes
 from ..control.audit.log import AuditLog
+from ..control.kv_store import AskStore, EngineTierMetrics, TierMetrics
+from ..control.models.canaries import Canaries, CanaryMetrics
+from ..control.models.registry import ModelBook
 from ..control.observe.audit_metrics import AuditMetrics
 from ..control.observe.expert_metrics import ExpertMetrics
+from ..control.observe.metrics import Metrics
+from ..control.observe.observer import Observer
+from ..control.observe.request_log import RequestLog
 from ..control.observe.traces import Tracing
 from ..control.signing import Signer
+from ..control.slo.idle_job import IdleTime, Job
+from ..control.slo.measuring import Measuring
 from ..control.tenants.access import Access
 from ..control.usage.books import Books
 from ..control.usage.meter import Meter
@@ -43,20 +51,13 @@ from .generation import Generation
 from .helper import Helper
 from .http import on_http, on_unexpected
 from .ids.routes import routes as ids_routes
-from .kv.metrics import EngineTierMetrics, TierMetrics
 from .kv.routes import routes as kv_routes
-from .kv.store import AskStore
 from .kv.wanted import pin_always
 from .layers import layers
 from .llama.routes import routes as llama_routes
 from .messages.routes import routes as message_routes
-from .metrics import Metrics
-from .models.book import ModelBook
-from .models.canaries import Canaries
 from .models.door import ModelDoor
-from .models.metrics import CanaryMetrics
 from .models.routes import routes as model_routes
-from .observe.observer import Observer
 from .observe.routes import routes as observe_routes
 from .observe.traced import Traced
 from .ollama.routes import routes as ollama_routes
@@ -64,7 +65,6 @@ from .openapi.routes import routes as openapi_routes
 from .repeats.keyed import Keyed
 from .repeats.metrics import RepeatMetrics
 from .repeats.store import AnswerStore
-from .request_log import RequestLog
 from .responses.routes import routes as responses_routes
 from .responses.store import ResponseStore
 from .result_cache import ResultCache
@@ -74,9 +74,7 @@ from .resume.routes import routes as resume_routes
 from .resume.store import MODEL, ResumeStore
 from .service import Service
 from .signatures import routes as signature_routes
-from .slo.idle_job import IdleTime, Job
 from .slo.routes import routes as slo_routes
-from .slo.start import Measuring
 from .upstream.prefixes import Prefixes
 from .upstream.start import add_upstreams
 from .upstream.upstream import Upstream

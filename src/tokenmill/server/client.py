@@ -38,6 +38,8 @@ from ..cluster.liveness import LOOK_S, Liveness
 from ..cluster.pools import decision_named
 from ..cluster.replication import replication_named
 from ..cluster.rescheduling import policy_named
+from ..control.observe.cache_views import CacheViews
+from ..control.observe.observers import Hearers
 from ..control.workers.roster import Roster
 from ..core.errors import TokenmillError, Unavailable
 from ..core.events import (
@@ -65,9 +67,7 @@ from .absence import Absence
 from .adapters import AdapterBook, ServedAdapter
 from .alarm import Alarm
 from .attached import AttachedEngine
-from .cache_views import CacheViews
 from .deltas import Stream
-from .hearers import Hearers
 from .kv.later import KVLater
 
 _log = logging.getLogger(__name__)

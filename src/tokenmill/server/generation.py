@@ -13,6 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from ..control.observe.overload import SHORTENED, Shadow, shortened
 from ..control.slo.objectives import Objectives
 from ..control.slo.scorer import Scorer
 from ..control.usage.meter import Meter
@@ -39,7 +40,6 @@ from .kv.keeping import Keeper
 from .limits import Limits, least_tokens, newcomer, wait_ready
 from .logprobs import TokenNames
 from .openai import Call
-from .overload import SHORTENED, Shadow, shortened
 from .pieces import in_turns
 from .reading import read_call
 from .result_cache import HEADER as HIT

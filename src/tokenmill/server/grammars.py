@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 
+from ..control.observe.metrics import Metrics
 from ..core.errors import InvalidRequest
 from ..text.grammar.constraint import Constraint
 from .helper import Caller, Helper
 from .jobs import CompileGrammar, packed
-from .metrics import Metrics
 
 MAX_KEPT = 256
 MAX_KEPT_BYTES = 8 << 20

@@ -11,12 +11,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..control.observe.call_context import CALL
 from ..control.tenants.access import Access, Credential
 from ..control.tenants.keys import digest_of
 from ..control.tenants.tenant import ADAPTERS, ANYONE, NO_LIMITS, OPERATOR
 from ..core.errors import AuthenticationFailed, EngineFailed, Forbidden, TokenmillError
 from ..core.masking import Mask
-from .call_context import CALL
 from .clients import Clients
 from .errors import Fault, Style, anthropic_style, describe, headers, style_of
 from .json_encoder import encode_json

@@ -11,7 +11,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .. import __version__
+from ..control.kv_store import TierMetrics
+from ..control.models.registry import ModelBook
+from ..control.observe.metrics import render
 from ..control.tenants.tenant import ADMIN
+from ..control.workers.metrics import WorkerMetrics
 from ..core.errors import InvalidRequest, Overloaded, TokenmillError, Unavailable
 from ..text.standins import Rendered
 from .adapters import ServedAdapter
@@ -20,11 +24,7 @@ from .fields import Fields
 from .generation import Generation
 from .helper import caller_of
 from .http import JSONReply, error_reply, style_for
-from .kv.metrics import TierMetrics
 from .messages.models import model_body, page_body
-from .metrics import render
-from .models.book import ModelBook
-from .observe.worker_metrics import WorkerMetrics
 from .reading import parse_small
 from .replies import OpenAIShape
 from .scopes import require_adapters

@@ -19,6 +19,7 @@ from functools import partial
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from ..control.observe.metrics import Metrics
 from ..core.errors import EngineFailed, TokenmillError, Unavailable
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Output
 from ..text.choice import Choice, Piece
@@ -27,7 +28,6 @@ from .begun import Begun
 from .deltas import Stream
 from .errors import ClientGone, from_engine
 from .logprobs import ENTRIES_AT_ONCE
-from .metrics import Metrics
 from .pieces import in_turns
 from .resume.line import Line
 from .shape import Chunks, Shape

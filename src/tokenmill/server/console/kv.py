@@ -8,12 +8,11 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from ...control.kv_store import LONGEST_S, AskStore
+from ...control.observe.cache_views import CacheViews
 from ...core.errors import TokenmillError
 from ...core.events import CacheShown
-from ..cache_views import CacheViews
 from ..http import JSONReply
-from ..kv.metrics import LONGEST_S
-from ..kv.store import AskStore
 from ..scopes import require_operator
 
 

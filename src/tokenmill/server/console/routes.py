@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
+from ...control.kv_store import AskStore
 from ..generation import Generation
-from ..kv.store import AskStore
 from .kv import KVView
 from .pages import Pages
 from .reports import Reports

@@ -8,8 +8,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+from ...control.observe.call_context import CALL
 from ...control.tenants.tenant import ANYONE, Tenant
-from ..call_context import CALL
 
 _log = logging.getLogger(__name__)
 

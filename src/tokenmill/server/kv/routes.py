@@ -8,6 +8,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...control.kv_store import FOR_EVER, AskStore, stored_prefix
 from ...control.tenants.access import Access
 from ...control.tenants.tenant import Tenant
 from ...core.block import split_keys
@@ -19,7 +20,6 @@ from ..helper import Caller, caller_of
 from ..http import JSONReply
 from ..scopes import require_local_admin, require_operator
 from .prefetch import PrefetchView
-from .store import FOR_EVER, AskStore, stored_prefix
 from .wanted import WantedKV, read_wanted
 
 _MAX_SECONDS = 10.0**9

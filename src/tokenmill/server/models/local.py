@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
+from ...control.models.registry import LOCAL
 from ...core.errors import Unavailable
-from .book import LOCAL
 from .replay import unread
 
 

@@ -9,6 +9,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...cluster.canary import Rules, Version
+from ...control.models.canaries import Canaries
+from ...control.models.registry import ModelBook
 from ...core.errors import BadCheckpoint, ConfigError, FetchError, InvalidRequest, NotFound
 from ...core.slo import Targets
 from ..fields import Fields
@@ -16,8 +18,6 @@ from ..http import JSONReply
 from ..limits import Limits
 from ..reading import parse_small
 from ..scopes import require_local_admin, require_operator
-from .book import ModelBook
-from .canaries import Canaries
 
 DRAIN_S = 30.0
 """For which calls of a model that is unloaded may go on."""

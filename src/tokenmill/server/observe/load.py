@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from typing import Any
 
+from ...control.observe.observer import Observer
 from ...control.observe.shown import WAITING, state_of
 from ...control.observe.window import WINDOW_S, End, First, spread
 from ..client import EngineClient
-from .observer import Observer
 
 RATE_S = 10.0
 """Over so many seconds tokens are counted for a rate."""

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from ...control.observe.book import NUM_ENDED, Record
 from ...control.observe.happenings import NUM_KEPT
+from ...control.observe.observer import Observer
 from ...control.observe.perfetto import facts_of, trace_parts
 from ...control.observe.shown import summary
 from ...control.observe.timeline import timeline
@@ -27,7 +28,6 @@ from ..json_encoder import encode_json
 from ..pieces import in_turns
 from ..scopes import require_operator
 from .load import load_body
-from .observer import Observer
 
 _STATES = ("open", "ended", "all")
 

@@ -20,13 +20,13 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Scope
 
 from ...cluster.events import Ended
+from ...control.observe.call_context import CALL
 from ...control.tenants.tenant import Tenant
 from ...core.errors import Unavailable
 from ...core.events import Output, StepOutputs
 from ...core.masking import Mask
 from ...core.request import Request
 from ..access_log import without_secrets
-from ..call_context import CALL
 from .line import Line, Reader
 from .record import KeptAnswer, KeptCall
 from .store import ResumeStore

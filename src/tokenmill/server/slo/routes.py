@@ -8,13 +8,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...control.slo.idle_job import IdleTime
 from ...control.slo.objectives import Objectives
 from ...control.slo.scorer import Scorer
 from ...core.recognise import FEATURES, Traffic
 from ...core.slo import PROFILES
 from ..http import JSONReply
 from ..scopes import require_operator
-from .idle_job import IdleTime
 
 
 def routes(objectives: Objectives, scorer: Scorer, idle_time: IdleTime | None) -> list[Route]:

@@ -17,6 +17,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
+from ...control.models.registry import UPSTREAM
 from ...control.tenants.quotas import RESERVED_OUTPUT
 from ...control.tenants.tenant import NO_LIMITS
 from ...core.errors import Overloaded, TokenmillError, Unavailable, UpstreamFailed
@@ -26,7 +27,6 @@ from ..errors import ClientGone, describe, openai_style
 from ..helper import Caller, caller_of
 from ..json_encoder import encode_json
 from ..limits import Limits
-from ..models.book import UPSTREAM
 from .body import Passed
 from .choice import best
 from .connection import BadReply, UpstreamConnection

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from prometheus_client import CollectorRegistry
 
 from ...control.audit.log import AuditLog
+from ...control.models.registry import ModelBook
 from ...control.usage.meter import Meter
 from ...control.usage.record import Account
 from ...core.ports import Clock
 from ..limits import Limits
-from ..models.book import ModelBook
 from .metrics import UpstreamMetrics
 from .passing import Ended, UpstreamModel
 from .prefixes import Prefixes

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-from ..core.events import CacheShown, ShowCache
+from ...core.events import CacheShown, ShowCache
 
 FRESH_S = 0.5
 """So long an answer serves."""

@@ -8,12 +8,12 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from ...control.slo.objectives import Objectives
 from ...core.errors import TokenmillError
 from ...core.ports import Clock
 from ...core.request import IDLE_PRIORITY, Request, SamplingParams
 from ...core.slo import OFF, PROFILES
-from ..client import EngineClient
+from ...server.client import EngineClient
+from .objectives import Objectives
 
 _WAIT_S = 3600.0
 _STEPS, _STEP_TOKENS, _OUTPUT = 3, 512, 16

@@ -6,18 +6,31 @@ Each may be missing: the library runs without them, and they take a while to loa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from ..cluster.events import Effects, Ended
-from ..cluster.expert_load import ExpertTotals
-from ..core.events import EngineStats, Output, Ready, StepOutputs
-from ..core.request import Request
+from ...cluster.events import Effects, Ended
+from ...cluster.expert_load import ExpertTotals
+from ...core.events import EngineStats, Output, Ready, StepOutputs
+from ...core.request import Request
 
 if TYPE_CHECKING:
     from .metrics import Metrics
-    from .observe.observer import Observer
+    from .observer import Observer
     from .request_log import RequestLog
-    from .watcher import Watcher
+
+
+class Watcher(Protocol):
+    def opened(self, requests: Sequence[Request], client: str) -> None:
+        """A call has been let in."""
+        ...
+
+    def sending(self, outputs: Sequence[Output], step: StepOutputs | None) -> None:
+        """These outputs go to their clients as soon as this returns: those of a step, or None: of another event."""
+        ...
+
+    def ended(self, ended: Ended) -> None:
+        """A request is over."""
+        ...
 
 
 class Hearers:

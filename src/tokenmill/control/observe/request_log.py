@@ -14,8 +14,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.events import FINISH_ERROR, Output
-from ..core.request import Request, SamplingParams
+from ...core.events import FINISH_ERROR, Output
+from ...core.request import Request, SamplingParams
 
 REQUEST_LOGGER = "tokenmill.requests"
 _log = logging.getLogger(REQUEST_LOGGER)

@@ -13,10 +13,10 @@ from ...core.options import check, option, size
 from ...core.units import KiB, MiB
 
 if TYPE_CHECKING:
-    from ...control.audit.calls import CallWatch
-    from ...control.audit.log import AuditLog
+    from ...server.client import EngineClient
     from ...text.load import TextModel
-    from ..client import EngineClient
+    from .calls import CallWatch
+    from .log import AuditLog
 
 SYSLOG = "/dev/log"
 
@@ -67,9 +67,9 @@ class AuditOptions:
 
     def open(self, mask: Mask) -> AuditLog | None:
         """The log, open; None: there is to be none. `mask`: of what no entry has. Raises ConfigError."""
-        from ...control.audit.log import AuditLog
-        from ...control.audit.syslog import Syslog
-        from ...control.signing import load_signer
+        from ..signing import load_signer
+        from .log import AuditLog
+        from .syslog import Syslog
 
         if self.audit_log is None or self.audit_key is None:
             return None
@@ -88,7 +88,7 @@ class AuditOptions:
 
     def watch(self, log: AuditLog, client: EngineClient, text: TextModel, model: str) -> CallWatch | None:
         """What makes entries of the calls of `client`; None: they get none. `model`: the name of the model itself."""
-        from ...control.audit.calls import CallWatch
+        from .calls import CallWatch
 
         if self.audit_calls == "off":
             return None

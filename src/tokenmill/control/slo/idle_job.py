@@ -17,7 +17,7 @@ from ...cluster.events import Ended
 from ...core.events import Output, StepOutputs
 from ...core.ports import Clock
 from ...core.request import Request
-from ..client import EngineClient
+from ...server.client import EngineClient
 
 QUIET_S = 0.2
 _LABELS = ("model_name", "engine")

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry
 
 from ...cluster.events import Effects, Ended
-from ...control.observe.book import RequestBook
-from ...control.observe.class_metrics import ClassMetrics
-from ...control.observe.happenings import Happenings
-from ...control.observe.rings import Rings
-from ...control.observe.tenant_metrics import TenantMetrics
-from ...control.observe.traces import Tracing
-from ...control.observe.window import Window
 from ...core.events import EngineStats, WorkerFacts
 from ...core.request import Request
-from .traced import PATH
+from ...server.observe.traced import PATH
+from .book import RequestBook
+from .class_metrics import ClassMetrics
+from .happenings import Happenings
+from .rings import Rings
+from .tenant_metrics import TenantMetrics
+from .traces import Tracing
+from .window import Window
 
 
 class Observer:

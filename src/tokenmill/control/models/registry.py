@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
 from ...core.errors import InvalidRequest, NotFound, Unavailable
-from ..adapters import Keep, keep_nothing
+from ...server.adapters import Keep, keep_nothing
 
 MAX_NAME = 200
 _POLL_S = 0.02

@@ -1,20 +1,19 @@
-"""Names that stand for versions of a model, and what has come of each version (cluster/canary.py judges).
-
-The first version is the stable one; each other is a canary, with a judge of its own. A canary that is found worse gets
-weight 0 and stays listed with the reason; calls that it works on go on.
-"""
+"""Series about canaries, read when somebody scrapes."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
 from ...cluster.canary import SIGNS, CanaryJudge, Rules, Sample, Verdict, Version, choose
-from ...control.audit.log import AuditLog
 from ...core.errors import InvalidRequest
 from ...core.slo import Targets
-from .book import ModelBook
+from ..audit.log import AuditLog
+from .registry import ModelBook
 
 MAX_VERSIONS = 8
 NO_TARGETS = Targets()
@@ -180,3 +179,39 @@ def reason(verdict: Verdict) -> str:
         f"{verdict.canary:.1%} {_WORDS[verdict.sign]}, against {verdict.stable:.1%}, "
         f"after {verdict.num_canary} calls (evidence {verdict.evidence:.3g})"
     )
+
+
+_LABELS = ("model_name", "version")
+
+
+class CanaryMetrics:
+    """A collector."""
+
+    def __init__(self, canaries: Canaries) -> None:
+        self._canaries = canaries
+
+    def describe(self) -> Iterator[Metric]:
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        weights = GaugeMetricFamily("tokenmill:canary_weight", "Weight of a version", labels=_LABELS)
+        calls = CounterMetricFamily("tokenmill:canary_calls", "Answers of a version", labels=(*_LABELS, "outcome"))
+        evidence = GaugeMetricFamily(
+            "tokenmill:canary_evidence", "Evidence that a canary is worse", labels=(*_LABELS, "sign")
+        )
+        for canary in self._canaries.all:
+            for version in canary.versions:
+                weights.add_metric((canary.name, version.model), version.weight)
+                good, errors = canary.counts[version.model]
+                calls.add_metric((canary.name, version.model, "ok"), float(good))
+                calls.add_metric((canary.name, version.model, "error"), float(errors))
+            for model, judge in canary.judges.items():
+                for sign, test in judge.tests.items():
+                    evidence.add_metric((canary.name, model, sign), test.evidence)
+        yield weights
+        yield calls
+        yield evidence
+        rollbacks = CounterMetricFamily("tokenmill:canary_rollbacks", "Canaries taken back", labels=_LABELS)
+        for (name, model), number in self._canaries.num_rollbacks.items():
+            rollbacks.add_metric((name, model), float(number))
+        yield rollbacks

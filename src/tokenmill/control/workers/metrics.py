@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ...control.workers.roster import DRAINING, LOST, READY, STARTING
 from ...core.events import EngineStats
-from ..client import EngineClient
+from ...server.client import EngineClient
+from .roster import DRAINING, LOST, READY, STARTING
 
 LABELS = ("model_name", "worker", "pool")
 _STATES = (STARTING, READY, DRAINING, LOST)

@@ -8,11 +8,11 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ..cluster.events import Ended
-from ..core.cost import Costs
-from ..core.events import EngineStats, Output, StepOutputs
-from ..core.policy import Verdict
-from ..core.request import Request
+from ...cluster.events import Ended
+from ...core.cost import Costs
+from ...core.events import EngineStats, Output, StepOutputs
+from ...core.policy import Verdict
+from ...core.request import Request
 
 _SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1, 2, 4)
 _LABELS = ("model_name", "engine")
