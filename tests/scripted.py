@@ -390,7 +390,7 @@ def attached(test: Callable[[EngineClient, LocalEngineEnd], Coroutine[Any, Any, 
 
     async def main() -> None:
         client = EngineClient()
-        client.hearers.metrics = Metrics("m", 512)
+        client.observers.metrics = Metrics("m", 512)
         engine, front = local_link()
         client.attach(front)
         await engine.send(READY)

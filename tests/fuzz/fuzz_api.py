@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 
 
 class _Count:
-    """A Watcher that counts the requests that end."""
+    """An Observer that counts the requests that end."""
 
     num_ended = 0
 
@@ -76,7 +76,7 @@ def fuzz(*, examples: int, seed: int = 1, phases: str = PHASES, timeout_s: float
         document = _document(served.url, Path(folder))
         _run(served.url, KEY, document, "--max-examples", "1", "--phases", "examples", timeout_s=timeout_s)
         count = _Count()
-        served.call(lambda: served.client.hearers.watchers.append(count))
+        served.call(lambda: served.client.observers.added.append(count))
         before = _held(served)
         start_s = time.monotonic()
         how = ("--max-examples", str(examples), "--phases", phases, "--seed", str(seed))

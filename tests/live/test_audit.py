@@ -62,7 +62,7 @@ def entries_of(tmp_path: Path, signer: Signer) -> list[dict[str, Any]]:
 def watching(log: AuditLog, served: Served, prompts: str = "digest", tells_coming: bool = False) -> None:
     decode = served.text.tokenizer.decode
     watch = CallWatch(log, tells_coming=tells_coming, prompts=prompts, decode=decode, model_of=lambda digest: "toy")
-    served.call(lambda: served.client.hearers.watchers.append(watch))
+    served.call(lambda: served.client.observers.added.append(watch))
 
 
 @pytest.mark.parametrize("prompts", ["off", "digest", "text"])

@@ -534,7 +534,7 @@ def test_a_client_that_leaves_is_cancelled_in_the_engine(stream: bool) -> None:
         served.wait_until(lambda: served.client.num_open == 0)
         served.wait_until(lambda: served.client.stats.num_held_blocks == 0)
         assert served.call(lambda: served.client.stats.generation_tokens) < 600
-        served.wait_until(lambda: served.client.hearers.metrics._disconnects._value.get() == 1)
+        served.wait_until(lambda: served.client.observers.metrics._disconnects._value.get() == 1)
         assert get(served, "/health")[0] == 200
 
 
@@ -594,7 +594,7 @@ def test_when_the_engine_dies_answers_pause_and_new_calls_wait(stream: bool) -> 
         assert asking.result(20) == expected
         assert expected[1] == ["length", "length"] and expected[3].completion_tokens == 180
         assert get(served, "/health")[0] == 200
-        metrics = served.client.hearers.metrics
+        metrics = served.client.observers.metrics
         assert metrics._losses._value.get() == 1 and metrics._resumed._value.get() == 2
 
 

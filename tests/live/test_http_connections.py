@@ -140,7 +140,7 @@ def test_small_heads_are_served_while_large_ones_have_emptied_the_pot() -> None:
 
 
 def metric_refused(served: Served) -> float:
-    counter = served.client.hearers.metrics._refused
+    counter = served.client.observers.metrics._refused
     return sum(sample.value for family in counter.collect() for sample in family.samples if "_total" in sample.name)
 
 
@@ -439,7 +439,7 @@ def test_a_client_that_closes_its_half_gets_its_answer(stream: bool, version: by
         events = [line for line in text.splitlines() if line.startswith("data: {")]
         bodies = [json.loads(line[6:]) for line in events] or [json.loads(text.rpartition("\r\n\r\n")[2])]
         assert "".join(body["choices"][0]["text"] for body in bodies) == "abcabcabcabcabcabcabcabca"
-        assert served.client.hearers.metrics._disconnects._value.get() == 0
+        assert served.client.observers.metrics._disconnects._value.get() == 0
 
 
 def test_requests_sent_ahead_of_a_half_close_are_all_answered(served: Served) -> None:
@@ -461,7 +461,7 @@ def test_a_client_that_is_gone_is_cancelled_long_before_its_end(stream: bool, re
             start = served.client.stats.num_steps
         served.wait_until(lambda: served.client.num_open == 0)
         assert served.call(lambda: served.client.stats.num_steps) - start < 150
-        served.wait_until(lambda: served.client.hearers.metrics._disconnects._value.get() == 1)
+        served.wait_until(lambda: served.client.observers.metrics._disconnects._value.get() == 1)
 
 
 def test_a_client_that_half_closes_and_then_goes_is_cancelled_too() -> None:

@@ -43,7 +43,9 @@ def post(served: Served, body: dict[str, Any], **headers: str) -> tuple[int, Any
 
 
 def metric(served: Served, name: str, **labels: str) -> float:
-    value = served.client.hearers.metrics.registry.get_sample_value(name, {"model_name": "toy", "engine": "0"} | labels)
+    value = served.client.observers.metrics.registry.get_sample_value(
+        name, {"model_name": "toy", "engine": "0"} | labels
+    )
     return 0.0 if value is None else value
 
 

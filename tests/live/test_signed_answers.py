@@ -16,9 +16,18 @@ from openai import OpenAI
 
 from scripted import Served
 from tokenmill.cli.main import main
-from tokenmill.control.signing import Signer, load_signer, make_key, verifier_of
+from tokenmill.control.signing import (
+    BadSignature,
+    Signer,
+    check,
+    load_signer,
+    make_key,
+    sign,
+    take_comment,
+    verifier_of,
+)
 from tokenmill.server.repeats.store import AnswerStore
-from tokenmill.server.signatures import HEADER, KEYS_PATH, BadSignature, check, sign, take_comment
+from tokenmill.server.signatures import HEADER, KEYS_PATH
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

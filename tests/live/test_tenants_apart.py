@@ -25,7 +25,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Heard:
-    """A watcher that keeps the requests."""
+    """An Observer that keeps the requests."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -108,7 +108,7 @@ def test_requests_carry_their_tenants_terms(store: TenantStore) -> None:
     key = store.create_key("a", "acme", settings=settings)[1]
     heard = Heard()
     with serving(store.path, files_dir=str(Path(store.path).parent / "files")) as served:
-        served.client.hearers.watchers.append(heard)
+        served.client.observers.added.append(heard)
         assert chat(served, key)[0] == 200
         assert heard.requests[0].terms == settings.terms("acme") and heard.requests[0].terms[:3] == ("acme", 0, 3)
         heard.requests.clear()
@@ -134,7 +134,7 @@ def test_a_call_may_ask_for_a_later_class_and_for_no_earlier_one(store: TenantSt
 
     messages = [{"role": "user", "content": "x"}]
     with serving(store.path) as served:
-        served.client.hearers.watchers.append(heard)
+        served.client.observers.added.append(heard)
         assert asked(CHAT, messages=messages) == 1
         assert asked(CHAT, urgent, messages=messages) == 0
         assert asked(CHAT, urgent, messages=messages, priority_class=1) == 1

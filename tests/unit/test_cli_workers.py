@@ -71,7 +71,7 @@ def test_metrics_are_of_the_front_ends_clock(kind: str, hours: int) -> None:
         clock = Shifted(3600.0 * hours)
         async with linked(kind, MonotonicClock(), clock) as (front, engine):
             client = EngineClient()
-            client.hearers.metrics = Metrics("m", 64)
+            client.observers.metrics = Metrics("m", 64)
             client.attach(front)
             executor = ToyExecutor(CONFIG, clock, costs=Costs(step_s=0.002))
             serving = asyncio.create_task(build_engine(CONFIG, executor, engine, clock).run())
@@ -83,7 +83,7 @@ def test_metrics_are_of_the_front_ends_clock(kind: str, hours: int) -> None:
             while deltas[-1].finish_reason is None:
                 deltas = await stream.take()
             past_s = MonotonicClock().now() - arrival_s
-            labels, value = {"model_name": "m", "engine": "0"}, client.hearers.metrics.registry.get_sample_value
+            labels, value = {"model_name": "m", "engine": "0"}, client.observers.metrics.registry.get_sample_value
             sums = {
                 name: value(f"vllm:{name}_seconds_sum", labels)
                 for name in ("time_to_first_token", "request_queue_time", "e2e_request_latency", "request_decode_time")

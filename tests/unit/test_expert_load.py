@@ -14,7 +14,7 @@ from tokenmill.cli.expert_load import LoadWriter, read_load, write_load
 from tokenmill.cli.expert_map import draw_load
 from tokenmill.cli.main import main
 from tokenmill.cluster.expert_load import ExpertTotals
-from tokenmill.control.observe.observers import Hearers
+from tokenmill.control.observe.observers import Observers
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.events import EngineStats, Ready
 from tokenmill.core.experts import ExpertLoad, WeightReads, balancedness, num_unused, touched
@@ -87,13 +87,13 @@ def test_an_engine_tells_what_is_new_with_the_steps_it_covers(monkeypatch: pytes
 
 
 def client(ready: Ready | None, steps: int = 0) -> Any:
-    return Mock(hearers=Hearers(), ready=ready, stats=EngineStats(num_steps=steps))
+    return Mock(observers=Observers(), ready=ready, stats=EngineStats(num_steps=steps))
 
 
 def test_the_file_holds_what_was_counted_at_the_end_even_when_it_comes_late(tmp_path: Path) -> None:
     path, of = tmp_path / "load.json", client(READY, steps=3)
     writer = LoadWriter(str(path), "m", of, now=lambda: 0.0)
-    experts = of.hearers.experts
+    experts = of.observers.experts
     experts.join(0, load((0, 0), (0, 0)))
     experts.note(0, load((1, 1), (2, 0), steps=2))
     writer.write()

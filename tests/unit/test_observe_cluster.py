@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripted import Served
 from tokenmill.cluster.events import CopyEnded, Effects, Ended, MoveEnded
 from tokenmill.control.observe.happenings import NUM_KEPT, Happenings
-from tokenmill.control.observe.observer import Observer
+from tokenmill.control.observe.monitor import Monitor
 from tokenmill.control.observe.shown import state_of, summary
 from tokenmill.control.observe.timeline import timeline
 from tokenmill.core.events import Output, Timing, WorkerFacts
@@ -30,38 +30,38 @@ def moved(error: str = "", pause_s: float = 0.25) -> Effects:
     return Effects(moved=[MoveEnded(REQUEST, "balance", 0, 1, 0 if error else 5, error, pause_s)])
 
 
-def running() -> Observer:
-    observer = Observer("m", CollectorRegistry())
+def running() -> Monitor:
+    monitor = Monitor("m", CollectorRegistry())
     for number in range(2):
-        observer.engine_came(number, WorkerFacts(f"w{number}"), "")
-    observer.opened([REQUEST], "me", 10.0)
-    observer.given(0, REQUEST, 10.5)
-    observer.first(REQUEST, 1.0, 11.0)
-    observer.given(1, arriving(), 12.0)
-    return observer
+        monitor.engine_came(number, WorkerFacts(f"w{number}"), "")
+    monitor.opened([REQUEST], "me", 10.0)
+    monitor.given(0, REQUEST, 10.5)
+    monitor.first(REQUEST, 1.0, 11.0)
+    monitor.given(1, arriving(), 12.0)
+    return monitor
 
 
-def end(observer: Observer) -> list[dict[str, Any]]:
+def end(monitor: Monitor) -> list[dict[str, Any]]:
     timing = Timing(10.0, 10.5, 11.0, 15.0)
     output = Output("r-0", finish_reason="stop", num_output=5, timing=timing)
-    observer.ended(Ended(REQUEST, output, "stop", 15.0, 15.0))
-    record = observer.book.find("r-0")
+    monitor.ended(Ended(REQUEST, output, "stop", 15.0, 15.0))
+    record = monitor.book.find("r-0")
     assert record is not None
-    return timeline(record, observer.rings)
+    return timeline(record, monitor.rings)
 
 
 def test_a_moved_request_has_two_lives_and_the_pause_between_them() -> None:
-    observer = running()
-    (record,) = observer.book
+    monitor = running()
+    (record,) = monitor.book
     assert state_of(record) == "decode" and [life.link for life in record.lives] == [0]
-    observer.moved(moved(), 13.0)
+    monitor.moved(moved(), 13.0)
     shown = summary(record, 14.0, 100.0, lambda name: 4)
     assert (shown["engine"], shown["num_moves"], shown["num_resumptions"], shown["state"]) == (1, 1, 0, "decode")
     assert [(each["engine"], each["ended_by"], each["why"]) for each in shown["lives"]] == [
         (0, "move", None),
         (1, None, "balance"),
     ]
-    spans = end(observer)
+    spans = end(monitor)
     assert [(span["name"], span["engine"], span["start_s"], span["end_s"]) for span in spans] == [
         ("queue", None, 0.0, 0.5),
         ("prefill", 0, 0.5, 1.0),
@@ -74,31 +74,31 @@ def test_a_moved_request_has_two_lives_and_the_pause_between_them() -> None:
 
 
 def test_why_a_request_was_given_to_its_engine_is_told() -> None:
-    observer = running()
-    observer.book.routed(0, "r-0", "prefix")
-    observer.book.routed(1, "r-0", "load")  # not where it is
-    (record,) = observer.book
+    monitor = running()
+    monitor.book.routed(0, "r-0", "prefix")
+    monitor.book.routed(1, "r-0", "load")  # not where it is
+    (record,) = monitor.book
     assert [life.route for life in record.lives] == ["prefix"]
-    queue = end(observer)[0]
+    queue = end(monitor)[0]
     assert queue["events"] == [{"name": "routed", "at_s": 0.5, "why": "prefix", "to": 0}]
 
 
 def test_a_request_whose_move_fails_stays_where_it_is() -> None:
-    observer = running()
-    observer.moved(moved("no room"), 13.0)
-    (record,) = observer.book
+    monitor = running()
+    monitor.moved(moved("no room"), 13.0)
+    (record,) = monitor.book
     assert [life.link for life in record.lives] == [0] and record.num_moves == 0 and record.arriving is None
-    assert [span["name"] for span in end(observer)] == ["queue", "prefill", "decode"]
+    assert [span["name"] for span in end(monitor)] == ["queue", "prefill", "decode"]
 
 
 def test_a_request_whose_source_dies_on_the_way_is_held_and_then_moved() -> None:
-    observer = running()
-    observer.engine_left(0, 12.5)
-    (record,) = observer.book
+    monitor = running()
+    monitor.engine_left(0, 12.5)
+    (record,) = monitor.book
     assert state_of(record) == "held"
-    observer.moved(moved(pause_s=0.0), 13.0)
+    monitor.moved(moved(pause_s=0.0), 13.0)
     assert record.num_resumptions == 1 and state_of(record) == "decode"
-    assert [span["name"] for span in end(observer)] == ["queue", "prefill", "decode", "held", "decode"]
+    assert [span["name"] for span in end(monitor)] == ["queue", "prefill", "decode", "held", "decode"]
 
 
 def test_decisions_are_told_newest_first_with_their_reasons_and_bounded() -> None:

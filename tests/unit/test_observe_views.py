@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from scripted import Served
 from tokenmill.cluster.events import Ended
 from tokenmill.control.observe.book import RequestBook
-from tokenmill.control.observe.observer import Observer
+from tokenmill.control.observe.monitor import Monitor
 from tokenmill.control.observe.window import Window, quantile, spread
 from tokenmill.core.events import EngineStats, Output, Timing
 from tokenmill.core.request import Request, SamplingParams
@@ -29,13 +29,13 @@ def request_of(name: str, terms: Terms | None = None, arrival_s: float = 10.0) -
     return Request(name, (1, 2, 3), SamplingParams(), 9, seed=1, arrival_s=arrival_s, terms=terms or Terms())
 
 
-def finish(observer: Observer, request: Request, *, first_s: float, end_s: float, num_output: int = 5) -> None:
-    observer.opened([request], "me", request.arrival_s)
-    observer.given(0, request, request.arrival_s)
-    observer.first(request, first_s - request.arrival_s, first_s)
+def finish(monitor: Monitor, request: Request, *, first_s: float, end_s: float, num_output: int = 5) -> None:
+    monitor.opened([request], "me", request.arrival_s)
+    monitor.given(0, request, request.arrival_s)
+    monitor.first(request, first_s - request.arrival_s, first_s)
     timing = Timing(request.arrival_s, request.arrival_s + 0.5, first_s, end_s, 2)
     output = Output(request.id, finish_reason="stop", num_output=num_output, num_cached=2, timing=timing)
-    observer.ended(Ended(request, output, "stop", end_s, end_s))
+    monitor.ended(Ended(request, output, "stop", end_s, end_s))
 
 
 def test_a_request_that_has_ended_is_shown_with_its_times() -> None:
@@ -64,7 +64,7 @@ def test_an_open_request_is_shown_as_it_runs_and_after_its_engine_has_gone() -> 
             target=served.ask, args=("/v1/completions", {"prompt": "p", "max_tokens": 6, "request_id": "mine"})
         )
         asking.start()
-        served.wait_until(lambda: any(record.lives for record in served.client.hearers.observer.book))
+        served.wait_until(lambda: any(record.lives for record in served.client.observers.monitor.book))
         (shown,) = read(served, "/admin/requests?state=open")["data"]
         assert (shown["state"], shown["output_tokens"], shown["finish_reason"]) == ("prefill", 0, None)
         served.kill_engine()
@@ -114,19 +114,19 @@ def test_targets_that_were_met_or_missed_are_counted_by_class_and_tenant() -> No
     """A request misses its SLO by its TTFT or its TPOT alone; one without targets counts for neither."""
     from tokenmill.server.observe.load import _group, _tenants
 
-    observer = Observer("m", CollectorRegistry())
+    monitor = Monitor("m", CollectorRegistry())
     strict = Terms(tenant="a", profile="chat", ttft_s=1.0, tpot_s=0.5)
-    finish(observer, request_of("good", strict), first_s=10.8, end_s=12.0)
-    finish(observer, request_of("late", strict), first_s=11.2, end_s=12.0)
-    finish(observer, request_of("slow", strict), first_s=10.8, end_s=14.0)
-    finish(observer, request_of("free", Terms(tenant="b")), first_s=15.0, end_s=40.0)
-    observer.opened([request_of("open", strict, 20.0)], "me", 20.0)
-    firsts, ends = observer.window.firsts(41.0), observer.window.ends(41.0)
+    finish(monitor, request_of("good", strict), first_s=10.8, end_s=12.0)
+    finish(monitor, request_of("late", strict), first_s=11.2, end_s=12.0)
+    finish(monitor, request_of("slow", strict), first_s=10.8, end_s=14.0)
+    finish(monitor, request_of("free", Terms(tenant="b")), first_s=15.0, end_s=40.0)
+    monitor.opened([request_of("open", strict, 20.0)], "me", 20.0)
+    firsts, ends = monitor.window.firsts(41.0), monitor.window.ends(41.0)
     assert _group(firsts, ends)["slo"] == {"attained": 1, "missed": 2}
-    tenants = _tenants(observer, firsts, ends)
+    tenants = _tenants(monitor, firsts, ends)
     assert [(each["tenant"], each["slo"]["missed"], each["waiting"]) for each in tenants] == [("a", 2, 1), ("b", 0, 0)]
     assert tenants[0]["prompt_tokens"] == 9 and tenants[0]["cached_tokens"] == 6 and tenants[0]["output_tokens"] == 15
-    assert not observer.window.ends(200.0), "older than the window"
+    assert not monitor.window.ends(200.0), "older than the window"
 
 
 @pytest.mark.parametrize(

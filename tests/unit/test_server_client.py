@@ -75,9 +75,9 @@ async def test_a_finished_reader_aborts_and_hears_no_more(client: EngineClient, 
     assert [delta.request_id for delta in await stream.take()] == ["b"]
     await step(engine, 2, Output("a", finish_reason="abort"))
     assert client.num_open == 1
-    assert client.hearers.metrics is not None
+    assert client.observers.metrics is not None
     labels = {"model_name": "m", "engine": "0", "finished_reason": "stop"}
-    assert client.hearers.metrics.registry.get_sample_value("vllm:request_success_total", labels) == 1
+    assert client.observers.metrics.registry.get_sample_value("vllm:request_success_total", labels) == 1
 
 
 @attached
@@ -169,7 +169,7 @@ def test_choices_that_end_before_the_engine_has_them_are_logged(caplog: pytest.L
 
     @attached
     async def main(client: EngineClient, engine: LocalEngineEnd) -> None:
-        client.hearers.request_log = RequestLog("m", str)
+        client.observers.request_log = RequestLog("m", str)
         client.desk.share(Room(1, 10))
         client.open([request(name) for name in "abcd"]).finish("d", "abort")
 

@@ -146,7 +146,7 @@ def test_a_server_holds_nothing_of_answers_that_are_over() -> None:
     with serve("hello", kv_keep_tools_s=7.0) as served:
         for stream in (False, True):
             chat(served, tools=TOOLS, stream=stream)
-        (keeper,) = (each for each in served.client.hearers.watchers if isinstance(each, Keeper))
+        (keeper,) = (each for each in served.client.observers.added if isinstance(each, Keeper))
         served.wait_until(lambda: len(keeper) == 0)
 
 

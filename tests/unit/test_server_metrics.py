@@ -23,7 +23,7 @@ from tokenmill.control.observe.audit_metrics import AuditMetrics
 from tokenmill.control.observe.book import Record, RequestBook
 from tokenmill.control.observe.expert_metrics import ExpertMetrics
 from tokenmill.control.observe.metrics import Metrics, token_buckets
-from tokenmill.control.observe.observer import Observer
+from tokenmill.control.observe.monitor import Monitor
 from tokenmill.control.observe.tenant_metrics import OTHER, TenantMetrics
 from tokenmill.control.slo.idle_job import IdleTime
 from tokenmill.control.slo.scorer import Scorer
@@ -36,7 +36,6 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.slo import Targets
 from tokenmill.core.terms import Terms
 from tokenmill.net.clock import MonotonicClock
-from tokenmill.server.client import EngineClient
 from tokenmill.server.helper import Caller
 from tokenmill.server.repeats.metrics import RepeatMetrics
 from tokenmill.server.result_cache import ResultCache
@@ -52,17 +51,17 @@ READY = Ready("m", 512, 100, (2,), "id", 16, 64, num_pool_blocks=80)
 LABELS = {"model_name": "m", "engine": "0"}
 
 
-def observed(metrics: Metrics) -> Observer:
-    """An observer that has seen a request with targets from its first token to its end, one refused and one open."""
-    observer = Observer("m", metrics.registry)
+def observed(metrics: Metrics) -> Monitor:
+    """An monitor that has seen a request with targets from its first token to its end, one refused and one open."""
+    monitor = Monitor("m", metrics.registry)
     terms = Terms(tenant="t", profile="chat", ttft_s=1.0)
     request = Request("r", (1, 2, 3), SamplingParams(), 9, seed=1, arrival_s=10.0, terms=terms)
-    observer.opened([request, replace(request, id="open")], "me", 10.0)
-    observer.first(request, 0.5, 10.5)
+    monitor.opened([request, replace(request, id="open")], "me", 10.0)
+    monitor.first(request, 0.5, 10.5)
     output = Output("r", finish_reason="stop", num_output=5, num_cached=1, timing=Timing(10.0, 10.2, 10.5, 12.5, 2))
-    observer.ended(Ended(request, output, "stop", 12.5, 12.5))
-    observer.refused("t", "wait")
-    return observer
+    monitor.ended(Ended(request, output, "stop", 12.5, 12.5))
+    monitor.refused("t", "wait")
+    return monitor
 
 
 def upstreamed(metrics: Metrics) -> None:
@@ -122,13 +121,13 @@ def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
     RepeatMetrics("m", metrics.registry)
     metrics.registry.register(ResumeMetrics("m", Mock(num_open=1, num_resumed=0, num_reconnects=0)))
     ResultCache(0, "m", metrics.registry, lambda: None)
-    observer = observed(metrics)
+    monitor = observed(metrics)
     metrics.registry.register(Scorer("m", dict))
-    metrics.registry.register(IdleTime("m", EngineClient(), MonotonicClock(), Mock(outcome="")))
+    metrics.registry.register(IdleTime("m", lambda: 0, MonotonicClock(), Mock(outcome="")))
     upstreamed(metrics)
     stored(metrics)
     rows = re.findall(r"^\| `([\w:]+)` \| (\w+) \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)
-    told = (*metrics.registry.collect(), *observer.tenants.registry.collect())
+    told = (*metrics.registry.collect(), *monitor.tenants.registry.collect())
     families = {family.name: family.type for family in told}
     assert {name: kind for name, kind, _, _ in rows} == families
     assert len(rows) == len(families), "a metric is listed twice"
@@ -139,10 +138,10 @@ def test_the_page_names_every_label() -> None:
     metrics.engine_ready(READY, EngineStats())
     metrics.call_refused(400)
     lines = {line.split("`")[1]: line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
-    observer = observed(metrics)
+    monitor = observed(metrics)
     upstreamed(metrics)
     stored(metrics)
-    for family in (*metrics.registry.collect(), *observer.tenants.registry.collect()):
+    for family in (*metrics.registry.collect(), *monitor.tenants.registry.collect()):
         labels = {label for sample in family.samples for label in sample.labels} - {*LABELS, "le"}
         for label in labels:
             assert f"`{label}`" in lines[family.name], (family.name, label)
@@ -264,7 +263,7 @@ def test_equal_gaps_between_tokens_are_counted_together() -> None:
 def test_classes_and_tenants_are_told_apart() -> None:
     """Waits, tokens, preemptions and SLO results of a request are found under its class, profile and tenant."""
     metrics = Metrics("m", 512)
-    observer = observed(metrics)
+    monitor = observed(metrics)
     group = {"priority_class": "1", "profile": "chat"}
     for name, more, expected in (
         ("class_requests_total", {"finished_reason": "stop"}, 1),
@@ -277,7 +276,7 @@ def test_classes_and_tenants_are_told_apart() -> None:
     ):
         assert value(metrics, f"tokenmill:{name}", **group, **more) == expected, name
     assert value(metrics, "tokenmill:class_requests_open", priority_class="1", state="waiting") == 1
-    told = observer.tenants.registry
+    told = monitor.tenants.registry
     for name, more, expected in (
         ("requests_total", {"priority_class": "1", "finished_reason": "stop"}, 1),
         ("calls_refused_total", {"reason": "wait"}, 1),

@@ -74,14 +74,14 @@ class Scene:
         call = Call(model=None, sampling=request.sampling, stream=True)
         names = TokenNames(TEXT.tokenizer, as_ids=False)
         prompts, choices = [Encoded((5,))], [Choice(0, request, TEXT.tokenizer)]
-        assert client.hearers.metrics is not None
+        assert client.observers.metrics is not None
         stream = client.open([request])
         self.answer = WatchedAnswer("cmpl-1", 1, "m", "fp", call, prompts, choices, names)
         self.caller = Caller()
         self.client = client
         self.engine = engine
         self._number = 0
-        app = EventStream(self.answer, stream, client.hearers.metrics, OpenAIShape("cmpl-"))
+        app = EventStream(self.answer, stream, client.observers.metrics, OpenAIShape("cmpl-"))
         self.task = asyncio.create_task(app({}, self.caller.receive, self.caller.send), name="call")
 
     async def step(self, text: bytes, finish: str | None = None, error: str = "") -> None:

@@ -25,9 +25,9 @@ def _terms(served: Any, body: dict[str, Any], headers: dict[str, str] | None = N
             pass
 
     watcher = Watching()
-    served.client.hearers.watchers.append(watcher)
+    served.client.observers.added.append(watcher)
     status, text, _ = served.ask("/v1/completions", {"prompt": "p", "max_tokens": 3} | body, headers=headers or {})
-    served.client.hearers.watchers.remove(watcher)
+    served.client.observers.added.remove(watcher)
     assert status == 200, text
     return seen[0]
 

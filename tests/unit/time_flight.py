@@ -13,7 +13,7 @@ import timeit
 from prometheus_client import CollectorRegistry
 
 from tokenmill.cluster.events import Ended
-from tokenmill.control.observe.observer import Observer
+from tokenmill.control.observe.monitor import Monitor
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.events import Output, Timing
@@ -48,16 +48,16 @@ def time_step(recorder: Watcher, num_rows: int) -> float:
 
 
 def time_request() -> float:
-    observer, sampling = Observer("m", CollectorRegistry()), SamplingParams()
+    monitor, sampling = Monitor("m", CollectorRegistry()), SamplingParams()
     requests = [Request(f"r-{i}", (1, 2, 3), sampling, 9, seed=1, arrival_s=1.0) for i in range(_TIMES)]
     output = Output("r", finish_reason="stop", num_output=5, num_cached=1, timing=Timing(1.0, 1.2, 1.5, 2.0))
 
     def serve() -> None:
         for request in requests:
-            observer.opened([request], "me", 1.0)
-            observer.given(0, request, 1.1)
-            observer.first(request, 0.5, 1.5)
-            observer.ended(Ended(request, output, "stop", 2.0, 2.0))
+            monitor.opened([request], "me", 1.0)
+            monitor.given(0, request, 1.1)
+            monitor.first(request, 0.5, 1.5)
+            monitor.ended(Ended(request, output, "stop", 2.0, 2.0))
 
     return min(timeit.repeat(serve, number=1, repeat=_REPEATS)) / _TIMES
 

@@ -121,7 +121,7 @@ class LoadWriter:
         """For the last time, as long as the engines are there."""
         if self._path is None:
             return
-        experts, ends_s = self._client.hearers.experts, time.monotonic() + LAST_WAIT_S
+        experts, ends_s = self._client.observers.experts, time.monotonic() + LAST_WAIT_S
         while time.monotonic() < ends_s and experts.load is not None:
             if experts.load.num_steps >= self._client.stats.num_steps:
                 break
@@ -130,7 +130,7 @@ class LoadWriter:
 
     def write(self) -> None:
         """What cannot be written is logged."""
-        load, ready = self._client.hearers.experts.load, self._client.ready
+        load, ready = self._client.observers.experts.load, self._client.ready
         self._numerics_id = self._numerics_id if ready is None else ready.numerics_id
         if self._path is None or load is None or load == self._last:
             return

@@ -212,8 +212,8 @@ def _open_audit(given: Given, client: EngineClient, text: TextModel, held: conte
     held.callback(audit.close)
     audit.note(started(__version__, models=list(config.model_names), keys=len(config.api_keys)))
     held.callback(audit.note, STOPPED)
-    if (watch := given.audit.watch(audit, client, text, config.model_names[0])) is not None:
-        client.hearers.watchers.append(watch)
+    if (watch := given.audit.watch(audit, client.adapters.name_of, text, config.model_names[0])) is not None:
+        client.observers.added.append(watch)
     return audit
 
 

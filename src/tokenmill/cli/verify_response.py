@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def verify_response(args: argparse.Namespace) -> int:
     """Exit code 0: it is; 1: it is not, with the reason."""
-    from ..server.signatures import BadSignature, check, take_comment
+    from ..control.signing import BadSignature, check, take_comment
 
     request, response = (_read(path) for path in (args.request, args.response))
     token = args.signature

@@ -1,4 +1,4 @@
-"""Series about the tiers of the KV store, as it told of itself last."""
+"""The KV store of this machine, as a front end asks it, and series about its tiers, as it told of itself last."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from ..control.models.registry import Keep, keep_nothing
 from ..core.errors import BadCheckpoint, InvalidRequest, ModelNotFound, TokenmillError, Unavailable
 from ..core.events import AdapterLoaded, LoadAdapter, UnloadAdapter
 from ..core.files import FilePart, WantPart
@@ -37,14 +37,6 @@ class ServedAdapter:
     path: str
     inside: str = ""
     digest: str = ""
-
-
-Keep = Callable[[str, dict[str, Any] | None], Awaitable[None]]
-"""Has what was loaded by this name, or nothing any more, loaded again by the next process."""
-
-
-async def keep_nothing(name: str, what: dict[str, Any] | None) -> None:
-    """No process comes after this one, or it begins with nothing."""
 
 
 class AdapterBook:

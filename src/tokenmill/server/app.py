@@ -22,7 +22,7 @@ from ..control.models.registry import ModelBook
 from ..control.observe.audit_metrics import AuditMetrics
 from ..control.observe.expert_metrics import ExpertMetrics
 from ..control.observe.metrics import Metrics
-from ..control.observe.observer import Observer
+from ..control.observe.monitor import Monitor
 from ..control.observe.request_log import RequestLog
 from ..control.observe.traces import Tracing
 from ..control.signing import Signer
@@ -181,27 +181,27 @@ def build_app(
 
 
 def _hear(config: ServerConfig, text: TextModel, client: EngineClient, resources: Resources) -> None:
-    """Have the client tell metrics, the observer, traces, the log of requests and usage what engines do."""
-    name, hearers = config.model_names[0], client.hearers
-    hearers.metrics = metrics = Metrics(name, text.max_context)
+    """Have the client tell metrics, the monitor, traces, the log of requests and usage what engines do."""
+    name, observers = config.model_names[0], client.observers
+    observers.metrics = metrics = Metrics(name, text.max_context)
     metrics.num_parameters = text.about.num_parameters
     metrics.name_adapter = client.adapters.name_of
     metrics.count_waiting = lambda: client.num_waiting
     metrics.overload.level = lambda: client.desk.pressure.level(resources.clock.now())
     metrics.predict_wait = lambda: client.desk.usual_wait_s(resources.clock.now())
     client.gateway.is_shared = True
-    hearers.observer = Observer(name, metrics.registry)
-    client.roster.on_change = hearers.observer.happenings.worker
+    observers.monitor = Monitor(name, metrics.registry)
+    client.roster.on_change = observers.monitor.happenings.worker
     decode = partial(text.tokenizer.decode, skip_special=False)
     if resources.tracing is not None:
         resources.tracing.model_of = lambda digest: client.adapters.name_of(digest) if digest else name
         resources.tracing.decode = decode
-        hearers.observer.trace(resources.tracing)
+        observers.monitor.trace(resources.tracing)
     if config.log_requests:
-        hearers.request_log = RequestLog(name, decode, config.max_log_len)
-        hearers.request_log.name_adapter = client.adapters.name_of
+        observers.request_log = RequestLog(name, decode, config.max_log_len)
+        observers.request_log.name_adapter = client.adapters.name_of
     if resources.books is not None:
-        hearers.watchers.append(resources.books.meter)
+        observers.added.append(resources.books.meter)
         if not resources.beside:
             metrics.registry.register(UsageMetrics(name, resources.books))
 
@@ -209,10 +209,10 @@ def _hear(config: ServerConfig, text: TextModel, client: EngineClient, resources
 def _result_cache(config: ServerConfig, client: EngineClient) -> ResultCache | None:
     if not config.result_cache:
         return None
-    assert client.hearers.metrics is not None
-    registry = client.hearers.metrics.registry
+    assert client.observers.metrics is not None
+    registry = client.observers.metrics.registry
     results = ResultCache(config.result_cache, config.model_names[0], registry, lambda: client.ready)
-    client.hearers.watchers.append(results)
+    client.observers.added.append(results)
     return results
 
 
@@ -232,7 +232,7 @@ def _generation(
     if resources.books is not None:
         generation.limits.why_uncounted = resources.books.journal.why_not
     if access.quotas is not None:
-        client.hearers.watchers.append(access.quotas)
+        client.observers.added.append(access.quotas)
     if resources.audit is not None:
         access.on_change = partial(note_changes, resources.audit)
     return generation
@@ -267,7 +267,7 @@ def _register_metrics(generation: Generation, canaries: Canaries, resources: Res
     """Series about canaries, experts and KV; returns those of the KV store, where there is one."""
     name, client, registry = generation.config.model_names[0], generation.client, generation.metrics.registry
     registry.register(CanaryMetrics(canaries))
-    registry.register(ExpertMetrics(name, lambda: client.hearers.experts.load))
+    registry.register(ExpertMetrics(name, lambda: client.observers.experts.load))
     registry.register(EngineTierMetrics(name, lambda: client.stats))
     if resources.ask_kv is None:
         return None
@@ -314,8 +314,8 @@ def _idle_time(generation: Generation, resources: Resources) -> IdleTime | None:
     if resources.idle_job is None:
         return None
     client = generation.client
-    idle_time = IdleTime(generation.config.model_names[0], client, resources.clock, resources.idle_job)
-    client.hearers.watchers.append(idle_time)
+    idle_time = IdleTime(generation.config.model_names[0], lambda: client.num_open, resources.clock, resources.idle_job)
+    client.observers.added.append(idle_time)
     generation.metrics.registry.register(idle_time)
     generation.limits.on_call, generation.limits.on_read = idle_time.note_call, idle_time.note_read
     return idle_time
@@ -370,7 +370,7 @@ def _model_routes(service: Service, book: ModelBook, canaries: Canaries, generat
 def _operating_routes(generation: Generation, service: Service, access: Access, resources: Resources) -> list[Route]:
     """Health, metrics, and what operators look at and change."""
     client = generation.client
-    assert client.hearers.observer is not None
+    assert client.observers.monitor is not None
     return [
         *(Route(path, service.health) for path in ("/health", "/v1/health")),
         Route("/ping", service.health, methods=["GET", "POST"]),
@@ -378,7 +378,7 @@ def _operating_routes(generation: Generation, service: Service, access: Access, 
         Route("/metrics", service.show_metrics),
         Route("/metrics/workers", service.show_worker_metrics),
         Route("/version", service.version),
-        *observe_routes(client, client.hearers.observer, resources.clock),
+        *observe_routes(client, client.observers.monitor, resources.clock),
         *tenant_routes(access, generation.limits),
         *console_routes(generation, resources.ask_kv),
         *usage_routes(resources.books, time.time),

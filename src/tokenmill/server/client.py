@@ -39,7 +39,7 @@ from ..cluster.pools import decision_named
 from ..cluster.replication import replication_named
 from ..cluster.rescheduling import policy_named
 from ..control.observe.cache_views import CacheViews
-from ..control.observe.observers import Hearers
+from ..control.observe.observers import Observers
 from ..control.workers.roster import Roster
 from ..core.errors import TokenmillError, Unavailable
 from ..core.events import (
@@ -79,7 +79,7 @@ class EngineClient:
     ready        the engines' facts, or None while none is ready
     stats        their state after the last step
     desk         what is open: requests whose end no engine has yet confirmed, and those that no engine has yet
-    hearers      who is told of requests and their outputs
+    observers      who is told of requests and their outputs
     adapters     the LoRA adapters that requests may name
     cache_views  what the engines' prefix caches hold
     kv_later     asks for KV that is wanted later
@@ -100,7 +100,7 @@ class EngineClient:
         liveness_s: float = 0.0,
     ) -> None:
         self.gateway = Gateway(patience, token_urlsafe)
-        self.hearers = Hearers()
+        self.observers = Observers()
         self.adapters = AdapterBook(self._tell, self.gateway.uses, wanted)
         self.cache_views = CacheViews(self._tell)
         self._on_prepared = on_prepared
@@ -223,7 +223,7 @@ class EngineClient:
         if self._links.pop(link.number, None) is None:
             return
         link.close()
-        self.hearers.engine_left(link.number, asyncio.get_running_loop().time())
+        self.observers.engine_left(link.number, asyncio.get_running_loop().time())
         was_serving, num_held = self.gateway.link(link.number) is not None, link.num_open
         effects = self._handle(Left(link.number, cause))
         self.adapters.lose(link.number, Unavailable(reason))
@@ -238,7 +238,7 @@ class EngineClient:
                 num_held, effects.resumed, effects.poisoned, num_held - effects.resumed - effects.poisoned,
             )  # fmt: skip
         if was_serving:
-            self.hearers.engine_lost(self.ready, self.stats, effects)
+            self.observers.engine_lost(self.ready, self.stats, effects)
 
     # ---- calls ----
 
@@ -251,9 +251,18 @@ class EngineClient:
         stream = Stream(self._end, [request.id for request in requests], interval)
         for request in requests:
             self._streams[request.id] = stream
-        self.hearers.opened(requests, client, asyncio.get_running_loop().time())
+        self.observers.opened(requests, client, asyncio.get_running_loop().time())
         self._handle(Opened(requests, client, verdict))
         return stream
+
+    async def compute(self, request: Request, client: str) -> None:
+        """Have the request answered, and drop the answer."""
+        stream = self.open([request], client)
+        try:
+            while not any(delta.finish_reason for delta in await stream.take()):
+                pass
+        finally:
+            stream.close()
 
     def num_output(self, request_id: str) -> int:
         """Tokens that have come for an open request."""
@@ -282,7 +291,7 @@ class EngineClient:
 
     def _tick(self) -> float | None:
         """Deadlines are due."""
-        self.hearers.expired(self._handle(Ticked()).expired)
+        self.observers.expired(self._handle(Ticked()).expired)
         return self.gateway.next_due_s
 
     def _look(self) -> float | None:
@@ -308,19 +317,19 @@ class EngineClient:
             self._links[number].submit(request)
             if self._liveness_s:
                 self._next_look.set(now + LOOK_S)
-            self.hearers.given(number, request, now)
-        self.hearers.routed(effects.routes)
+            self.observers.given(number, request, now)
+        self.observers.routed(effects.routes)
         for number, message in effects.tells:
             self._links[number].order(message)
-        self.hearers.sending(effects.outputs, event.step if isinstance(event, Stepped) else None)
+        self.observers.sending(effects.outputs, event.step if isinstance(event, Stepped) else None)
         for output in effects.outputs:
             self._push(output)
         for ended in effects.ended:
-            self.hearers.ended(ended)
+            self.observers.ended(ended)
             for link in self._links.values():
                 link.look_again()
         if effects.moved or effects.lengths or effects.rerouted or effects.copied:
-            self.hearers.moved(effects, now)
+            self.observers.moved(effects, now)
         self._alarm.set(self.gateway.next_due_s)
         return effects
 
@@ -336,13 +345,13 @@ class EngineClient:
     def _take(self, link: AttachedEngine, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
             link.num_steps = message.stats.num_steps
-            self.hearers.stepped(self._handle(Stepped(link.number, message)), message.now_s, self.stats)
+            self.observers.stepped(self._handle(Stepped(link.number, message)), message.now_s, self.stats)
         elif isinstance(message, AdapterLoaded):
             self.adapters.answer(message)
         elif isinstance(message, WantPart):
             link.spawn(self._give_part(link, message), "part")
         elif isinstance(message, ExpertLoad):
-            self.hearers.experts.note(link.number, message)
+            self.observers.experts.note(link.number, message)
         elif isinstance(message, CacheShown):
             self.cache_views.answer(link.number, message)
         elif isinstance(message, Telling):
@@ -379,7 +388,7 @@ class EngineClient:
         self.adapters.join(link.number)
         self.cache_views.join(link.number)
         self.roster.come(link.number, ready.worker, link.address)
-        self.hearers.engine_came(link.number, ready, self.stats, link.flight)
+        self.observers.engine_came(link.number, ready, self.stats, link.flight)
         self._on_prepared(None)
         self._absence.wake()
 

@@ -80,28 +80,28 @@ class Generation:
         meter: Meter | None = None,
         results: ResultCache | None = None,
     ) -> None:
-        assert client.hearers.metrics is not None
+        assert client.observers.metrics is not None
         self.config = config
         self._mask = config.mask
         self.text = text
         self.client = client
-        self.metrics = client.hearers.metrics
+        self.metrics = client.observers.metrics
         self.clock = clock
         self.new_id = new_id
         self.helper = helper
         self.encoder = Encoder(text, helper)
-        self.grammars = GrammarCompiler(helper, client.hearers.metrics)
+        self.grammars = GrammarCompiler(helper, client.observers.metrics)
         self.limits = Limits(config, client, clock)
         self.objectives = Objectives(config.slo, lambda: client.stats.costs, self._step_tokens)
         self.scorer = Scorer(config.model_names[0], lambda: self.objectives.effective)
-        client.hearers.watchers.append(self.scorer)
+        client.observers.added.append(self.scorer)
         self.keeper = Keeper(client.kv_later, config.kv_keep_tools_s)
-        client.hearers.watchers.append(self.keeper)
+        client.observers.added.append(self.keeper)
         self.metrics.registry.register(self.scorer)
         self._shadow: Shadow | None = None
         if config.admission == SHADOW:
-            self._shadow = Shadow(client.hearers.metrics.overload)
-            client.hearers.watchers.append(self._shadow)
+            self._shadow = Shadow(client.observers.metrics.overload)
+            client.observers.added.append(self._shadow)
         self._new_seed = new_seed
         self._meter = meter
         self._results = results
@@ -200,8 +200,8 @@ class Generation:
             stream = self.client.open(requests, caller.name, interval, answer.verdict)
         answer.keeper = self.keeper
         self.keeper.watch(requests, call.keep_s)
-        if self.client.hearers.request_log is not None:
-            self.client.hearers.request_log.came(requests, answer.id)
+        if self.client.observers.request_log is not None:
+            self.client.observers.request_log.came(requests, answer.id)
         return answer, stream
 
     async def _go_on(

@@ -114,13 +114,13 @@ class Limits:
         try:
             yield
         except RateLimited as error:
-            if self._client.hearers.metrics is not None:
-                self._client.hearers.metrics.call_turned_away(f"tenant_{error.limit}")
+            if self._client.observers.metrics is not None:
+                self._client.observers.metrics.call_turned_away(f"tenant_{error.limit}")
             raise
 
     def _refuse(self, refusal: Refusal) -> NoReturn:
-        if self._client.hearers.metrics is not None:
-            self._client.hearers.metrics.call_turned_away(refusal.reason)
+        if self._client.observers.metrics is not None:
+            self._client.observers.metrics.call_turned_away(refusal.reason)
         message = f"{refusal.message}; retry in {told_s(refusal.retry_s)} s."
         raise Overloaded(message, retry_after_s=refusal.retry_s, reason=refusal.reason)
 

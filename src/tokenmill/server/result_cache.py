@@ -63,7 +63,7 @@ _decode = msgspec.msgpack.Decoder(Kept).decode
 
 
 class ResultCache:
-    """A watcher of an EngineClient. max_bytes: of all results together. ready: the facts of the engine there is now."""
+    """An Observer. max_bytes: of all results together. ready: the facts of the engine there is now."""
 
     def __init__(
         self, max_bytes: int, model_name: str, registry: CollectorRegistry, ready: Callable[[], Ready | None]
@@ -122,7 +122,7 @@ class ResultCache:
             task.add_done_callback(self._feeding.discard)
         return stream
 
-    # ---- as a watcher ----
+    # ---- as an Observer ----
 
     def opened(self, requests: Sequence[Request], client: str) -> None:
         pass

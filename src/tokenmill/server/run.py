@@ -89,7 +89,7 @@ def _door(app: Starlette, on_shrunk: Callable[[], None], tls: ssl.SSLContext | N
         config.mask,
         root_path=config.root_path,
         tls=tls,
-        note_refused=app.state.client.hearers.metrics.call_refused,
+        note_refused=app.state.client.observers.metrics.call_refused,
         on_shrunk=on_shrunk,
     )
 

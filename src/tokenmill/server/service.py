@@ -44,10 +44,10 @@ class Service:
         self._text = generation.text
         self._client = generation.client
         self._metrics = generation.metrics
-        assert generation.client.hearers.observer is not None
-        self._observer = generation.client.hearers.observer
+        assert generation.client.observers.monitor is not None
+        self._monitor = generation.client.observers.monitor
         self._limits = generation.limits
-        self._workers = WorkerMetrics(self._config.model_names[0], self._client)
+        self._workers = WorkerMetrics(self._config.model_names[0], self._client.roster, self._client.gateway)
         self._created = int(time.time())
 
     def serves(self, name: str) -> bool:
@@ -162,7 +162,7 @@ class Service:
 
     async def show_metrics(self, request: HttpRequest) -> Response:
         """Series by tenant only with an admin key."""
-        more = [self._observer.tenants.registry] if ADMIN in request.state.scopes else []
+        more = [self._monitor.tenants.registry] if ADMIN in request.state.scopes else []
         more += self._book.registries()
         if self._tiers is not None:
             await self._tiers.refresh()
@@ -182,7 +182,7 @@ class Service:
         assert isinstance(error, TokenmillError)
         self._metrics.call_refused(error.status)
         reason = error.reason if isinstance(error, Overloaded) else ""
-        self._observer.refused(request.state.tenant.id, reason or str(error.status))
+        self._monitor.refused(request.state.tenant.id, reason or str(error.status))
         return error_reply(error, request.scope)
 
     async def note_gone(self, request: HttpRequest, error: Exception) -> Response:

@@ -266,8 +266,8 @@ class VectorService:
             if self.results is not None:
                 self.results.record(requests)
             stream = self.client.open(requests, caller.name)
-        if self.client.hearers.request_log is not None:
-            self.client.hearers.request_log.came(requests, name)
+        if self.client.observers.request_log is not None:
+            self.client.observers.request_log.came(requests, name)
         return stream, []
 
     def _head(self, call: PoolingCall, request: HttpRequest, prefix: str) -> dict[str, Any]:

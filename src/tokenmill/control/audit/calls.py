@@ -15,7 +15,7 @@ from .log import AuditLog
 
 
 class CallWatch:
-    """A Watcher. `prompts`: what is told of prompts and answers, one of options.PROMPTS; `decode` gives the text of
+    """An Observer. `prompts`: what is told of prompts and answers, one of options.PROMPTS; `decode` gives the text of
     tokens; `model_of` the name of an adapter's digest, or the model's of ""."""
 
     def __init__(

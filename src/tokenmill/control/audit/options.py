@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,7 +14,6 @@ from ...core.options import check, option, size
 from ...core.units import KiB, MiB
 
 if TYPE_CHECKING:
-    from ...server.client import EngineClient
     from ...text.load import TextModel
     from .calls import CallWatch
     from .log import AuditLog
@@ -86,15 +86,16 @@ class AuditOptions:
         log.open()
         return log
 
-    def watch(self, log: AuditLog, client: EngineClient, text: TextModel, model: str) -> CallWatch | None:
-        """What makes entries of the calls of `client`; None: they get none. `model`: the name of the model itself."""
+    def watch(self, log: AuditLog, name_adapter: Callable[[str], str], text: TextModel, model: str) -> CallWatch | None:
+        """What makes entries of calls; None: they get none. `name_adapter` gives the name of an adapter by its digest;
+        `model`: the name of the model itself."""
         from .calls import CallWatch
 
         if self.audit_calls == "off":
             return None
 
         def model_of(adapter: str) -> str:
-            return (client.adapters.name_of(adapter) or adapter) if adapter else model
+            return (name_adapter(adapter) or adapter) if adapter else model
 
         return CallWatch(
             log,

@@ -1,4 +1,8 @@
-"""Series about canaries, read when somebody scrapes."""
+"""Names that stand for versions of a model, and what has come of each version (cluster/canary.py judges).
+
+The first version is the stable one; each other is a canary, with a judge of its own. A canary that is found worse gets
+weight 0 and stays listed with the reason; calls that it works on go on.
+"""
 
 from __future__ import annotations
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
 from ...core.errors import InvalidRequest, NotFound, Unavailable
-from ...server.adapters import Keep, keep_nothing
 
 MAX_NAME = 200
 _POLL_S = 0.02
 UPSTREAM, LOCAL = "upstream", "local"
+
+Keep = Callable[[str, dict[str, Any] | None], Awaitable[None]]
+"""Has what was loaded by this name, or nothing any more, loaded again by the next process."""
+
+
+async def keep_nothing(name: str, what: dict[str, Any] | None) -> None:
+    """No process comes after this one, or it begins with nothing."""
 
 
 class ServedModel(Protocol):

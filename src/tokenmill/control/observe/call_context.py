@@ -1,4 +1,4 @@
-"""Whose call the code that runs now works for: logs name it."""
+"""Whose call the code that runs now works for: logs and traces name it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 CALL: ContextVar[Mapping[str, Any] | None] = ContextVar("state of the call", default=None)
 """The call's `scope["state"]`, as the gate fills it; None outside of calls."""
+
+PATH: ContextVar[str] = ContextVar("path of the call", default="")
 
 
 def names_of(state: Mapping[str, Any] | None) -> dict[str, str]:

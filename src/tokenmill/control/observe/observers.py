@@ -1,4 +1,4 @@
-"""Who is told what engines do with requests: metrics, the request log, the operator's book, watchers.
+"""Who is told what engines do with requests: metrics, the request log, the monitor, and observers that were added.
 
 Each may be missing: the library runs without them, and they take a while to load.
 """
@@ -15,11 +15,14 @@ from ...core.request import Request
 
 if TYPE_CHECKING:
     from .metrics import Metrics
-    from .observer import Observer
+    from .monitor import Monitor
     from .request_log import RequestLog
 
 
-class Watcher(Protocol):
+class Observer(Protocol):
+    """Each call is made in the event loop, within the time that a step's tokens take to their clients, and must return
+    in microseconds."""
+
     def opened(self, requests: Sequence[Request], client: str) -> None:
         """A call has been let in."""
         ...
@@ -33,33 +36,33 @@ class Watcher(Protocol):
         ...
 
 
-class Hearers:
+class Observers:
     """Told by a client of engines, in the order in which things happen. Times are of the loop's clock. experts: what
-    those of the engines' model have computed."""
+    those of the engines' model have computed. added: meters, quotas and others that need no more than an Observer."""
 
     def __init__(self) -> None:
         self.experts = ExpertTotals()
         self.metrics: Metrics | None = None
         self.request_log: RequestLog | None = None
-        self.watchers: list[Watcher] = []
-        self.observer: Observer | None = None
+        self.added: list[Observer] = []
+        self.monitor: Monitor | None = None
 
     def opened(self, requests: Sequence[Request], client: str, now: float) -> None:
-        for watcher in self.watchers:
-            watcher.opened(requests, client)
-        if self.observer is not None:
-            self.observer.opened(requests, client, now)
+        for observer in self.added:
+            observer.opened(requests, client)
+        if self.monitor is not None:
+            self.monitor.opened(requests, client, now)
 
     def given(self, number: int, request: Request, now: float) -> None:
         """An engine was given the request."""
-        if self.observer is not None:
-            self.observer.given(number, request, now)
+        if self.monitor is not None:
+            self.monitor.given(number, request, now)
 
     def routed(self, routes: Sequence[tuple[int, str, str]]) -> None:
         """Of requests for which there was a choice: engine, request, why that one."""
-        if self.observer is not None:
+        if self.monitor is not None:
             for route in routes:
-                self.observer.book.routed(*route)
+                self.monitor.book.routed(*route)
         if self.metrics is not None:
             for _, _, reason in routes:
                 self.metrics.request_routed(reason)
@@ -67,14 +70,14 @@ class Hearers:
     def sending(self, outputs: Sequence[Output], step: StepOutputs | None) -> None:
         """Before clients hear of it."""
         if outputs or step is not None:
-            for watcher in self.watchers:
-                watcher.sending(outputs, step)
+            for observer in self.added:
+                observer.sending(outputs, step)
 
     def ended(self, ended: Ended) -> None:
-        for watcher in self.watchers:
-            watcher.ended(ended)
-        if self.observer is not None:
-            self.observer.ended(ended)
+        for observer in self.added:
+            observer.ended(ended)
+        if self.monitor is not None:
+            self.monitor.ended(ended)
         request, output, reason, last_token_s, now = ended[:5]
         if output is None:
             if self.metrics is not None:
@@ -89,12 +92,12 @@ class Hearers:
 
     def stepped(self, effects: Effects, now: float, stats: EngineStats) -> None:
         """`now`: of the step; `stats`: of all engines after it."""
-        observer, metrics = self.observer, self.metrics
-        if observer is not None:
+        monitor, metrics = self.monitor, self.metrics
+        if monitor is not None:
             for request, since_arrival_s in effects.firsts:
-                observer.first(request, since_arrival_s, now)
-            if now >= observer.next_sample_s:
-                observer.sample(now, stats)
+                monitor.first(request, since_arrival_s, now)
+            if now >= monitor.next_sample_s:
+                monitor.sample(now, stats)
         if metrics is not None:
             for _, since_arrival_s in effects.firsts:
                 metrics.first_token(since_arrival_s)
@@ -106,8 +109,8 @@ class Hearers:
 
     def moved(self, effects: Effects, now: float) -> None:
         """Requests went to other engines, or predicted answers have ended."""
-        if self.observer is not None:
-            self.observer.moved(effects, now)
+        if self.monitor is not None:
+            self.monitor.moved(effects, now)
         if self.metrics is not None:
             self.metrics.moves.note(effects)
 
@@ -117,20 +120,20 @@ class Hearers:
 
     def engine_came(self, number: int, ready: Ready, stats: EngineStats, flight: str) -> None:
         self.experts.join(number, ready.expert_load)
-        if self.observer is not None:
-            self.observer.engine_came(number, ready.worker, flight)
+        if self.monitor is not None:
+            self.monitor.engine_came(number, ready.worker, flight)
         if self.metrics is not None:
             self.metrics.engine_ready(ready, stats)
 
     def engine_left(self, number: int, now: float) -> None:
         self.experts.leave(number)
-        if self.observer is not None:
-            self.observer.engine_left(number, now)
+        if self.monitor is not None:
+            self.monitor.engine_left(number, now)
 
     def engine_lost(self, ready: Ready | None, stats: EngineStats, effects: Effects) -> None:
         """One that served. `ready`: the facts of those that still do."""
-        if self.observer is not None:
-            self.observer.happenings.lost(effects)
+        if self.monitor is not None:
+            self.monitor.happenings.lost(effects)
         if self.metrics is not None:
             self.metrics.engine_lost(ready, stats)
             self.metrics.requests_resumed(effects.resumed)

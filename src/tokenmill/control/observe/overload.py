@@ -100,7 +100,7 @@ class _Gauges:
 
 
 class Shadow:
-    """A watcher of requests that are served though they would have been refused: did they keep their targets?"""
+    """An observer of requests that are served though they would have been refused: did they keep their targets?"""
 
     def __init__(self, metrics: OverloadMetrics) -> None:
         self._metrics = metrics

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,7 +17,6 @@ from ...cluster.events import Ended
 from ...core.events import Output, StepOutputs
 from ...core.ports import Clock
 from ...core.request import Request
-from ...server.client import EngineClient
 
 QUIET_S = 0.2
 _LABELS = ("model_name", "engine")
@@ -36,12 +35,12 @@ class Job(Protocol):
 
 
 class IdleTime:
-    """Lets the job run in idle time. A server.watcher.Watcher, and a collector of Prometheus. `note_call` and
+    """Lets the job run in idle time. An Observer, and a collector of Prometheus. `note_call` and
     `note_read` are told of bodies (server.limits); `open` it inside the loop, when the server is ready."""
 
-    def __init__(self, model_name: str, client: EngineClient, clock: Clock, job: Job) -> None:
+    def __init__(self, model_name: str, num_open: Callable[[], int], clock: Clock, job: Job) -> None:
         self._labels = (model_name, "0")
-        self._client = client
+        self._num_open = num_open
         self._clock = clock
         self._job = job
         self._num_reading = 0
@@ -110,7 +109,7 @@ class IdleTime:
 
     @property
     def _is_idle(self) -> bool:
-        return not self._num_reading and not self._client.num_open
+        return not self._num_reading and not self._num_open()
 
     def _run(self) -> None:
         self._timer = None

@@ -7,12 +7,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from ...core.errors import TokenmillError
+from ...core.events import Ready
 from ...core.ports import Clock
 from ...core.request import IDLE_PRIORITY, Request, SamplingParams
 from ...core.slo import OFF, PROFILES
-from ...server.client import EngineClient
 from .objectives import Objectives
 
 _WAIT_S = 3600.0
@@ -30,13 +31,23 @@ _LAST = IDLE_PRIORITY - 1
 _log = logging.getLogger(__name__)
 
 
+class Engines(Protocol):
+    """The engines of a front end, as far as they are measured."""
+
+    async def wait_ready(self, longest_s: float) -> Ready:
+        """Raises Unavailable where none is ready in time."""
+        ...
+
+    async def compute(self, request: Request, client: str) -> None:
+        """Have the request answered, and drop the answer."""
+        ...
+
+
 class Measuring:
     """Run `open` in the loop, and `close` when the server ends."""
 
-    def __init__(
-        self, client: EngineClient, objectives: Objectives, clock: Clock, new_id: Callable[[str], str]
-    ) -> None:
-        self._client = client
+    def __init__(self, engines: Engines, objectives: Objectives, clock: Clock, new_id: Callable[[str], str]) -> None:
+        self._engines = engines
         self._objectives = objectives
         self._clock = clock
         self._new_id = new_id
@@ -53,7 +64,7 @@ class Measuring:
 
     async def _run(self) -> None:
         with contextlib.suppress(TokenmillError):
-            ready = await self._client.wait_ready(_WAIT_S)
+            ready = await self._engines.wait_ready(_WAIT_S)
             if ready.pooling is None and not self._objectives.costs().is_known:
                 step_tokens = ready.max_num_batched_tokens or _STEP_TOKENS
                 self._objectives.is_measuring = True
@@ -83,12 +94,7 @@ class Measuring:
             cache_salt=self._new_id("measure"),
             arrival_s=self._clock.now(),
         )
-        stream = self._client.open([request], "measure")
-        try:
-            while not any(delta.finish_reason for delta in await stream.take()):
-                pass
-        finally:
-            stream.close()
+        await self._engines.compute(request, "measure")
 
 
 def tell(objectives: Objectives) -> None:

@@ -25,7 +25,7 @@ _TIMES = ("ttft", "tpot")
 
 
 class Scorer:
-    """server.watcher.Watcher, and a collector of Prometheus.
+    """An Observer, and a collector of Prometheus.
 
     effective  by profile, its targets in seconds; traffic is by the tenant, and without one by the client
     """

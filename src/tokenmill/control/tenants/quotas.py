@@ -55,7 +55,7 @@ class _Charge:
 
 
 class Quotas:
-    """A watcher of the engine client. `open` it before use, `close` it after. path: of the shared file."""
+    """An Observer. `open` it before use, `close` it after. path: of the shared file."""
 
     def __init__(self, path: str, wall_s: Callable[[], float] = time.time) -> None:
         self._path = path
@@ -133,7 +133,7 @@ class Quotas:
         """A call that the engine knows by other requests is over."""
         self._end_all(requests, num_output)
 
-    # ---- a watcher's ----
+    # ---- as an Observer ----
 
     def opened(self, requests: Sequence[Request], client: str) -> None:
         pass

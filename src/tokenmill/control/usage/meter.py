@@ -119,7 +119,7 @@ class Tab:
 
 
 class Meter:
-    """A watcher of an EngineClient. followed: by request id, calls that are counted as a step is dealt out."""
+    """An Observer. followed: by request id, calls that are counted as a step is dealt out."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from ...cluster.gateway import Gateway
 from ...core.events import EngineStats
-from ...server.client import EngineClient
-from .roster import DRAINING, LOST, READY, STARTING
+from .roster import DRAINING, LOST, READY, STARTING, Roster
 
 LABELS = ("model_name", "worker", "pool")
 _STATES = (STARTING, READY, DRAINING, LOST)
@@ -35,9 +35,10 @@ _COUNTERS = (
 class WorkerMetrics:
     """A collector. Counters of a worker begin again with each life of it. registry: of these series alone."""
 
-    def __init__(self, model_name: str, client: EngineClient) -> None:
+    def __init__(self, model_name: str, roster: Roster, gateway: Gateway) -> None:
         self._model_name = model_name
-        self._client = client
+        self._roster = roster
+        self._gateway = gateway
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
@@ -45,10 +46,10 @@ class WorkerMetrics:
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
-        workers = self._client.roster.shown()
+        workers = self._roster.shown()
         serving: list[tuple[tuple[str, ...], EngineStats]] = []
         for worker in workers:
-            link = None if worker.link is None else self._client.gateway.link(worker.link)
+            link = None if worker.link is None else self._gateway.link(worker.link)
             if link is not None:
                 serving.append(((self._model_name, worker.facts.id, worker.facts.pool), link.stats))
         for name, text, field in _GAUGES:

@@ -24,7 +24,7 @@ _MOST = 4096
 
 
 class Keeper:
-    """server.watcher.Watcher. tools_s: for how long answers that end in calls of tools are kept; 0: they are not."""
+    """An Observer. tools_s: for how long answers that end in calls of tools are kept; 0: they are not."""
 
     def __init__(self, later: KVLater, tools_s: float) -> None:
         self._later = later

@@ -33,7 +33,7 @@ class LocalModel:
 
     @property
     def registry(self) -> CollectorRegistry | None:
-        registry: CollectorRegistry = self._app.state.client.hearers.metrics.registry
+        registry: CollectorRegistry = self._app.state.client.observers.metrics.registry
         return registry
 
     @property

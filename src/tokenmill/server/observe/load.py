@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from typing import Any
 
-from ...control.observe.observer import Observer
+from ...control.observe.monitor import Monitor
 from ...control.observe.shown import WAITING, state_of
 from ...control.observe.window import WINDOW_S, End, First, spread
 from ..client import EngineClient
@@ -20,10 +20,8 @@ _RATES = (
 )
 
 
-def load_body(
-    client: EngineClient, observer: Observer, now: float, unix_s: float, *, by_tenant: bool
-) -> dict[str, Any]:
-    stats, ready, window = client.stats, client.ready, observer.window
+def load_body(client: EngineClient, monitor: Monitor, now: float, unix_s: float, *, by_tenant: bool) -> dict[str, Any]:
+    stats, ready, window = client.stats, client.ready, monitor.window
     firsts, ends = window.firsts(now), window.ends(now)
     body: dict[str, Any] = {
         "object": "load",
@@ -72,7 +70,7 @@ def load_body(
         ],
     }  # fmt: skip
     if by_tenant:
-        body["tenants"] = _tenants(observer, firsts, ends)
+        body["tenants"] = _tenants(monitor, firsts, ends)
     return body
 
 
@@ -106,12 +104,12 @@ def _groups(firsts: Iterable[First], ends: Iterable[End], names: tuple[str, ...]
     ]
 
 
-def _tenants(observer: Observer, firsts: list[First], ends: list[End]) -> list[dict[str, Any]]:
+def _tenants(monitor: Monitor, firsts: list[First], ends: list[End]) -> list[dict[str, Any]]:
     """Of the last minute, those with the most tokens first, and what each has open now."""
     found = {group["tenant"]: group for group in _groups(firsts, ends, ("tenant",), lambda terms: (terms.tenant,))}
     running: dict[str, int] = defaultdict(int)
     waiting: dict[str, int] = defaultdict(int)
-    for record in observer.book:
+    for record in monitor.book:
         counts = waiting if state_of(record) == WAITING else running
         counts[record.terms.tenant] += 1
     tokens: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])

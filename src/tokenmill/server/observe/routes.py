@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from ...control.observe.book import NUM_ENDED, Record
 from ...control.observe.happenings import NUM_KEPT
-from ...control.observe.observer import Observer
+from ...control.observe.monitor import Monitor
 from ...control.observe.perfetto import facts_of, trace_parts
 from ...control.observe.shown import summary
 from ...control.observe.timeline import timeline
@@ -32,8 +32,8 @@ from .load import load_body
 _STATES = ("open", "ended", "all")
 
 
-def routes(client: EngineClient, observer: Observer, clock: Clock) -> list[Route]:
-    views = _Views(client, observer, clock)
+def routes(client: EngineClient, monitor: Monitor, clock: Clock) -> list[Route]:
+    views = _Views(client, monitor, clock)
     return [
         Route("/admin/load", views.load),
         Route("/admin/requests", views.requests),
@@ -44,16 +44,16 @@ def routes(client: EngineClient, observer: Observer, clock: Clock) -> list[Route
 
 
 class _Views:
-    def __init__(self, client: EngineClient, observer: Observer, clock: Clock) -> None:
+    def __init__(self, client: EngineClient, monitor: Monitor, clock: Clock) -> None:
         self._client = client
-        self._observer = observer
+        self._monitor = monitor
         self._clock = clock
 
     async def load(self, request: HttpRequest) -> Response:
         require_operator(request)
         by_tenant = ADMIN in request.state.scopes
         now = self._clock.now()
-        return JSONReply(load_body(self._client, self._observer, now, time.time(), by_tenant=by_tenant))
+        return JSONReply(load_body(self._client, self._monitor, now, time.time(), by_tenant=by_tenant))
 
     async def requests(self, request: HttpRequest) -> Response:
         """Newest first. ?state=open|ended|all, ?tenant=, ?limit=."""
@@ -63,7 +63,7 @@ class _Views:
         if state not in _STATES:
             raise InvalidRequest(f"state must be one of {', '.join(_STATES)}, got {state[:100]!r}.", param="state")
         limit = _count(asked.get("limit", "200"), "limit", 10_000)
-        book = self._observer.book
+        book = self._monitor.book
         found = [*(book.ended if state != "open" else ()), *(book if state != "ended" else ())]
         if (tenant := asked.get("tenant")) is not None:
             found = [each for each in found if each.terms.tenant == tenant]
@@ -75,27 +75,27 @@ class _Views:
         """One request by its id, or all choices of a call by the call's: the first, with the ids of all."""
         require_operator(request)
         name = request.path_params["id"]
-        record = self._observer.book.find(name)
-        choices = self._observer.book.of_call(record.root if record is not None else name)
+        record = self._monitor.book.find(name)
+        choices = self._monitor.book.of_call(record.root if record is not None else name)
         record = record or next(iter(choices), None)
         if record is None:
             raise HTTPException(404, f"No such request is open or among the last {NUM_ENDED} that ended")
         body = self._summary(record)
         body["choices"] = [each.id for each in choices]
-        body["timeline"] = timeline(record, self._observer.rings)
+        body["timeline"] = timeline(record, self._monitor.rings)
         return JSONReply(body)
 
     async def decisions(self, request: HttpRequest) -> Response:
         """What was decided about workers and moves of late, newest first. ?limit=."""
         require_operator(request)
         limit = _count(request.query_params.get("limit", "100"), "limit", NUM_KEPT)
-        return JSONReply({"object": "list", "data": self._observer.happenings.shown(limit)})
+        return JSONReply({"object": "list", "data": self._monitor.happenings.shown(limit)})
 
     async def flight(self, request: HttpRequest) -> Response:
         """An engine's last steps as a trace for ui.perfetto.dev: ?steps=, ?engine= (a number of a life; default: the
         last that came)."""
         require_operator(request)
-        asked, rings = request.query_params, self._observer.rings
+        asked, rings = request.query_params, self._monitor.rings
         num_steps = _count(asked.get("steps", "1000"), "steps", NUM_STEPS)
         links = rings.links
         if not links:

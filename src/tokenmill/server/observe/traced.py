@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
-
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ...control.observe.call_context import PATH
 from ...control.observe.traces import Tracing
 from ..http import is_open, route_of
-
-PATH: ContextVar[str] = ContextVar("path of the call", default="")
 
 
 class Traced:

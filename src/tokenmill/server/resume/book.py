@@ -1,6 +1,6 @@
 """The streams that are kept and under way: of this process, and of an earlier one that was ended before them.
 
-A watcher of the engine client: outputs are put to the file before clients hear of them, and nobody waits for the disk.
+An Observer: outputs are put to the file before clients hear of them, and nobody waits for the disk.
 Only the first bytes of an answer wait, until its call is in the file: whoever has an id can come back with it.
 
 A stream of an earlier process is carried out again from the body of its call, by the same endpoint, with its request,
@@ -248,7 +248,7 @@ class Book:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    # ---- as a watcher ----
+    # ---- as an Observer ----
 
     def opened(self, requests: Sequence[Request], client: str) -> None:
         pass

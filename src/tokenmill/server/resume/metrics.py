@@ -19,13 +19,13 @@ _LABELS = ("model_name", "engine")
 
 def book_of(store: ResumeStore, config: ServerConfig, access: Access, client: EngineClient, limits: Limits) -> Book:
     """A book that hears of what `client` does."""
-    assert client.hearers.metrics is not None
+    assert client.observers.metrics is not None
     book = Book(store, config.resume_grace_s, access.tenant_of, lambda: limits.draining, config.mask)
     book.client = client
     client.adapters.take_up(store.loaded(ADAPTER), config.lora_dir)
     client.adapters.keep = partial(store.keep_loaded, ADAPTER)
-    client.hearers.watchers.append(book)
-    client.hearers.metrics.registry.register(ResumeMetrics(config.model_names[0], book))
+    client.observers.added.append(book)
+    client.observers.metrics.registry.register(ResumeMetrics(config.model_names[0], book))
     return book
 
 

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from ...cluster.events import Effects, Ended
 from ...core.events import EngineStats, WorkerFacts
 from ...core.request import Request
-from ...server.observe.traced import PATH
 from .book import RequestBook
+from .call_context import PATH
 from .class_metrics import ClassMetrics
 from .happenings import Happenings
 from .rings import Rings
@@ -21,7 +21,7 @@ from .traces import Tracing
 from .window import Window
 
 
-class Observer:
+class Monitor:
     """next_sample_s: from when on it wants to hear of a step. registry: of the metrics that everyone may see."""
 
     def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
