@@ -42,8 +42,8 @@ from tokenmill.kv.store.options import TierOptions
 from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.client import StoreClient
 from tokenmill.kv.transfer.remote import RemoteTier
-from tokenmill.kv.transfer.remote.fence import Names
 from tokenmill.kv.transfer.remote.peer import PeerTier
+from tokenmill.kv.transfer.remote.tier import Names
 from tokenmill.kv.transfer.seal import OVERHEAD, load_key
 
 MODEL = "0123456789abcdef"

@@ -24,9 +24,8 @@ from remote_stores import BLOCK_BYTES, KEY, Host, block, look, sum_of
 from tokenmill.core.tier_jobs import DropFrom
 from tokenmill.core.tiers import NO_PLACE, TierKey
 from tokenmill.kv.transfer.remote import RemoteTier
-from tokenmill.kv.transfer.remote.fence import Names
 from tokenmill.kv.transfer.remote.sealed import Limits
-from tokenmill.kv.transfer.remote.tier import open_backend
+from tokenmill.kv.transfer.remote.tier import Names, open_backend
 
 MODEL = "model A"
 BLOCKS = [block(number) for number in range(20)]

@@ -22,8 +22,7 @@ from tokenmill.kv.store.child import KVStoreProcess
 from tokenmill.kv.store.options import TierOptions
 from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.client import StoreClient
-from tokenmill.kv.transfer.remote.fence import Names
-from tokenmill.kv.transfer.remote.tier import open_backend
+from tokenmill.kv.transfer.remote.tier import Names, open_backend
 from tokenmill.kv.transfer.seal import load_key
 
 MODEL = "model A"

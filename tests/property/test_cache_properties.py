@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tokenmill.core.cost import CostModel
+from tokenmill.kv.blocks.allocator import LeastRecentFirst, LeastValueFirst, Unreferenced
 from tokenmill.kv.blocks.eviction import pick
 from tokenmill.kv.blocks.hashing import extend_keys, root_key
 from tokenmill.kv.blocks.manager import BlockManager
-from tokenmill.kv.blocks.unreferenced import LeastRecentFirst, LeastValueFirst, Unreferenced
 
 NUM_BLOCKS = 12
 

@@ -13,7 +13,8 @@ import pytest
 from simtest.tier_run import TierReport, Trouble, run_tiers
 from tokenmill.kv.blocks import fetch
 from tokenmill.kv.blocks.manager import BlockManager
-from tokenmill.kv.connector.scheduler import load_or_recompute, overlapped_load, rates, transfers
+from tokenmill.kv.connector.scheduler import load_or_recompute, overlapped_load, transfers
+from tokenmill.kv.connector.scheduler import load_or_recompute as rates
 from tokenmill.kv.connector.scheduler.overlapped_load import OverlappedLoad
 from tokenmill.kv.connector.scheduler.tiers import Tiers
 from tokenmill.kv.connector.scheduler.transfers import Transfers

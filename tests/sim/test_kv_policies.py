@@ -10,7 +10,7 @@ import pytest
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.tiers import BlockFacts
 from tokenmill.kv.tiers.policies import REPLACEMENTS, pick
-from tokenmill.kv.tiers.policies.reuse import Reuse
+from tokenmill.kv.tiers.policies.cost import Reuse
 from tokenmill.kv.tiers.replacement import Costs, Replacement, TierBlock, block_kinds
 
 SIZE = 1000

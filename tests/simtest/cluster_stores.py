@@ -13,7 +13,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.effects import WRITES, StoreOpened
 from tokenmill.core.kv_events import STORED
 from tokenmill.core.tiers import DISK, HOST, REMOTE, TierEvent, TierEvents, TierFacts
-from tokenmill.kv.events.tier_relay import Watch
+from tokenmill.kv.events.relay import Watch
 from tokenmill.kv.tiers.config import TierConfig
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.tier_store import ToyMachine

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tokenmill.core.cost import Costs
 from tokenmill.core.tiers import DISK, HOST, TIERS, TierFacts
-from tokenmill.kv.connector.scheduler.load_or_recompute import Computing, Place, Run, Speed, best_run, ends
-from tokenmill.kv.connector.scheduler.rates import Rates
+from tokenmill.kv.connector.scheduler.load_or_recompute import Computing, Place, Rates, Run, Speed, best_run, ends
 
 HOST_DIGIT, DISK_DIGIT = TIERS.index(HOST) + 1, TIERS.index(DISK) + 1
 MILLION = 1_000_000

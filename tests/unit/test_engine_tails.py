@@ -8,7 +8,8 @@ from test_engine_tiers import BLOCK_BYTES, COSTS, TieredEngine
 
 from tokenmill.core.effects import FetchBlocks
 from tokenmill.core.tiers import DISK, TierFacts
-from tokenmill.kv.connector.scheduler import overlapped_load, rates
+from tokenmill.kv.connector.scheduler import load_or_recompute as rates
+from tokenmill.kv.connector.scheduler import overlapped_load
 from tokenmill.kv.connector.scheduler.load_or_recompute import Computing, Place, Run, Speed, meeting
 
 EVEN = TierFacts(DISK, 0, 0.00001, BLOCK_BYTES / 0.004)

@@ -11,7 +11,7 @@ from tokenmill.core.events import Drain
 from tokenmill.core.kv_events import CLEARED, STORED
 from tokenmill.core.tiers import HOST, TierEvent, TierEvents, WatchTiers
 from tokenmill.engine.link import local_link
-from tokenmill.kv.events.tier_relay import MOST_BEHIND, TierRelay
+from tokenmill.kv.events.relay import MOST_BEHIND, TierRelay
 
 FIRST = TierEvent(STORED, HOST, b"k" * 16)
 

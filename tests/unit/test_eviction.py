@@ -10,9 +10,9 @@ import pytest
 
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.policy import CachedBlock
+from tokenmill.kv.blocks.allocator import LeastValueFirst, for_policy
 from tokenmill.kv.blocks.eviction import EVICTIONS, pick
 from tokenmill.kv.blocks.manager import BlockManager
-from tokenmill.kv.blocks.unreferenced import LeastValueFirst, for_policy
 
 
 @dataclass

@@ -21,10 +21,9 @@ from tokenmill.core.tiers import DISK, NO_PLACE, BlockFacts
 from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.disk import tier as disk
 from tokenmill.kv.transfer.disk.extent import PAGE_BYTES, EntryCodec, Extent, Head, padded
-from tokenmill.kv.transfer.disk.read import DiskReader
-from tokenmill.kv.transfer.disk.slots import DiskSlots
+from tokenmill.kv.transfer.disk.io import DiskSlots
 from tokenmill.kv.transfer.disk.space import DiskSpace
-from tokenmill.kv.transfer.disk.tier import DiskTier
+from tokenmill.kv.transfer.disk.tier import DiskReader, DiskTier
 from tokenmill.kv.transfer.disk.write import Complaints, DiskCounts
 
 

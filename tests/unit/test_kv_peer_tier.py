@@ -33,9 +33,8 @@ from tokenmill.kv.store.peers import PeerService
 from tokenmill.kv.tiers.shell import TierShell
 from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.peer.frames import Connection, receive_exactly
-from tokenmill.kv.transfer.peer.listener import Listener
-from tokenmill.kv.transfer.remote.peer import PeerTier, peer_door
-from tokenmill.kv.transfer.remote.peer_wire import PURPOSE
+from tokenmill.kv.transfer.peer.server import Listener
+from tokenmill.kv.transfer.remote.peer import PURPOSE, PeerTier, peer_door
 from tokenmill.kv.transfer.remote.sealed import Limits
 from tokenmill.kv.transfer.seal import OVERHEAD, Seal
 from tokenmill.net.clock import MonotonicClock

@@ -19,14 +19,12 @@ from tokenmill.cli.worker_options import LinkOptions
 from tokenmill.core.mac import TAMPERED, connection_macs
 from tokenmill.core.moves import KVSource, PullBlocks, Pulled
 from tokenmill.kv.transfer.peer import client as peer_client
-from tokenmill.kv.transfer.peer import door as peer_door
-from tokenmill.kv.transfer.peer import listener as peer_listener
+from tokenmill.kv.transfer.peer import client as peer_door
+from tokenmill.kv.transfer.peer import server as peer_listener
 from tokenmill.kv.transfer.peer import server as peer_server
-from tokenmill.kv.transfer.peer.board import Board, Had, Refused
-from tokenmill.kv.transfer.peer.client import PeerClient, connect_plainly, dial
-from tokenmill.kv.transfer.peer.door import Door
+from tokenmill.kv.transfer.peer.board import BlockMemory, Board, CannotRead, Had, Refused, can_read_memory, read_memory
+from tokenmill.kv.transfer.peer.client import Door, PeerClient, connect_plainly, dial
 from tokenmill.kv.transfer.peer.frames import MOST_BYTES, BadPeer, Connection
-from tokenmill.kv.transfer.peer.memory import BlockMemory, CannotRead, can_read_memory, read_memory
 from tokenmill.kv.transfer.peer.server import PeerServer
 from tokenmill.net.tcp import Credentials
 

@@ -27,7 +27,7 @@ from tokenmill.core.sequence import Sequence
 from tokenmill.core.step import StepPlan
 from tokenmill.core.tiers import DISK, HOST, TierEvent, TierEvents
 from tokenmill.engine.core import EngineCore
-from tokenmill.kv.events.token_log import TierLog
+from tokenmill.kv.events.publisher import TierLog
 from tokenmill.net.kv_config import KVEventsConfig, is_local, listens, nth_endpoint
 from tokenmill.net.kv_publisher import KVPublisher
 from tokenmill.net.kv_wire import decode_batch, encode_batch

@@ -19,12 +19,10 @@ from tokenmill.core.errors import ConfigError
 from tokenmill.core.tier_jobs import DropFrom
 from tokenmill.core.tiers import NO_PLACE, TierKey
 from tokenmill.kv.transfer.remote import RemoteTier
-from tokenmill.kv.transfer.remote.address import parse
-from tokenmill.kv.transfer.remote.backend import Backend
-from tokenmill.kv.transfer.remote.fence import Names
+from tokenmill.kv.transfer.remote.backend import Backend, parse
 from tokenmill.kv.transfer.remote.redis import RedisBackend
 from tokenmill.kv.transfer.remote.sealed import Limits, SealedStore
-from tokenmill.kv.transfer.remote.tier import open_backend
+from tokenmill.kv.transfer.remote.tier import Names, open_backend
 from tokenmill.kv.transfer.seal import Seal
 
 MODEL = "model A"

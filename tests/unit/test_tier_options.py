@@ -10,8 +10,8 @@ import pytest
 from tokenmill.cli.main import main
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.tiers import DISK, HOST, PEER, REMOTE
+from tokenmill.kv.store.child import own_store
 from tokenmill.kv.store.options import SMALL_HOST_BYTES, TierOptions
-from tokenmill.kv.store.own import own_store
 from tokenmill.node.options import EngineOptions
 
 

@@ -81,7 +81,7 @@ async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> No
     from ..engine.build import build_engine
     from ..engine.expert_load import keep_telling_load
     from ..engine.leaning import keep_lean
-    from ..kv.events.tier_relay import TierRelay
+    from ..kv.events.relay import TierRelay
     from ..net.clock import MonotonicClock
     from ..net.pulse import beating
     from ..net.unix import UnixEngineEnd

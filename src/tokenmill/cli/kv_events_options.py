@@ -15,7 +15,7 @@ from ..net.kv_config import PUBLISHERS, KVEventsConfig, is_endpoint, is_local
 if TYPE_CHECKING:
     from ..core.events import Ready
     from ..engine.core import EngineCore
-    from ..kv.events.tier_relay import TierRelay
+    from ..kv.events.relay import TierRelay
     from ..net.kv_publisher import KVPublisher
 
 _MOST = 1 << 24
@@ -103,7 +103,7 @@ def tell(core: EngineCore, publisher: KVPublisher | None) -> None:
 
 def tell_tiers(core: EngineCore, publisher: KVPublisher | None, relay: TierRelay) -> None:
     """Of the engine's KV store, too; once the store has been joined."""
-    from ..kv.events.token_log import TierLog
+    from ..kv.events.publisher import TierLog
 
     if publisher is not None and core.state.token_log is not None:
         relay.publish(TierLog(core.state.token_log, core.config.block_size, publisher.publish))

@@ -1,4 +1,4 @@
-"""Opens a worker to others: where they get KV from it, and how it gets theirs (`kv.transfer.peer.door`)."""
+"""Opens a worker to others: where they get KV from it, and how it gets theirs (`kv.transfer.peer.client`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from ..kv.connector.worker.moves import PeerMoves
-from ..kv.transfer.peer.door import NONCE_BYTES, Door
+from ..kv.transfer.peer.client import NONCE_BYTES, Door
 
 if TYPE_CHECKING:
     from ..core.events import WorkerFacts

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..kv.store.child import machine_beside, own_store
 from ..kv.store.options import TierOptions
-from ..kv.store.own import machine_beside, own_store
 from ..node.machine import MachineFacts, read_machine
 from ..node.options import EngineOptions
 from .kv_desk import StoreDesk

@@ -36,7 +36,7 @@ from ..engine.leaning import keep_lean
 from ..engine.shell import EngineShell
 from ..formats.checkpoint import weights_digest
 from ..formats.hub import default_cache_dir
-from ..kv.events.tier_relay import TierRelay
+from ..kv.events.relay import TierRelay
 from ..net.clock import MonotonicClock
 from ..net.flight_file import keep_copy, new_path, prune
 from ..net.handshake import Identity

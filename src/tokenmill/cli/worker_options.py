@@ -17,7 +17,7 @@ from ..core.options import check, option
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-    from ..kv.transfer.peer.door import Door
+    from ..kv.transfer.peer.client import Door
     from ..net.tcp import Credentials
 
 LAUNCHERS = ("local", "ray")
@@ -114,7 +114,7 @@ class LinkOptions:
     def door(self, credentials: Credentials) -> Door:
         """To KV of workers on other machines. Any certificate of the authority will do: a front end says where a worker
         is to be had, and that may be an address of the moment, such as a pod's, which no certificate names."""
-        from ..kv.transfer.peer.door import Door
+        from ..kv.transfer.peer.client import Door
 
         asking = self.tls(is_front_end=False)
         if asking is not None:

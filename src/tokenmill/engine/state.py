@@ -31,12 +31,13 @@ from ..core.outputs import ended
 from ..core.policy import Waiting
 from ..core.request import Request
 from ..core.sequence import Sequence, Status, wants_scores
-from ..kv.blocks import eviction, keys, unreferenced
+from ..kv.blocks import allocator as unreferenced
+from ..kv.blocks import eviction
 from ..kv.blocks.encoder import EncoderLedger
 from ..kv.blocks.groups import KVBlocks, Match
+from ..kv.blocks.hashing import extend_seq_keys
 from ..kv.connector.scheduler.writes import Writes
-from ..kv.events.log import KVLog
-from ..kv.events.token_log import TokenLog
+from ..kv.events.publisher import KVLog, TokenLog
 from ..sched.policies import pick, slack
 from ..sched.queue import WaitingQueue
 from ..sched.rank import seniority
@@ -241,7 +242,7 @@ class EngineState:
         """Leading blocks that it may take from others, whose keys are known then."""
         if not self.config.caches_prefixes or wants_scores(seq) or _pools_all(seq):
             return 0
-        keys.extend(seq, self.config)
+        extend_seq_keys(seq, self.config)
         return (len(seq.tokens) - 1) // self.config.block_size
 
     def reconsider(self, seq: Sequence, now: float) -> None:
@@ -257,7 +258,7 @@ class EngineState:
         a row of the sequence, fails."""
         if not self.config.caches_prefixes:
             return
-        keys.extend(seq, self.config)
+        extend_seq_keys(seq, self.config)
         writes = self.writes
         firsts = [max(each.num_published, each.num_released) for each in seq.tables] if writes is not None else []
         published = self.blocks.publish(seq.keys, seq.tables, num_full)

@@ -21,8 +21,8 @@ from ..engine.link import local_link
 from ..formats.checkpoint import open_checkpoint
 from ..formats.hub import Progress, ResolvedModel, default_cache_dir, resolve_model
 from ..helper.parent import HelperProcess, materials
+from ..kv.store.child import machine_beside, own_store
 from ..kv.store.options import TierOptions
-from ..kv.store.own import machine_beside, own_store
 from ..net.clock import MonotonicClock
 from ..net.entropy import new_seed, seeds_from
 from ..net.loop import new_event_loop

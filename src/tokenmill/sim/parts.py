@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from ..core.config import EngineConfig
 from ..core.effects import Event, StoreOpened
 from ..core.tiers import TierFacts
-from ..kv.events.tier_relay import Watch
+from ..kv.events.relay import Watch
 from .cold_start import ColdStart, ColdStarts
 from .cores import Host, Process
 from .fabric import Fabric

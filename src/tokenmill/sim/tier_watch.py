@@ -1,4 +1,4 @@
-"""What a simulated KV store tells of its blocks, to a worker's `kv.events.tier_relay`: a client of its own, which joins
+"""What a simulated KV store tells of its blocks, to a worker's `kv.events.relay`: a client of its own, which joins
 again when the store is back."""
 
 from __future__ import annotations

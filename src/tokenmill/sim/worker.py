@@ -27,7 +27,7 @@ from ..engine.core import EngineCore
 from ..engine.hub import Hub
 from ..engine.journal import Entry
 from ..engine.shell import EngineShell
-from ..kv.events.tier_relay import TierRelay, Watch
+from ..kv.events.relay import TierRelay, Watch
 from ..sched.admission import max_running
 from .fast_forward.leaper import Leaper
 from .loop import VirtualLoop

@@ -12,9 +12,9 @@ from pathlib import Path
 from ... import __version__
 from ...core.config import BLOCK_SIZE
 from ...core.errors import ConfigError
-from ...kv.store.build import check_store
 from ...kv.store.child import KVStoreProcess
 from ...kv.store.options import TierOptions
+from ...kv.store.process import check_store
 from ...net.loop import run_event_loop
 from ..logs import FORMATS, set_up_logging
 from ..options import add_options, given_options

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from ...core.block import BlockKey, BlockTable, KVGroupSpec, num_hidden_blocks
 from ...core.prefixes import PrefixSummary
+from .allocator import LeastRecentFirst, Unreferenced
 from .manager import BlockManager
-from .unreferenced import LeastRecentFirst, Unreferenced
 
 Tables = Sequence[BlockTable]
 

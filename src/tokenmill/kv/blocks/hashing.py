@@ -12,12 +12,14 @@ can craft a prompt whose blocks collide with another client's.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Sequence as List
 from hashlib import blake2b
 from struct import Struct
 
-from ...core.block import KEY_BYTES, BlockKey
+from ...core.block import KEY_BYTES, BlockKey, split_keys
+from ...core.config import EngineConfig
 from ...core.embeds import Embeds
+from ...core.sequence import Sequence
 
 _TOKEN = "I" if array("I").itemsize == 4 else "L"
 _TOKEN_BYTES = 4
@@ -34,7 +36,7 @@ def root_key(numerics_id: str, adapter: str, salt: str) -> BlockKey:
 
 
 def extend_keys(
-    keys: list[BlockKey], root: BlockKey, tokens: Sequence[int], block_size: int, embeds: Sequence[Embeds] = ()
+    keys: list[BlockKey], root: BlockKey, tokens: List[int], block_size: int, embeds: List[Embeds] = ()
 ) -> None:
     """Append to `keys` the key of every full block of `tokens` that has none yet; half a microsecond a block. Tokens
     are ids below 2**32; `embeds`: as in Request."""
@@ -50,7 +52,7 @@ def extend_keys(
         keys.append(parent)
 
 
-def _contents(embeds: Sequence[Embeds], block_size: int) -> dict[int, bytes]:
+def _contents(embeds: List[Embeds], block_size: int) -> dict[int, bytes]:
     """What is hashed beside the tokens, by the number of the block: of each content where it begins from the block's
     start on and how many places it takes, its digest, and the positions of its inputs up to the block's end."""
     found: dict[int, bytes] = {}
@@ -65,10 +67,22 @@ def _contents(embeds: Sequence[Embeds], block_size: int) -> dict[int, bytes]:
 
 
 def prompt_keys(
-    numerics_id: str, adapter: str, salt: str, tokens: Sequence[int], block_size: int, embeds: Sequence[Embeds] = ()
+    numerics_id: str, adapter: str, salt: str, tokens: List[int], block_size: int, embeds: List[Embeds] = ()
 ) -> bytes:
     """Keys of the full blocks of a prompt, joined (Request.keys)."""
     keys: list[BlockKey] = []
     if len(tokens) >= block_size:
         extend_keys(keys, root_key(numerics_id, adapter, salt), tokens, block_size, embeds)
     return b"".join(keys)
+
+
+def extend_seq_keys(seq: Sequence, config: EngineConfig) -> None:
+    """Give each full block of the sequence its key, as far as it has none."""
+    size, request = config.block_size, seq.request
+    if (len(seq.keys) + 1) * size > len(seq.tokens):
+        return
+    if not seq.keys and request.keys and len(request.keys) == len(request.prompt_tokens) // size * KEY_BYTES:
+        seq.keys += split_keys(request.keys)
+    # The keys that are there stand for the root: they hang below it.
+    root = b"" if seq.keys else root_key(config.numerics_id, request.adapter, request.cache_salt)
+    extend_keys(seq.keys, root, seq.tokens, size, request.embeds)

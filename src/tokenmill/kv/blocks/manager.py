@@ -19,9 +19,8 @@ from collections.abc import Iterable, Sequence
 
 from ...core.block import BlockKey, num_hidden_blocks
 from ...core.prefixes import PrefixSummary
-from .allocator import BlockAllocator
+from .allocator import BlockAllocator, Unreferenced
 from .radix import Listener, Node, RadixTree, summarise
-from .unreferenced import Unreferenced
 
 
 class BlockManager:

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from ...core.block import BlockKey
 from ...core.prefixes import PrefixRun, PrefixSummary
-from .unreferenced import LeastRecentFirst, Unreferenced
+from .allocator import LeastRecentFirst, Unreferenced
 
 MOST_SEEN = 16_384
 """Blocks that a summary looks at, in the order of publication; a few milliseconds."""

@@ -20,12 +20,11 @@ from ...core.errors import ConfigError
 from ...core.tiers import Fetch, Fetched, Find, Found, FromStore, Join, Joined, Lease, Leased, TierKey
 from ..tiers.shell import TierLink, TierShell
 from ..transfer.checksum import block_sum
-from ..transfer.peer.door import Door
+from ..transfer.peer.client import Door
 from ..transfer.peer.frames import BadPeer, Connection
-from ..transfer.peer.listener import Listener
+from ..transfer.peer.server import Listener
 from ..transfer.remote.calls import Chunk
-from ..transfer.remote.peer import peer_door
-from ..transfer.remote.peer_wire import PURPOSE, VERSION, read_wanted
+from ..transfer.remote.peer import PURPOSE, VERSION, peer_door, read_wanted
 from ..transfer.seal import OVERHEAD, Seal
 
 log = logging.getLogger(__name__)

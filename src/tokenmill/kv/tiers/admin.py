@@ -19,8 +19,8 @@ from typing import Any
 from ...core.tiers import DISK, HOST, Inquire, Told
 from .arrivals import Arrivals
 from .contents import Contents
+from .events import Outbox
 from .fetches import Fetches
-from .outbox import Outbox
 from .pins import FOR_EVER
 from .saves import Saver
 from .space import TierSpace

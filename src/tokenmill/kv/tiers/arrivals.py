@@ -17,8 +17,8 @@ from typing import Protocol
 from ...core.tier_jobs import LoadFrom
 from ...core.tiers import DISK, HOST, NO_PLACE, REMOTE, BlockFacts, TierKey
 from .contents import Contents
+from .events import Outbox
 from .lookup import Lookups
-from .outbox import Outbox
 from .replacement import MOST_SUM, TierBlock
 
 

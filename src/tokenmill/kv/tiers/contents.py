@@ -16,12 +16,10 @@ from ...core.block import KEY_BYTES
 from ...core.tier_jobs import DropFrom
 from ...core.tiers import DISK, HOST, NO_PLACE, PEER, REMOTE, TIERS, BlockFacts, NoteCosts, TierEntry, TierKey
 from .config import TierConfig
-from .events import EventLog
-from .outbox import Outbox
+from .events import EventLog, Outbox
 from .pins import Pins
 from .replacement import Costs, TierBlock, block_kinds
-from .slots import HostSlots
-from .space import TierSpace
+from .space import HostSlots, TierSpace
 
 SHARED = (REMOTE, PEER)
 

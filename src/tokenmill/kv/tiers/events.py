@@ -11,13 +11,39 @@ meanwhile. So a block may be told of as removed that has not been told of.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ...core.block import BlockKey
 from ...core.kv_events import CLEARED, REMOVED, STORED
-from ...core.tiers import TierEvent, TierEvents
-from .outbox import Outbox
+from ...core.tier_jobs import TierEffects, TierJob
+from ...core.tiers import FromStore, TierEvent, TierEvents
 from .replacement import TierBlock
+
+
+class Outbox:
+    """Jobs are numbered here, over all tiers."""
+
+    def __init__(self) -> None:
+        self._answers: list[tuple[int, FromStore]] = []
+        self._jobs: list[TierJob] = []
+        self._num_jobs = 0
+
+    def say(self, client: int, message: FromStore) -> None:
+        self._answers.append((client, message))
+
+    def ask(self, job: Callable[[int], TierJob]) -> int:
+        """The number of the job, which is made with it."""
+        number = self._num_jobs
+        self._num_jobs += 1
+        self._jobs.append(job(number))
+        return number
+
+    def take(self, freed: list[tuple[int, int]]) -> TierEffects:
+        effects = TierEffects(tuple(self._answers), tuple(self._jobs), tuple(freed))
+        self._answers, self._jobs = [], []
+        freed.clear()
+        return effects
+
 
 MOST_KEYS = 16384
 """Of a part of what there is at first."""

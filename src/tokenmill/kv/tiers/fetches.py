@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from ...core.tiers import HOST, Fetch, Fetched, Lease, Leased, TierKey
 from .arrivals import Arrivals
 from .contents import Contents
-from .outbox import Outbox
+from .events import Outbox
 from .replacement import TierBlock
-from .touch import Touches
+from .saves import Touches
 
 MOST_FETCHES = 4096
 """Of a client at once."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from ...core.tier_jobs import LookIn
 from ...core.tiers import HOST, NO_PLACE, TIERS, Find, Found, TierKey
 from .contents import Contents
-from .outbox import Outbox
+from .events import Outbox
 
 MOST_BLOCKS = 512
 """Of one job."""

@@ -47,14 +47,13 @@ from .admin import Admin
 from .arrivals import Arrivals
 from .config import TierConfig
 from .contents import Contents
+from .events import Outbox
 from .fetches import Fetches
 from .lookup import Finds, Lookups
-from .outbox import Outbox
 from .pins import FOR_EVER
 from .replacement import TierBlock
-from .saves import Saver
+from .saves import Saver, Touches
 from .stores import Stores
-from .touch import Touches
 
 
 class TierManager:

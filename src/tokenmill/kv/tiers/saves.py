@@ -15,13 +15,15 @@ that others wait for goes before the queue, and is never refused for its rate.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
+from ...core.block import BlockKey
 from ...core.tier_jobs import SaveTo
 from ...core.tiers import DISK, NO_PLACE, TierKey
 from .contents import Contents
-from .outbox import Outbox
+from .events import Outbox
 from .replacement import TierBlock
+from .space import TierSpace
 
 Tell = Callable[[bool, float], None]
 """Told whether the tier has a block, and now."""
@@ -235,3 +237,43 @@ class Saver:
             return False
         self._contents.disk_reserved += block.num_bytes
         return True
+
+
+MOMENT_S = 10.0
+
+
+class Touches:
+    def __init__(self, contents: Contents, savers: Collection[Saver]) -> None:
+        self._contents = contents
+        self._savers = savers
+
+    def use(self, block: TierKey, now: float) -> None:
+        """It was fetched, or stored again."""
+        contents = self._contents
+        for space in contents.spaces:
+            if (found := space.find(block)) is not None:
+                space.use(found, now)
+                if space is contents.host:
+                    self.consider(found, now)
+
+    def consider(self, block: TierBlock, now: float) -> None:
+        """A block of host memory has come, or was used."""
+        for saver in self._savers:
+            saver.consider(block, now)
+
+    def use_before(self, blocks: Iterable[tuple[TierKey, BlockKey]], now: float) -> None:
+        """What is before these blocks (with the block before each), which were used in this order."""
+        last: TierKey | None = None
+        for block, parent in blocks:
+            if last != (block[0], parent):
+                for space in self._contents.spaces:
+                    self._use_before(space, block[0], parent, now)
+            last = block
+
+    def _use_before(self, space: TierSpace, group: int, key: BlockKey, now: float) -> None:
+        blocks = space.blocks[group]
+        while (found := blocks.get(key)) is not None and found.used_s < now - MOMENT_S:
+            space.use(found, now)
+            if space is self._contents.host:
+                self.consider(found, now)
+            key = found.parent

@@ -16,10 +16,9 @@ from collections.abc import Mapping
 from ...core.tiers import DISK, HOST, NO_PLACE, REMOTE, BlockFacts, Granted, Store, Stored, Written
 from .arrivals import Arrival, Arrivals
 from .contents import Contents
-from .outbox import Outbox
+from .events import Outbox
 from .replacement import MOST_SUM, TierBlock
-from .saves import Saver
-from .touch import Touches
+from .saves import Saver, Touches
 
 MOST_STORES = 4096
 """Of a client at once."""

@@ -15,10 +15,68 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from ...core.errors import ConfigError
-from ...core.tiers import NO_PLACE, Find, Found, FromStore, Granted, Join, Joined, TierEvents, ToStore, Written
+from ...core.tiers import (
+    NO_PLACE,
+    Drop,
+    Fetch,
+    Fetched,
+    Find,
+    Found,
+    FromStore,
+    Granted,
+    Inquire,
+    Join,
+    Joined,
+    Leased,
+    NoteCosts,
+    Pin,
+    Promote,
+    Store,
+    Stored,
+    TierEvents,
+    Told,
+    ToStore,
+    WatchTiers,
+    Written,
+)
 from .arena import SharedArena
-from .wire import LENGTH, MAX_MESSAGE, decode, framed
+
+MAX_MESSAGE = 1 << 26
+LENGTH = 4
+
+_KINDS: dict[type, bytes] = {
+    Join: b"J", Find: b"F", Fetch: b"G", Fetched: b"g", Store: b"S", Written: b"W", Promote: b"P", Drop: b"D",
+    Pin: b"N", NoteCosts: b"C", WatchTiers: b"V", Inquire: b"I",
+    Joined: b"j", Found: b"f", Leased: b"l", Granted: b"r", Stored: b"s", TierEvents: b"e", Told: b"t",
+}  # fmt: skip
+_DECODERS: dict[int, msgspec.msgpack.Decoder[ToStore | FromStore]] = {
+    kind[0]: msgspec.msgpack.Decoder(type_) for type_, kind in _KINDS.items()
+}
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode(message: ToStore | FromStore) -> bytes:
+    return _KINDS[type(message)] + _ENCODER.encode(message)
+
+
+def decode(data: bytes) -> ToStore | FromStore:
+    """The message that `encode` was given. Raises ValueError for anything else."""
+    if not data or data[0] not in _DECODERS:
+        raise ValueError(f"Not a message of a KV store: it starts with {data[:1]!r}.")
+    try:
+        return _DECODERS[data[0]].decode(memoryview(data)[1:])
+    except (msgspec.MsgspecError, OverflowError) as error:
+        raise ValueError(f"Damaged message of kind {data[:1]!r}: {error}") from error
+
+
+def framed(message: ToStore | FromStore) -> bytes:
+    """With its length."""
+    data = encode(message)
+    return len(data).to_bytes(LENGTH, "little") + data
+
 
 HANDSHAKE_S = 5.0
 PATIENCE_S = 2.0

@@ -23,9 +23,9 @@ from ....core.effects import JobEnded
 from ....core.moves import Continue, EndMove, KVSource, Moved, Prefetch, Prefetched, PullBlocks, Pulled, Staged
 from ....core.sequence import Sequence, Status, wants_scores
 from ....sched.admission import blocks_for, max_running
-from ...blocks import keys
 from ...blocks.fetch import Claim, claim, is_intact
 from ...blocks.groups import KVBlocks, Tables
+from ...blocks.hashing import extend_seq_keys
 from ...blocks.manager import BlockManager
 from .port import EnginePort, Entrance
 
@@ -160,7 +160,7 @@ class KVImports:
         if seq is not None and (error := self._refusal(seq)):
             return self._give_up(pull, error, now)
         if seq is not None:
-            keys.extend(seq, state.config)
+            extend_seq_keys(seq, state.config)
         num_known = len(pull.keys) * size if seq is None else len(seq.tokens)
         end = len(pull.keys) if seq is None else (num_known - 1) // size
         more = blocks_for(num_known, size) - end

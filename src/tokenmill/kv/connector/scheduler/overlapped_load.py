@@ -24,7 +24,7 @@ from ....core.block import BlockTable
 from ....core.effects import FetchBlocks, JobEnded
 from ....core.sequence import Sequence
 from ...blocks.groups import Match, Tables
-from .load_chunks import Catalogue, LoadChunk, parted
+from .catalogue import Catalogue, LoadChunk, parted
 from .port import EnginePort
 
 MOST_WAITING = 1

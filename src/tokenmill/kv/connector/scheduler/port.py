@@ -18,7 +18,7 @@ from ....sched.queue import WaitingQueue
 from ....sched.steps import Counters, Step
 from ...blocks.encoder import EncoderLedger
 from ...blocks.groups import KVBlocks, Match
-from ...events.log import KVLog
+from ...events.publisher import KVLog
 
 
 class EnginePort(Protocol):

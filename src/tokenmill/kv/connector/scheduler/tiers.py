@@ -24,10 +24,9 @@ from ....core.tiers import HOST, TIERS, TierFacts, TierKey
 from ....core.units import MiB
 from ....sched.fitting import num_wanted
 from ...blocks.groups import Match
-from .load_chunks import LoadChunk
-from .load_or_recompute import Computing, Place, Run, Speed, best_run, ends, meeting
+from .catalogue import LoadChunk
+from .load_or_recompute import Computing, Place, Rates, Run, Speed, best_run, ends, meeting
 from .port import EnginePort
-from .rates import Rates
 
 PIECE_BYTES = 16 * MiB
 """Of one job that fetches: what is published, and can be cancelled, at once."""

@@ -30,8 +30,7 @@ from ....core.tiers import TierKey
 from ....sched.steps import Step
 from ...blocks.fetch import Claim, claim, is_intact, num_in
 from ...blocks.groups import Match, Tables
-from .folder import Folder
-from .load_chunks import Catalogue, LoadChunk, parted
+from .catalogue import Catalogue, Folder, LoadChunk, parted
 from .overlapped_load import OverlappedLoad
 from .port import EnginePort
 from .tiers import Tiers

@@ -18,10 +18,9 @@ from contextlib import suppress
 from ....core.errors import EngineFailed
 from ....core.moves import EndMove, PullBlocks, Pulled, SendBlocks
 from ....ops.pool import KVPool
-from ...transfer.peer.board import Board, Refused
+from ...transfer.peer.board import BlockMemory, Board, Refused
 from ...transfer.peer.client import Connect, PeerClient, connect_plainly
 from ...transfer.peer.frames import BadPeer, Connection
-from ...transfer.peer.memory import BlockMemory
 from ...transfer.peer.server import PeerServer, Welcome
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,7 @@ from ....core.block import KEY_BYTES
 from ....core.tier_jobs import SaveTo
 from ....core.tiers import NO_PLACE, BlockFacts
 from .extent import ENTRY_BYTES, PAGE_BYTES, Entry, Extent
-from .io import write_entries
-from .slots import DiskSlots
+from .io import DiskSlots, write_entries
 from .space import DiskSpace, place_of
 
 log = logging.getLogger(__name__)

@@ -6,22 +6,28 @@ the one that offered them, who then also says whether the blocks were its to off
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import ipaddress
 import logging
+import secrets
 import socket
+import ssl
 import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any
 
+from ....core.mac import connection_macs
 from ....core.moves import PullBlocks, Pulled
 from ....core.units import MiB
-from .board import Refused
-from .frames import IDLE_S, SILENT_S, BadPeer, Connection, receive_into
-from .memory import BlockMemory, CannotRead, MayNotRead, can_read_memory, read_memory
+from .board import BlockMemory, CannotRead, MayNotRead, Refused, can_read_memory, read_memory
+from .frames import IDLE_S, SILENT_S, BadPeer, Connection, receive_exactly, receive_into
 
 log = logging.getLogger(__name__)
 
@@ -269,3 +275,65 @@ class PeerClient:
                 idle.pop(0)[1].close()
             if not idle:
                 del self._idle[address]
+
+
+NONCE_BYTES = 32
+SOURCE, READER = b"kv source", b"kv reader"
+_PROOF_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """secret     of all who may pass
+    serving    TLS of the end that offers, `asking` of the one that pulls; None: in clear
+    is_strict  who is on this machine proves itself, too
+    """
+
+    secret: bytes = field(repr=False)
+    serving: ssl.SSLContext | None = None
+    asking: ssl.SSLContext | None = None
+    is_strict: bool = False
+
+    def welcome(self, raw: socket.socket) -> Connection:
+        """Raises OSError where the peer does not prove itself."""
+        if not self.is_strict and _is_local(raw.getsockname()[0]):
+            return Connection(raw)
+        if self.serving is not None:
+            raw = self.serving.wrap_socket(raw, server_side=True)
+        ours = secrets.token_bytes(NONCE_BYTES)
+        raw.sendall(ours)
+        theirs = bytes(receive_exactly(raw, NONCE_BYTES))
+        if not hmac.compare_digest(receive_exactly(raw, _PROOF_BYTES), self._proof(READER, ours, theirs)):
+            raise ConnectionRefusedError("It does not have our secret.")
+        raw.sendall(self._proof(SOURCE, ours, theirs))
+        return Connection(raw, *connection_macs(self.secret, ours + theirs, SOURCE, READER))
+
+    def connect(self, address: str) -> Connection:
+        """Raises OSError and EOFError, also where the peer does not prove itself."""
+        raw = dial(address)
+        host = address.rpartition(":")[0].strip("[]")
+        try:
+            if not self.is_strict and _is_local(raw.getpeername()[0]):
+                return Connection(raw)
+            if self.asking is not None:
+                raw = self.asking.wrap_socket(raw, server_hostname=host)
+            theirs = bytes(receive_exactly(raw, NONCE_BYTES))
+            ours = secrets.token_bytes(NONCE_BYTES)
+            raw.sendall(ours + self._proof(READER, theirs, ours))
+            try:
+                proof = receive_exactly(raw, _PROOF_BYTES)
+            except EOFError as error:
+                raise ConnectionRefusedError("It does not take our secret.") from error
+            if not hmac.compare_digest(proof, self._proof(SOURCE, theirs, ours)):
+                raise ConnectionRefusedError("It does not have our secret.")
+        except BaseException:
+            raw.close()
+            raise
+        return Connection(raw, *connection_macs(self.secret, theirs + ours, READER, SOURCE))
+
+    def _proof(self, role: bytes, first: bytes, second: bytes) -> bytes:
+        return hmac.new(self.secret, role + b"\0" + first + second, hashlib.sha256).digest()
+
+
+def _is_local(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

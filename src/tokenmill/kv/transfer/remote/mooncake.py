@@ -18,8 +18,7 @@ from typing import Any
 
 from ....core.errors import ConfigError
 from ....core.units import MiB
-from .address import PARAM, Address
-from .backend import Buffer
+from .backend import PARAM, Address, Buffer
 
 _PORT = 50051
 _ROOM_BYTES = 64 * MiB

@@ -13,8 +13,7 @@ from urllib.parse import unquote
 
 from ....core.errors import ConfigError
 from ....core.units import KiB
-from .address import PARAM, Address
-from .backend import Buffer
+from .backend import PARAM, Address, Buffer
 
 if TYPE_CHECKING:
     from obstore.store import LocalStore, S3Store

@@ -12,20 +12,53 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
+from ....core.block import KEY_BYTES
 from ....core.errors import ConfigError
 from ....core.mac import derive
 from ....core.tier_jobs import DropFrom, LoadFrom, LookIn, SaveTo
-from ....core.tiers import NO_PLACE, PEER, TierEntry, TierFacts
+from ....core.tiers import NO_PLACE, PEER, TierEntry, TierFacts, TierKey
 from ....core.units import MiB
-from ..peer.door import Door
+from ..peer.client import Door
 from ..peer.frames import IDLE_S, BadPeer, Connection, receive_into
 from ..seal import Seal
 from .backend import Buffer
-from .calls import ASK
-from .connections import Connections
-from .peer_wire import MOST_WANTED, PURPOSE, asked, hello, name_of
+from .calls import ASK, Connections
 from .sealed import Limits, SealedStore, View
+
+VERSION = 1
+MOST_WANTED = 4096
+PURPOSE = "kv peer"
+"""Of the seals."""
+
+
+def hello(numerics_id: str, block_bytes: Sequence[int]) -> dict[str, Any]:
+    return {"ask": "hello", "version": VERSION, "numerics_id": numerics_id, "block_bytes": list(block_bytes)}
+
+
+def name_of(block: TierKey, epoch: int = 0) -> str:
+    group, key = block
+    return f"{group}:{key.hex()}"
+
+
+def asked(ask: str, names: Sequence[str]) -> dict[str, Any]:
+    return {"ask": ask, "wanted": names}
+
+
+def read_wanted(message: dict[str, Any], num_groups: int) -> tuple[TierKey, ...]:
+    """The blocks that a message asks for. Raises BadPeer."""
+    wanted = message.get("wanted")
+    if not isinstance(wanted, list) or len(wanted) > MOST_WANTED:
+        raise BadPeer("It asks for no blocks, or for too many.")
+    try:
+        blocks = tuple((int(group), bytes.fromhex(key)) for group, _, key in (name.partition(":") for name in wanted))
+    except (AttributeError, ValueError) as error:
+        raise BadPeer("It asks for what is no block.") from error
+    if not all(0 <= group < num_groups and len(key) == KEY_BYTES for group, key in blocks):
+        raise BadPeer("It asks for what is no block.")
+    return blocks
+
 
 PARAM = "kv_peers"
 

@@ -14,9 +14,8 @@ from urllib.parse import unquote
 
 from ....core.errors import ConfigError
 from ....core.units import KiB, MiB
-from .address import PARAM, Address
-from .backend import Buffer
-from .connections import Connections
+from .backend import PARAM, Address, Buffer
+from .calls import Connections
 
 if TYPE_CHECKING:
     from .redis_connection import RedisConnection

@@ -21,8 +21,7 @@ from ....core.tiers import NO_PLACE, TierKey
 from ..checksum import block_sum
 from ..seal import OVERHEAD, BadSeal, Seal
 from .backend import Backend
-from .breaker import FIRST_PAUSE_S
-from .calls import ASK, LOAD, SAVE, Calls, Chunk, said
+from .calls import ASK, FIRST_PAUSE_S, LOAD, SAVE, Calls, Chunk, said
 
 _NEW = 0.2
 _LEAST_BYTES = 256 * 1024

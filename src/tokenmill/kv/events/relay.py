@@ -21,7 +21,7 @@ from ...core.effects import Event
 from ...core.events import FromEngine, ToEngine
 from ...core.ports import EngineEnd
 from ...core.tiers import TierEvents, WatchTiers
-from .token_log import TierLog
+from .publisher import TierLog
 
 MOST_BEHIND = 256
 """Messages that wait for one front end."""
