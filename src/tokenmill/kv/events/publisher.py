@@ -1,8 +1,7 @@
-"""Tells others than front ends which blocks are published, and of which tokens (`core.kv_events.TokenEvent`).
+"""Tells which blocks of an engine are published and which no longer (`core.kv_events`): front ends by key, others with
+the tokens of each block.
 
-Blocks of requests with a salt are never told, nor are those from the first on that holds anything but tokens. Nor are
-blocks that came by their keys alone, until a request without a salt publishes more after them: what a store or a peer
-sends has no tokens here. A block is told after those before it, and its end before theirs.
+What happens in a step goes in one message, as its result is committed. Nothing is kept while nobody listens.
 """
 
 from __future__ import annotations
@@ -18,8 +17,12 @@ from ..blocks.groups import KVBlocks
 
 
 class KVLog:
-    """kv.blocks.radix.Listener to the pool of layers that see everything; a model without such layers tells of
-    nothing."""
+    """To front ends. A front end that asks is told at first all that is published; all others that listen hear it
+    too, and take it for what it is.
+
+    kv.blocks.radix.Listener to the pool of layers that see everything; a model without such layers tells of
+    nothing.
+    """
 
     def __init__(self, blocks: KVBlocks, outbox: Outbox) -> None:
         self._pool = blocks.full_pool
@@ -55,50 +58,15 @@ class KVLog:
         self._seq += 1
 
 
-class _Runs:
-    """Events in the making: blocks that follow each other are one."""
-
-    def __init__(self) -> None:
-        self.events: list[KVEvent] = []
-        self._kind = ""
-        self._keys = bytearray()
-        self._last = self._parent = b""
-        self._depth = 0
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.events and not self._keys
-
-    def store(self, key: BlockKey, parent: BlockKey, depth: int) -> None:
-        if self._kind != STORED or parent != self._last:
-            self._close()
-            self._kind, self._parent, self._depth = STORED, parent, depth
-        self._keys += key
-        self._last = key
-
-    def remove(self, key: BlockKey) -> None:
-        if self._kind != REMOVED:
-            self._close()
-            self._kind = REMOVED
-        self._keys += key
-
-    def take(self) -> tuple[KVEvent, ...]:
-        self._close()
-        events, self.events = tuple(self.events), []
-        return events
-
-    def _close(self) -> None:
-        if self._keys:
-            is_stored = self._kind == STORED
-            parent, depth = (self._parent, self._depth) if is_stored else (b"", 0)
-            self.events.append(KVEvent(self._kind, bytes(self._keys), parent, depth))
-            self._keys = bytearray()
-        self._kind = ""
-
-
 class TokenLog:
-    """kv.blocks.radix.Listener to the pool of layers that see everything; a model without such layers tells of nothing.
-    The first event is CLEARED."""
+    """To others than front ends. Blocks of requests with a salt are never told, nor are those from the first on that
+    holds anything but tokens. Nor are blocks that came by their keys alone, until a request without a salt
+    publishes more after them: what a store or a peer sends has no tokens here. A block is told after those before
+    it, and its end before theirs.
+
+    kv.blocks.radix.Listener to the pool of layers that see everything; a model without such layers tells of nothing.
+    The first event is CLEARED.
+    """
 
     def __init__(self, blocks: KVBlocks, hear: Callable[[tuple[TokenEvent, ...]], None]) -> None:
         self._hear = hear
@@ -195,3 +163,44 @@ class TierLog:
         new = tuple(key for key in here if key not in told and key not in known)
         told.update(here)
         return [TokenEvent(STORED, new, None, (), self._block_size, tier=event.tier)] if new else []
+
+
+class _Runs:
+    """Events in the making: blocks that follow each other are one."""
+
+    def __init__(self) -> None:
+        self.events: list[KVEvent] = []
+        self._kind = ""
+        self._keys = bytearray()
+        self._last = self._parent = b""
+        self._depth = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.events and not self._keys
+
+    def store(self, key: BlockKey, parent: BlockKey, depth: int) -> None:
+        if self._kind != STORED or parent != self._last:
+            self._close()
+            self._kind, self._parent, self._depth = STORED, parent, depth
+        self._keys += key
+        self._last = key
+
+    def remove(self, key: BlockKey) -> None:
+        if self._kind != REMOVED:
+            self._close()
+            self._kind = REMOVED
+        self._keys += key
+
+    def take(self) -> tuple[KVEvent, ...]:
+        self._close()
+        events, self.events = tuple(self.events), []
+        return events
+
+    def _close(self) -> None:
+        if self._keys:
+            is_stored = self._kind == STORED
+            parent, depth = (self._parent, self._depth) if is_stored else (b"", 0)
+            self.events.append(KVEvent(self._kind, bytes(self._keys), parent, depth))
+            self._keys = bytearray()
+        self._kind = ""

@@ -1,4 +1,5 @@
-"""Starts the process of a KV store, and another when it has ended: the parent's side.
+"""A KV store as a child of the server, worker or `LLM` whose options ask for tiers: started, and started again when its
+process has ended.
 
 The parent listens: the socket's path stays the same, and who joins while there is no process waits until there is.
 What host memory held is lost with a process; the disk's is there again.
@@ -37,11 +38,55 @@ if TYPE_CHECKING:
     pass
 
 log = logging.getLogger(__name__)
-
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 30.0
 SETTLED_S = 60.0
 _END_S = FLUSH_S + 2
+
+
+@contextmanager
+def own_store(
+    tiers: TierOptions, engine: EngineOptions, log_level: str = "warning", log_format: str = "text"
+) -> Iterator[tuple[EngineOptions, KVStoreProcess | None]]:
+    """The options of engines that use it, and the store itself, which runs until this ends; None: there is none of its
+    own. Raises ConfigError."""
+    if not tiers.tiers:
+        if tiers != TierOptions():
+            raise ConfigError(
+                "Flags of KV tiers need a tier: --kv-host, --kv-disk, --kv-remote or --kv-peers.", param="kv_host"
+            )
+        if engine.kv_write is not None and engine.kv_store is None:
+            message = "--kv-write needs KV tiers: --kv-host, --kv-disk, --kv-remote, --kv-peers or --kv-store."
+            raise ConfigError(message, param="kv_write")
+        yield engine, None
+        return
+    if engine.kv_store is not None:
+        raise ConfigError(
+            "--kv-store uses a KV store that runs, whose tiers are its own: give them to tokenmill kv serve.",
+            param="kv_store",
+        )
+    if engine.kv_save is not None:
+        message = "--kv-save and KV tiers do not go together: --kv-disk FOLDER:SIZE outlives the server, too."
+        raise ConfigError(message, param="kv_save")
+    if not engine.enable_prefix_caching:
+        raise ConfigError("KV tiers have nothing to keep: prefix caching is off.", param="enable_prefix_caching")
+
+    with KVStoreProcess(tiers, log_level, log_format, engine.block_size or BLOCK_SIZE) as store:
+        yield replace(engine, kv_store=store.path), store
+
+
+def machine_beside(machine: MachineFacts, tiers: TierOptions) -> MachineFacts:
+    """What is left for engines. Raises ConfigError where the store would take all."""
+    if not tiers.tiers:
+        return machine
+    left = left_of(machine, tiers.host_bytes)
+    if not left.usable_memory:
+        raise ConfigError(
+            f"--kv-host {format_bytes(tiers.host_bytes)} is more than the"
+            f" {format_bytes(machine.usable_memory * machine.num_sharing)} that are free.",
+            param="kv_host",
+        )
+    return left
 
 
 class KVStoreProcess:
@@ -158,48 +203,3 @@ def report(fd: int, error: TokenmillError) -> None:
     """In the child: why the store cannot be as it was asked."""
     if fd >= 0:
         os.write(fd, json.dumps({"error": error.message}).encode() + b"\n")
-
-
-@contextmanager
-def own_store(
-    tiers: TierOptions, engine: EngineOptions, log_level: str = "warning", log_format: str = "text"
-) -> Iterator[tuple[EngineOptions, KVStoreProcess | None]]:
-    """The options of engines that use it, and the store itself, which runs until this ends; None: there is none of its
-    own. Raises ConfigError."""
-    if not tiers.tiers:
-        if tiers != TierOptions():
-            raise ConfigError(
-                "Flags of KV tiers need a tier: --kv-host, --kv-disk, --kv-remote or --kv-peers.", param="kv_host"
-            )
-        if engine.kv_write is not None and engine.kv_store is None:
-            message = "--kv-write needs KV tiers: --kv-host, --kv-disk, --kv-remote, --kv-peers or --kv-store."
-            raise ConfigError(message, param="kv_write")
-        yield engine, None
-        return
-    if engine.kv_store is not None:
-        raise ConfigError(
-            "--kv-store uses a KV store that runs, whose tiers are its own: give them to tokenmill kv serve.",
-            param="kv_store",
-        )
-    if engine.kv_save is not None:
-        message = "--kv-save and KV tiers do not go together: --kv-disk FOLDER:SIZE outlives the server, too."
-        raise ConfigError(message, param="kv_save")
-    if not engine.enable_prefix_caching:
-        raise ConfigError("KV tiers have nothing to keep: prefix caching is off.", param="enable_prefix_caching")
-
-    with KVStoreProcess(tiers, log_level, log_format, engine.block_size or BLOCK_SIZE) as store:
-        yield replace(engine, kv_store=store.path), store
-
-
-def machine_beside(machine: MachineFacts, tiers: TierOptions) -> MachineFacts:
-    """What is left for engines. Raises ConfigError where the store would take all."""
-    if not tiers.tiers:
-        return machine
-    left = left_of(machine, tiers.host_bytes)
-    if not left.usable_memory:
-        raise ConfigError(
-            f"--kv-host {format_bytes(tiers.host_bytes)} is more than the"
-            f" {format_bytes(machine.usable_memory * machine.num_sharing)} that are free.",
-            param="kv_host",
-        )
-    return left

@@ -1,11 +1,5 @@
-"""Tells who watches which blocks host memory and disk hold, and which no longer (`core.tiers.TierEvents`).
-
-What one input to the manager has changed goes in one message. Who asks is told at first all that there is; so is
-everybody else who watches, who takes it for what it is. Nothing is kept while nobody watches. Of a block that came from
-a shared tier, what it follows and its depth may be a guess (`Contents.follow`).
-
-A disk of terabytes holds millions of blocks: what there is at first is told in parts, one at a time, among what changes
-meanwhile. So a block may be told of as removed that has not been told of.
+"""What leaves the manager of a KV store: answers and jobs (`Outbox`), and events of what host memory and disk hold
+(`EventLog`, `core.tiers.TierEvents`).
 """
 
 from __future__ import annotations
@@ -19,9 +13,14 @@ from ...core.tier_jobs import TierEffects, TierJob
 from ...core.tiers import FromStore, TierEvent, TierEvents
 from .replacement import TierBlock
 
+MOST_KEYS = 16384
+"""Of a part of what there is at first."""
+
 
 class Outbox:
-    """Jobs are numbered here, over all tiers."""
+    """What the manager has to say and to ask for, until the input that it follows from has been dealt with.
+
+    Jobs are numbered here, over all tiers."""
 
     def __init__(self) -> None:
         self._answers: list[tuple[int, FromStore]] = []
@@ -45,12 +44,17 @@ class Outbox:
         return effects
 
 
-MOST_KEYS = 16384
-"""Of a part of what there is at first."""
-
-
 class EventLog:
-    """group: the place of the KV group of which is told."""
+    """Tells who watches which blocks are held, and which no longer.
+
+    What one input to the manager has changed goes in one message. Who asks is told at first all that there is; all
+    others that watch hear it too, and take it for what it is. Nothing is kept while nobody watches. Of a block that
+    came from a shared tier, what it follows and its depth may be a guess (`Contents.follow`).
+
+    A disk of terabytes holds millions of blocks: what there is at first is told in parts, one at a time, among what
+    changes meanwhile. So a block may be told of as removed that has not been told of.
+
+    group: the place of the KV group of which is told."""
 
     def __init__(self, group: int, outbox: Outbox) -> None:
         self.watchers: dict[int, None] = {}

@@ -27,35 +27,8 @@ from .space import TierSpace
 
 Tell = Callable[[bool, float], None]
 """Told whether the tier has a block, and now."""
-
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-
-
-class _Rate:
-    """A bucket of bytes that fills by `bytes_s`; it may be overdrawn by one job."""
-
-    def __init__(self, bytes_s: float | None, burst_s: float) -> None:
-        self._bytes_s = bytes_s
-        self._most = (bytes_s or 0.0) * burst_s
-        self._left = self._most
-        self._at_s: float | None = None
-
-    def wait_until(self, now: float) -> float:
-        """When the next job may go: at most `now` if that is at once."""
-        if self._bytes_s is None:
-            return now
-        self._fill(now)
-        return now if self._left > 0 else now - self._left / self._bytes_s + 1e-3
-
-    def take(self, num_bytes: int, now: float) -> None:
-        if self._bytes_s is not None:
-            self._fill(now)
-            self._left -= num_bytes
-
-    def _fill(self, now: float) -> None:
-        if self._at_s is not None and self._bytes_s is not None:
-            self._left = min(self._most, self._left + max(0.0, now - self._at_s) * self._bytes_s)
-        self._at_s = now
+MOMENT_S = 10.0
 
 
 class Saver:
@@ -239,10 +212,42 @@ class Saver:
         return True
 
 
-MOMENT_S = 10.0
+class _Rate:
+    """A bucket of bytes that fills by `bytes_s`; it may be overdrawn by one job."""
+
+    def __init__(self, bytes_s: float | None, burst_s: float) -> None:
+        self._bytes_s = bytes_s
+        self._most = (bytes_s or 0.0) * burst_s
+        self._left = self._most
+        self._at_s: float | None = None
+
+    def wait_until(self, now: float) -> float:
+        """When the next job may go: at most `now` if that is at once."""
+        if self._bytes_s is None:
+            return now
+        self._fill(now)
+        return now if self._left > 0 else now - self._left / self._bytes_s + 1e-3
+
+    def take(self, num_bytes: int, now: float) -> None:
+        if self._bytes_s is not None:
+            self._fill(now)
+            self._left -= num_bytes
+
+    def _fill(self, now: float) -> None:
+        if self._at_s is not None and self._bytes_s is not None:
+            self._left = min(self._most, self._left + max(0.0, now - self._at_s) * self._bytes_s)
+        self._at_s = now
 
 
 class Touches:
+    """What follows when blocks are stored or fetched: they are younger in each tier, and may be worth writing below
+    it.
+
+    Whoever uses a block of a prompt uses all before it, though it may have those in its pools and never asks for them.
+    So they are used too: a block is never older than what follows it, and the head of many prompts counts for each of
+    them. A block that was used a moment ago has been told of already.
+    """
+
     def __init__(self, contents: Contents, savers: Collection[Saver]) -> None:
         self._contents = contents
         self._savers = savers

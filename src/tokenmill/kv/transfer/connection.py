@@ -1,7 +1,11 @@
-"""One connection of a client to its KV store: the handshake, who waits for which answer, and its end.
+"""One connection of a client to its KV store: the handshake, messages as bytes, who waits for which answer, its end.
 
 A store that does not answer is one that has gone: then the connection is ended, and with it all that waits. The arena
 stays mapped as long as somebody copies out of it or into it (`busy`).
+
+A message is one kind byte, then msgpack of the type in `core.tiers`. The kind byte picks a decoder that knows the exact
+type, so that what is damaged, or of another version, fails here. On the socket each message follows its length, 4
+bytes, lowest first, as `net.framing` has it. The arena's descriptor comes with the first byte of `Joined`.
 """
 
 from __future__ import annotations
@@ -46,7 +50,6 @@ from .arena import SharedArena
 
 MAX_MESSAGE = 1 << 26
 LENGTH = 4
-
 _KINDS: dict[type, bytes] = {
     Join: b"J", Find: b"F", Fetch: b"G", Fetched: b"g", Store: b"S", Written: b"W", Promote: b"P", Drop: b"D",
     Pin: b"N", NoteCosts: b"C", WatchTiers: b"V", Inquire: b"I",
@@ -56,32 +59,9 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[ToStore | FromStore]] = {
     kind[0]: msgspec.msgpack.Decoder(type_) for type_, kind in _KINDS.items()
 }
 _ENCODER = msgspec.msgpack.Encoder()
-
-
-def encode(message: ToStore | FromStore) -> bytes:
-    return _KINDS[type(message)] + _ENCODER.encode(message)
-
-
-def decode(data: bytes) -> ToStore | FromStore:
-    """The message that `encode` was given. Raises ValueError for anything else."""
-    if not data or data[0] not in _DECODERS:
-        raise ValueError(f"Not a message of a KV store: it starts with {data[:1]!r}.")
-    try:
-        return _DECODERS[data[0]].decode(memoryview(data)[1:])
-    except (msgspec.MsgspecError, OverflowError) as error:
-        raise ValueError(f"Damaged message of kind {data[:1]!r}: {error}") from error
-
-
-def framed(message: ToStore | FromStore) -> bytes:
-    """With its length."""
-    data = encode(message)
-    return len(data).to_bytes(LENGTH, "little") + data
-
-
 HANDSHAKE_S = 5.0
 PATIENCE_S = 2.0
 """After this long without a word from the store it is asked whether it lives, and has as long to answer."""
-
 _MAX_UNSENT = 1 << 24
 
 
@@ -290,3 +270,23 @@ def _closing(fds: list[int]) -> Iterator[None]:
     finally:
         for fd in fds:
             socket.close(fd)
+
+
+def encode(message: ToStore | FromStore) -> bytes:
+    return _KINDS[type(message)] + _ENCODER.encode(message)
+
+
+def decode(data: bytes) -> ToStore | FromStore:
+    """The message that `encode` was given. Raises ValueError for anything else."""
+    if not data or data[0] not in _DECODERS:
+        raise ValueError(f"Not a message of a KV store: it starts with {data[:1]!r}.")
+    try:
+        return _DECODERS[data[0]].decode(memoryview(data)[1:])
+    except (msgspec.MsgspecError, OverflowError) as error:
+        raise ValueError(f"Damaged message of kind {data[:1]!r}: {error}") from error
+
+
+def framed(message: ToStore | FromStore) -> bytes:
+    """With its length."""
+    data = encode(message)
+    return len(data).to_bytes(LENGTH, "little") + data

@@ -1,4 +1,4 @@
-"""A store that has told its keys when it was opened: what of a prefix may be fetched from it. All that it has is."""
+"""What a store has of prefixes, and the chunks in which they are fetched."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ class LoadChunk(NamedTuple):
     moves: tuple[BlockMove, ...]
     tier: int = 0
     is_measured: bool = False
+
+
+def parted(moves: tuple[BlockMove, ...], event: JobEnded) -> tuple[List[BlockMove], List[BlockMove]]:
+    """Those that are in, and those that are not."""
+    if event.error:
+        return (), moves
+    if not event.result:
+        return moves, ()
+    marked = list(zip(moves, event.result, strict=True))
+    return [move for move, digit in marked if digit == "1"], [move for move, digit in marked if digit != "1"]
 
 
 class Catalogue(Protocol):
@@ -66,16 +76,6 @@ class Catalogue(Protocol):
     def lose(self, sequences: List[Sequence], moves: List[BlockMove]) -> None:
         """These blocks, which the sequences wanted, are not to be had."""
         ...
-
-
-def parted(moves: tuple[BlockMove, ...], event: JobEnded) -> tuple[List[BlockMove], List[BlockMove]]:
-    """Those that are in, and those that are not."""
-    if event.error:
-        return (), moves
-    if not event.result:
-        return moves, ()
-    marked = list(zip(moves, event.result, strict=True))
-    return [move for move, digit in marked if digit == "1"], [move for move, digit in marked if digit != "1"]
 
 
 class Folder:

@@ -30,21 +30,19 @@ from .board import BlockMemory, CannotRead, MayNotRead, Refused, can_read_memory
 from .frames import IDLE_S, SILENT_S, BadPeer, Connection, receive_exactly, receive_into
 
 log = logging.getLogger(__name__)
-
 NUM_STREAMS = 2
 STREAM_BYTES = 4 * MiB
 """Less than this goes over one connection."""
-
 READ_BYTES = 2 * MiB
 """Read and then summed at once: it is in the processor's cache meanwhile."""
-
 KEEP_S = IDLE_S / 2
 """So long a connection is kept that nobody uses."""
-
 LOCAL = ("127.", "[::1]", "localhost:")
-
 Connect = Callable[[str], Connection]
 _Place = tuple[int, int]
+NONCE_BYTES = 32
+SOURCE, READER = b"kv source", b"kv reader"
+_PROOF_BYTES = 32
 
 
 def dial(address: str) -> socket.socket:
@@ -277,14 +275,21 @@ class PeerClient:
                 del self._idle[address]
 
 
-NONCE_BYTES = 32
-SOURCE, READER = b"kv source", b"kv reader"
-_PROOF_BYTES = 32
-
-
 @dataclass(frozen=True, slots=True)
 class Door:
-    """secret     of all who may pass
+    """How both ends of a connection for KV make sure of each other.
+
+    What only this machine can reach needs no more than a ticket, unless the door is strict. Between machines, TLS
+    comes first, if it was asked for; then each end proves that it knows the secret:
+
+        the one that offers                          the one that pulls
+        a nonce                                  ->
+                                                 <-  a nonce, HMAC(secret, "kv reader" + both nonces)
+        HMAC(secret, "kv source" + both nonces)  ->
+
+    From then on what they say has tags, with keys that are derived from the secret and the nonces.
+
+    secret     of all who may pass
     serving    TLS of the end that offers, `asking` of the one that pulls; None: in clear
     is_strict  who is on this machine proves itself, too
     """

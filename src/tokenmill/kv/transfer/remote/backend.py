@@ -1,4 +1,11 @@
-"""What is asked of a store that others have a hand in: values by name."""
+"""What is asked of a store that others have a hand in: values by name. And its address:
+
+    redis://[USER[:PASSWORD]@]HOST[:PORT][/DB]  rediss://...  unix:///PATH     Redis, Valkey (`redis`)
+    s3://BUCKET[/PREFIX]  file:///FOLDER                                      objects, files (`objects`)
+    mooncake://MASTER[:PORT]                                                  Mooncake Store (`mooncake`)
+
+Options follow the address as ?NAME=VALUE&...; those of every kind are in OPTIONS.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +21,48 @@ PARAM = "kv_remote"
 _MOST_DIGITS = 9
 OPTIONS = ("epoch",)
 """epoch: the fencing epoch, where the operator gives one."""
+Buffer = bytes | bytearray | memoryview
+
+
+class Backend(Protocol):
+    """Calls are made on several threads at once; they raise OSError and EOFError, TimeoutError among them: each has a
+    limit in seconds.
+
+    name         as the log has it: without credentials
+    num_threads  that are worth having, for calls of each kind
+    batch_bytes  of values are asked for in one call, or one value
+    look_names   are asked for in one call
+    look_s       `has` takes at most so long, or the store is of no use
+    """
+
+    name: str
+    num_threads: int
+    batch_bytes: int
+    look_names: int
+    look_s: float
+
+    def check(self, limit_s: float) -> None:
+        """Whether it answers, and lets us in."""
+        ...
+
+    def has(self, names: Sequence[str], limit_s: float) -> list[bool]:
+        """Of one prefix, in its order: what lies between two that are there may be taken to be there."""
+        ...
+
+    def get(
+        self, names: Sequence[str], most_bytes: int, take: Callable[[int, memoryview], None], limit_s: float
+    ) -> None:
+        """`take(nth, value)` for each that is there; of one that has more bytes than that, whatever has another length.
+        What it gets is valid during the call."""
+        ...
+
+    def put(self, values: Sequence[tuple[str, Buffer]], limit_s: float) -> list[bool]:
+        """Which were taken: a store that is full takes none."""
+        ...
+
+    def delete(self, names: Sequence[str], limit_s: float) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,47 +106,3 @@ def parse(text: str, known: Sequence[str]) -> Address:
             raise ConfigError(f"--kv-remote: unknown option {option}; there are: {', '.join(known)}", param=PARAM)
     where = f"{url.scheme}://" + (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "") + url.path
     return Address(url, options, where)
-
-
-Buffer = bytes | bytearray | memoryview
-
-
-class Backend(Protocol):
-    """Calls are made on several threads at once; they raise OSError and EOFError, TimeoutError among them: each has a
-    limit in seconds.
-
-    name         as the log has it: without credentials
-    num_threads  that are worth having, for calls of each kind
-    batch_bytes  of values are asked for in one call, or one value
-    look_names   are asked for in one call
-    look_s       `has` takes at most so long, or the store is of no use
-    """
-
-    name: str
-    num_threads: int
-    batch_bytes: int
-    look_names: int
-    look_s: float
-
-    def check(self, limit_s: float) -> None:
-        """Whether it answers, and lets us in."""
-        ...
-
-    def has(self, names: Sequence[str], limit_s: float) -> list[bool]:
-        """Of one prefix, in its order: what lies between two that are there may be taken to be there."""
-        ...
-
-    def get(
-        self, names: Sequence[str], most_bytes: int, take: Callable[[int, memoryview], None], limit_s: float
-    ) -> None:
-        """`take(nth, value)` for each that is there; of one that has more bytes than that, whatever has another length.
-        What it gets is valid during the call."""
-        ...
-
-    def put(self, values: Sequence[tuple[str, Buffer]], limit_s: float) -> list[bool]:
-        """Which were taken: a store that is full takes none."""
-        ...
-
-    def delete(self, names: Sequence[str], limit_s: float) -> None: ...
-
-    def close(self) -> None: ...

@@ -19,145 +19,12 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 log = logging.getLogger(__name__)
-
 MOST_FAILURES = 3
 FIRST_PAUSE_S = 0.5
 MOST_PAUSE_S = 4.0
-
-
-class Breaker:
-    """For one store, on one event loop.
-
-    name           as the log has it
-    probe          whether the store answers again: raises OSError where it does not
-    first_pause_s  before the first probe; each later one waits twice as long, at most MOST_PAUSE_S, until a call that
-                   was no probe has succeeded
-    """
-
-    def __init__(
-        self,
-        name: str,
-        probe: Callable[[], Awaitable[None]],
-        first_pause_s: float = FIRST_PAUSE_S,
-        most_failures: int = MOST_FAILURES,
-    ) -> None:
-        self._name = name
-        self._probe = probe
-        self._first_pause_s = self._pause_s = first_pause_s
-        self._most = most_failures
-        self._num_failures = 0
-        self._probing: asyncio.Task[None] | None = None
-        self.num_opened = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the store is not to be asked."""
-        return self._probing is not None
-
-    def succeed(self) -> None:
-        self._num_failures = 0
-        self._pause_s = self._first_pause_s
-
-    def fail(self, why: str) -> None:
-        """A call failed. Says so in the log when it is the last that is made for now."""
-        self._num_failures += 1
-        if self._num_failures >= self._most:
-            self.trip(why)
-
-    def trip(self, why: str) -> None:
-        if self._probing is None:
-            self.num_opened += 1
-            log.warning("KV is not looked for in %s for now: %s", self._name, why)
-            self._probing = asyncio.get_running_loop().create_task(self._wait_for_it())
-
-    async def close(self) -> None:
-        if self._probing is not None:
-            self._probing.cancel()
-            await asyncio.gather(self._probing, return_exceptions=True)
-
-    async def _wait_for_it(self) -> None:
-        while True:
-            await asyncio.sleep(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
-            try:
-                await self._probe()
-            except (OSError, EOFError) as error:
-                log.debug("%s does not answer yet: %s", self._name, error)
-            else:
-                break
-        self._num_failures, self._probing = 0, None
-        log.warning("KV is looked for in %s again.", self._name)
-
-
-class Closing(Protocol):
-    """A connection."""
-
-    def close(self) -> None: ...
-
-
-_Connection = TypeVar("_Connection", bound=Closing)
 _Result = TypeVar("_Result")
-
-
-class Connections(Generic[_Connection]):
-    """connect  makes one until so many seconds of time.monotonic; raises OSError, EOFError
-    idle_s      for so long one is kept that nobody uses
-    """
-
-    def __init__(self, connect: Callable[[float], _Connection], idle_s: float) -> None:
-        self._connect = connect
-        self._idle_s = idle_s
-        self._lock = threading.Lock()
-        self._idle: list[tuple[float, _Connection]] = []
-        self._is_closed = False
-
-    def use(self, limit_s: float, call: Callable[[_Connection, float], _Result]) -> _Result:
-        """`call(connection, until_s)` with one that nobody else uses meanwhile; where one that was kept has been closed
-        by the other end, once more with a fresh one. Raises what it raises, and OSError."""
-        until_s = time.monotonic() + limit_s
-        kept = self._take()
-        if kept is not None:
-            with suppress(ConnectionError, EOFError):
-                return self._use_once(kept, until_s, call)
-        return self._use_once(self._connect(until_s), until_s, call)
-
-    def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
-            idle, self._idle = self._idle, []
-        for _, connection in idle:
-            connection.close()
-
-    def _take(self) -> _Connection | None:
-        """The one that was used last; those that nobody has used for long are closed."""
-        with self._lock:
-            oldest_s = time.monotonic() - self._idle_s
-            stale = [connection for since_s, connection in self._idle if since_s < oldest_s]
-            self._idle = [kept for kept in self._idle if kept[0] >= oldest_s]
-            found = self._idle.pop()[1] if self._idle else None
-        for connection in stale:
-            connection.close()
-        return found
-
-    def _use_once(
-        self, connection: _Connection, until_s: float, call: Callable[[_Connection, float], _Result]
-    ) -> _Result:
-        try:
-            result = call(connection, until_s)
-        except BaseException:
-            connection.close()
-            raise
-        with self._lock:
-            if not self._is_closed:
-                self._idle.append((time.monotonic(), connection))
-                return result
-        connection.close()
-        return result
-
-
 ASK, LOAD, SAVE = "ask", "load", "save"
 """Kinds of calls, each on threads of its own: a look does not wait until much has been loaded."""
-
 SAVE_NICE = 5
 
 
@@ -246,3 +113,139 @@ def _give_way() -> None:
 
 def said(error: BaseException) -> str:
     return str(error) or type(error).__name__
+
+
+class Breaker:
+    """Keeps a store that is down or slow from costing time: after a few failures in a row nobody asks it any more.
+
+        closed --- `most_failures` in a row ---> open --- a probe succeeds ---> closed
+                                                 probes in the background, ever less often
+
+    A timeout is a failure: who waits for a slow store is better off without.
+
+    For one store, on one event loop.
+
+    name           as the log has it
+    probe          whether the store answers again: raises OSError where it does not
+    first_pause_s  before the first probe; each later one waits twice as long, at most MOST_PAUSE_S, until a call that
+                   was no probe has succeeded
+    """
+
+    def __init__(
+        self,
+        name: str,
+        probe: Callable[[], Awaitable[None]],
+        first_pause_s: float = FIRST_PAUSE_S,
+        most_failures: int = MOST_FAILURES,
+    ) -> None:
+        self._name = name
+        self._probe = probe
+        self._first_pause_s = self._pause_s = first_pause_s
+        self._most = most_failures
+        self._num_failures = 0
+        self._probing: asyncio.Task[None] | None = None
+        self.num_opened = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the store is not to be asked."""
+        return self._probing is not None
+
+    def succeed(self) -> None:
+        self._num_failures = 0
+        self._pause_s = self._first_pause_s
+
+    def fail(self, why: str) -> None:
+        """A call failed. Says so in the log when it is the last that is made for now."""
+        self._num_failures += 1
+        if self._num_failures >= self._most:
+            self.trip(why)
+
+    def trip(self, why: str) -> None:
+        if self._probing is None:
+            self.num_opened += 1
+            log.warning("KV is not looked for in %s for now: %s", self._name, why)
+            self._probing = asyncio.get_running_loop().create_task(self._wait_for_it())
+
+    async def close(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
+
+    async def _wait_for_it(self) -> None:
+        while True:
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
+            try:
+                await self._probe()
+            except (OSError, EOFError) as error:
+                log.debug("%s does not answer yet: %s", self._name, error)
+            else:
+                break
+        self._num_failures, self._probing = 0, None
+        log.warning("KV is looked for in %s again.", self._name)
+
+
+class Closing(Protocol):
+    """A connection."""
+
+    def close(self) -> None: ...
+
+
+_Connection = TypeVar("_Connection", bound=Closing)
+
+
+class Connections(Generic[_Connection]):
+    """connect  makes one until so many seconds of time.monotonic; raises OSError, EOFError
+    idle_s      for so long one is kept that nobody uses
+    """
+
+    def __init__(self, connect: Callable[[float], _Connection], idle_s: float) -> None:
+        self._connect = connect
+        self._idle_s = idle_s
+        self._lock = threading.Lock()
+        self._idle: list[tuple[float, _Connection]] = []
+        self._is_closed = False
+
+    def use(self, limit_s: float, call: Callable[[_Connection, float], _Result]) -> _Result:
+        """`call(connection, until_s)` with one that nobody else uses meanwhile; where one that was kept has been closed
+        by the other end, once more with a fresh one. Raises what it raises, and OSError."""
+        until_s = time.monotonic() + limit_s
+        kept = self._take()
+        if kept is not None:
+            with suppress(ConnectionError, EOFError):
+                return self._use_once(kept, until_s, call)
+        return self._use_once(self._connect(until_s), until_s, call)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for _, connection in idle:
+            connection.close()
+
+    def _take(self) -> _Connection | None:
+        """The one that was used last; those that nobody has used for long are closed."""
+        with self._lock:
+            oldest_s = time.monotonic() - self._idle_s
+            stale = [connection for since_s, connection in self._idle if since_s < oldest_s]
+            self._idle = [kept for kept in self._idle if kept[0] >= oldest_s]
+            found = self._idle.pop()[1] if self._idle else None
+        for connection in stale:
+            connection.close()
+        return found
+
+    def _use_once(
+        self, connection: _Connection, until_s: float, call: Callable[[_Connection, float], _Result]
+    ) -> _Result:
+        try:
+            result = call(connection, until_s)
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            if not self._is_closed:
+                self._idle.append((time.monotonic(), connection))
+                return result
+        connection.close()
+        return result

@@ -2,7 +2,17 @@
 
 All peers are asked beside each other; a block is fetched from the one that answers soonest of those that have it.
 Nothing is written to a peer: it keeps what its own workers computed. What it holds is verified there, sealed on its way
-(`seal`), and compared with its checksum by the worker that takes it.
+(`seal`), and compared with its checksum by the worker that takes it. What two stores say to each other, in frames of
+`kv.transfer.peer.frames`, after the door:
+
+    the one that asks                                        the one that has
+    hello  version, numerics_id, block_bytes             ->
+                                                         <-  nothing more, or an error: it is another model's
+    look   wanted [[group, key in hex]]                  ->
+                                                         <-  found "0110..": a digit for each
+    load   wanted                                        ->
+                                                         <-  nth, num_bytes; then the block, sealed; and so on
+                                                         <-  is_last
 """
 
 from __future__ import annotations
@@ -31,41 +41,7 @@ VERSION = 1
 MOST_WANTED = 4096
 PURPOSE = "kv peer"
 """Of the seals."""
-
-
-def hello(numerics_id: str, block_bytes: Sequence[int]) -> dict[str, Any]:
-    return {"ask": "hello", "version": VERSION, "numerics_id": numerics_id, "block_bytes": list(block_bytes)}
-
-
-def name_of(block: TierKey, epoch: int = 0) -> str:
-    group, key = block
-    return f"{group}:{key.hex()}"
-
-
-def asked(ask: str, names: Sequence[str]) -> dict[str, Any]:
-    return {"ask": ask, "wanted": names}
-
-
-def read_wanted(message: dict[str, Any], num_groups: int) -> tuple[TierKey, ...]:
-    """The blocks that a message asks for. Raises BadPeer."""
-    wanted = message.get("wanted")
-    if not isinstance(wanted, list) or len(wanted) > MOST_WANTED:
-        raise BadPeer("It asks for no blocks, or for too many.")
-    try:
-        blocks = tuple((int(group), bytes.fromhex(key)) for group, _, key in (name.partition(":") for name in wanted))
-    except (AttributeError, ValueError) as error:
-        raise BadPeer("It asks for what is no block.") from error
-    if not all(0 <= group < num_groups and len(key) == KEY_BYTES for group, key in blocks):
-        raise BadPeer("It asks for what is no block.")
-    return blocks
-
-
 PARAM = "kv_peers"
-
-
-def peer_door(key: bytes) -> Door:
-    """Who has the cluster's key may pass, from this machine or another."""
-    return Door(derive(key, b"kv peers"), is_strict=True)
 
 
 class PeerTier:
@@ -224,6 +200,18 @@ class PeerBackend:
         return connection
 
 
+def peer_door(key: bytes) -> Door:
+    """Who has the cluster's key may pass, from this machine or another."""
+    return Door(derive(key, b"kv peers"), is_strict=True)
+
+
+def check_address(address: str) -> None:
+    """Raises ConfigError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"--kv-peers takes HOST:PORT,..., got {address!r}.", param=PARAM)
+
+
 def _ask(connection: Connection, message: dict[str, object], until_s: float) -> dict[str, object]:
     connection.send(message)
     return _hear(connection, until_s)
@@ -246,8 +234,28 @@ def _hear(connection: Connection, until_s: float) -> dict[str, object]:
     return reply
 
 
-def check_address(address: str) -> None:
-    """Raises ConfigError."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"--kv-peers takes HOST:PORT,..., got {address!r}.", param=PARAM)
+def hello(numerics_id: str, block_bytes: Sequence[int]) -> dict[str, Any]:
+    return {"ask": "hello", "version": VERSION, "numerics_id": numerics_id, "block_bytes": list(block_bytes)}
+
+
+def name_of(block: TierKey, epoch: int = 0) -> str:
+    group, key = block
+    return f"{group}:{key.hex()}"
+
+
+def asked(ask: str, names: Sequence[str]) -> dict[str, Any]:
+    return {"ask": ask, "wanted": names}
+
+
+def read_wanted(message: dict[str, Any], num_groups: int) -> tuple[TierKey, ...]:
+    """The blocks that a message asks for. Raises BadPeer."""
+    wanted = message.get("wanted")
+    if not isinstance(wanted, list) or len(wanted) > MOST_WANTED:
+        raise BadPeer("It asks for no blocks, or for too many.")
+    try:
+        blocks = tuple((int(group), bytes.fromhex(key)) for group, _, key in (name.partition(":") for name in wanted))
+    except (AttributeError, ValueError) as error:
+        raise BadPeer("It asks for what is no block.") from error
+    if not all(0 <= group < num_groups and len(key) == KEY_BYTES for group, key in blocks):
+        raise BadPeer("It asks for what is no block.")
+    return blocks
