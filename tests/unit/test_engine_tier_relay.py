@@ -11,7 +11,7 @@ from tokenmill.core.events import Drain
 from tokenmill.core.kv_events import CLEARED, STORED
 from tokenmill.core.tiers import HOST, TierEvent, TierEvents, WatchTiers
 from tokenmill.engine.link import local_link
-from tokenmill.kv.events.relay import MOST_BEHIND, TierRelay
+from tokenmill.kv.events.relay import MOST_BEHIND, TierEventRelay
 
 FIRST = TierEvent(STORED, HOST, b"k" * 16)
 
@@ -38,7 +38,7 @@ class Store:
 def test_two_front_ends_hear_the_same_and_the_engine_nothing() -> None:
     async def main() -> None:
         store = Store()
-        relay = TierRelay(store.watch)
+        relay = TierEventRelay(store.watch)
         (end_a, front_a), (end_b, front_b) = local_link(), local_link()
         over_a, over_b = relay.over(end_a), relay.over(end_b)
         await front_a.send(WatchTiers(True))
@@ -69,7 +69,7 @@ def test_who_does_not_read_finds_a_gap_in_the_numbers() -> None:
     async def main() -> None:
         store = Store()
         end, front = local_link()
-        over = TierRelay(store.watch).over(end)
+        over = TierEventRelay(store.watch).over(end)
         await front.send(WatchTiers(True))
         await front.send(Drain())
         await over.receive()
@@ -85,7 +85,7 @@ def test_who_does_not_read_finds_a_gap_in_the_numbers() -> None:
 def test_a_worker_without_a_store_tells_nothing() -> None:
     async def main() -> None:
         end, front = local_link()
-        over = TierRelay().over(end)
+        over = TierEventRelay().over(end)
         await front.send(WatchTiers(True))
         await front.send(Drain())
         assert await over.receive() == Drain()

@@ -10,7 +10,7 @@ import pytest
 
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.policy import CachedBlock
-from tokenmill.kv.blocks.allocator import LeastValueFirst, for_policy
+from tokenmill.kv.blocks.allocator import LeastValueFirst, unreferenced_for
 from tokenmill.kv.blocks.eviction import EVICTIONS, pick
 from tokenmill.kv.blocks.manager import BlockManager
 
@@ -30,7 +30,7 @@ class Cache:
     """A pool that serves one prompt at a time. lost: blocks that had to be computed."""
 
     def __init__(self, policy: str, num_blocks: int, attention: float = 0.0) -> None:
-        self.manager = BlockManager(num_blocks, 0, for_policy(EVICTIONS[policy], Known(attention)))
+        self.manager = BlockManager(num_blocks, 0, unreferenced_for(EVICTIONS[policy], Known(attention)))
         self.lost: list[bytes] = []
 
     def serve(self, keys: Sequence[bytes]) -> int:
@@ -159,7 +159,7 @@ class OldestFirst:
 
 def test_a_policy_may_value_blocks_by_their_publication() -> None:
     """By it alone: hits do not count, nor does age, and what is published again is new."""
-    manager = BlockManager(4, 0, for_policy(OldestFirst(), Known()))
+    manager = BlockManager(4, 0, unreferenced_for(OldestFirst(), Known()))
 
     def serve(name: str) -> bool:
         """Whether the prompt of one block was cached."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from test_kv_store_link import SIZE, SLAB, joined, on_a_loop, serving
 
-from tokenmill.cli.kv_desk import StoreDesk
+from tokenmill.cli.kv_desk import StoreAdmin
 from tokenmill.core.block import KEY_BYTES
 from tokenmill.kv.tiers.config import TierConfig
 from tokenmill.kv.tiers.manager import TierManager
@@ -22,7 +22,7 @@ def manager() -> TierManager:
 async def test_what_was_pinned_for_ever_is_pinned_again_in_a_store_that_was_restarted(tmp_path: Path) -> None:
     """But what was unpinned, or pinned for a while."""
     path, keys = tmp_path / "kv", [nth.to_bytes(KEY_BYTES, "big").hex() for nth in range(6)]
-    desk = StoreDesk(str(path))
+    desk = StoreAdmin(str(path))
     async with serving(path, manager()):
         worker = await joined(path)
         await desk.ask("pin", {"keys": keys[:3], "seconds": -1.0, "owner": "a"})

@@ -27,7 +27,7 @@ from tokenmill.core.sequence import Sequence
 from tokenmill.core.step import StepPlan
 from tokenmill.core.tiers import DISK, HOST, TierEvent, TierEvents
 from tokenmill.engine.core import EngineCore
-from tokenmill.kv.events.publisher import TierLog
+from tokenmill.kv.events.publisher import TierEventPublisher
 from tokenmill.net.kv_config import KVEventsConfig, is_local, listens, nth_endpoint
 from tokenmill.net.kv_publisher import KVPublisher
 from tokenmill.net.kv_wire import decode_batch, encode_batch
@@ -133,13 +133,13 @@ def test_blocks_in_tiers_are_told_if_their_tokens_were() -> None:
     plain, salted = make_request("a", 13, 1), make_request("b", 13, 1, first=50, cache_salt="s")
     engine.add(plain, salted)
     engine.finish()
-    log = engine.core.state.token_log
+    log = engine.core.state.token_events
     assert log is not None
     (published,) = [event for event in heard if event.kind == STORED]
     keys = b"".join(map(bytes, published.blocks))
     other = b"".join(engine.core.state.blocks.pools[0].published()[nth][0] for nth in range(6))
     heard.clear()
-    tiers = TierLog(log, 4, heard.extend)
+    tiers = TierEventPublisher(log, 4, heard.extend)
     tiers.take(told(TierEvent(CLEARED), TierEvent(STORED, HOST, other + b"x" * 16)))
     assert heard == [TokenEvent(STORED, published.blocks, None, (), 4, tier=HOST)] and len(published.blocks) == 3
     heard.clear()

@@ -81,14 +81,14 @@ async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> No
     from ..engine.build import build_engine
     from ..engine.expert_load import keep_telling_load
     from ..engine.leaning import keep_lean
-    from ..kv.events.relay import TierRelay
+    from ..kv.events.relay import TierEventRelay
     from ..net.clock import MonotonicClock
     from ..net.pulse import beating
     from ..net.unix import UnixEngineEnd
     from ..node.heap import forget_peak
     from ..node.joining import join_store, joining_later
     from ..node.pressure import Pressure
-    from .kv_events_options import publishing, tell, tell_tiers, with_fact
+    from .kv_events_options import publish_tiers, publishing, tell, with_fact
     from .poison import maybe_poisoned
 
     pressure = Pressure()
@@ -97,7 +97,7 @@ async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> No
     forget_peak()  # loading may take more than is planned for serving
     clock = MonotonicClock()
     link = UnixEngineEnd(launch.address, clock)
-    relay = TierRelay(engine.watch_tiers)
+    relay = TierEventRelay(engine.watch_tiers)
     end = relay.over(link)
     try:
         with (
@@ -111,7 +111,7 @@ async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> No
             executor = maybe_poisoned(engine.worker.executor)
             shell = build_engine(engine.config, executor, end, clock, record, engine.first_events(), flight)
             tell(shell.core, publisher)
-            tell_tiers(shell.core, publisher, relay)
+            publish_tiers(shell.core, publisher, relay)
             beside = [
                 asyncio.create_task(warm_up(engine, shell.core), name="engine-warming"),
                 asyncio.create_task(keep_beating(shell, end, engine.ops.progress), name="engine-beats"),

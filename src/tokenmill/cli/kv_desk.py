@@ -14,7 +14,7 @@ from ..core.tiers import TierKey
 from ..kv.transfer.client import StoreClient
 
 
-class StoreDesk:
+class StoreAdmin:
     """Joins the store at `path` when it is first asked, and again after it had gone: then it says again what was pinned
     for ever by it. `ask` is a server.kv.AskStore."""
 

@@ -15,7 +15,7 @@ from ..net.kv_config import PUBLISHERS, KVEventsConfig, is_endpoint, is_local
 if TYPE_CHECKING:
     from ..core.events import Ready
     from ..engine.core import EngineCore
-    from ..kv.events.relay import TierRelay
+    from ..kv.events.relay import TierEventRelay
     from ..net.kv_publisher import KVPublisher
 
 _MOST = 1 << 24
@@ -101,12 +101,12 @@ def tell(core: EngineCore, publisher: KVPublisher | None) -> None:
         core.state.tell_tokens(publisher.publish)
 
 
-def tell_tiers(core: EngineCore, publisher: KVPublisher | None, relay: TierRelay) -> None:
+def publish_tiers(core: EngineCore, publisher: KVPublisher | None, relay: TierEventRelay) -> None:
     """Of the engine's KV store, too; once the store has been joined."""
-    from ..kv.events.publisher import TierLog
+    from ..kv.events.publisher import TierEventPublisher
 
-    if publisher is not None and core.state.token_log is not None:
-        relay.publish(TierLog(core.state.token_log, core.config.block_size, publisher.publish))
+    if publisher is not None and core.state.token_events is not None:
+        relay.publish(TierEventPublisher(core.state.token_events, core.config.block_size, publisher.publish))
 
 
 def with_fact(ready: Ready, publisher: KVPublisher | None) -> Ready:

@@ -13,7 +13,7 @@ from ..kv.store.child import machine_beside, own_store
 from ..kv.store.options import TierOptions
 from ..node.machine import MachineFacts, read_machine
 from ..node.options import EngineOptions
-from .kv_desk import StoreDesk
+from .kv_desk import StoreAdmin
 from .options import engine_options, given_options
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class KVTiers:
     engine: EngineOptions
     machine: MachineFacts
     own: KVStoreProcess | None = None
-    desk: StoreDesk | None = None
+    desk: StoreAdmin | None = None
     memory: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -54,7 +54,7 @@ def kv_tiers(args: argparse.Namespace, log_level: str, log_format: str) -> Itera
         if engine.kv_store is None:
             yield KVTiers(engine, machine)
             return
-        desk = StoreDesk(engine.kv_store)
+        desk = StoreAdmin(engine.kv_store)
         memory = () if own is None else (("KV store", options.host_bytes),)
         with contextlib.closing(desk):
             yield KVTiers(engine, machine, own, desk, memory)

@@ -36,7 +36,7 @@ from ..engine.leaning import keep_lean
 from ..engine.shell import EngineShell
 from ..formats.checkpoint import weights_digest
 from ..formats.hub import default_cache_dir
-from ..kv.events.relay import TierRelay
+from ..kv.events.relay import TierEventRelay
 from ..net.clock import MonotonicClock
 from ..net.flight_file import keep_copy, new_path, prune
 from ..net.handshake import Identity
@@ -47,7 +47,7 @@ from ..node.joining import join_store, joining_later
 from ..node.pressure import Pressure
 from .adapter_link import AdapterCache, AdapterLink
 from .engine_process import SWITCH_S, flight_recorder, load, recording, warm_up
-from .kv_events_options import KVEventsOptions, publishing, tell, tell_tiers, with_fact
+from .kv_events_options import KVEventsOptions, publish_tiers, publishing, tell, with_fact
 from .kv_peers import LOOPBACK, open_to_peers
 from .kv_tiers import KVTiers, kv_tiers
 from .launch import Launch
@@ -150,7 +150,7 @@ class _Worker:
         self._watchdog = Watchdog(timeout_s)
         self._clock = MonotonicClock()
         self._hub = Hub()
-        self._tiers = TierRelay(lambda hear: engine.watch_tiers(hear))
+        self._tiers = TierEventRelay(lambda hear: engine.watch_tiers(hear))
         self._adapters = AdapterCache(default_cache_dir() / "adapters")
         self.publisher: KVPublisher | None = None
         self._is_leaving = False
@@ -165,7 +165,7 @@ class _Worker:
             loop.add_signal_handler(number, self._leave, me)
         await self._join_store()
         pressure = Pressure()
-        tell_tiers(self._core, self.publisher, self._tiers)
+        publish_tiers(self._core, self.publisher, self._tiers)
         shell = EngineShell(self._core, self._engine.worker.executor, self._hub, self._clock, self._flight)
         for event in self._engine.first_events():
             shell.hear(event)

@@ -31,13 +31,13 @@ from ..core.outputs import ended
 from ..core.policy import Waiting
 from ..core.request import Request
 from ..core.sequence import Sequence, Status, wants_scores
-from ..kv.blocks import allocator as unreferenced
 from ..kv.blocks import eviction
+from ..kv.blocks.allocator import unreferenced_for
 from ..kv.blocks.encoder import EncoderLedger
 from ..kv.blocks.groups import KVBlocks, Match
 from ..kv.blocks.hashing import extend_seq_keys
 from ..kv.connector.scheduler.writes import Writes
-from ..kv.events.publisher import KVLog, TokenLog
+from ..kv.events.publisher import KVEventPublisher, TokenEventPublisher
 from ..sched.policies import pick, slack
 from ..sched.queue import WaitingQueue
 from ..sched.rank import seniority
@@ -55,7 +55,7 @@ class EngineState:
     stored        of each KV group, keys of the blocks that may be fetched; empty where there is no store that told them
     has_tiers     there is a store with tiers
     kv_events     what front ends are told of published blocks
-    token_log     tells others than front ends, with tokens; None: nobody asks
+    token_events     tells others than front ends, with tokens; None: nobody asks
     writes        hears which blocks are computed and used, for a store with tiers; None: there is none
     by_id         unfinished sequences by the id of their request
     running       those that run, by seniority; the others are in `waiting`, or in `loading` by number
@@ -77,14 +77,14 @@ class EngineState:
         self.config = config
         self.policies = pick(config)
         self.costs = CostModel(config.block_size, config.chosen_experts)
-        new_unreferenced = partial(unreferenced.for_policy, eviction.pick(config.eviction_policy), self.costs)
+        new_unreferenced = partial(unreferenced_for, eviction.pick(config.eviction_policy), self.costs)
         self.blocks = KVBlocks(config.groups, config.block_size, new_unreferenced, config.encoder)
         self.encoder = EncoderLedger(config, self.blocks.encoder)
         self.stored: tuple[set[BlockKey], ...] = ()
         self.has_tiers = False
         self.outbox = Outbox()
-        self.kv_events = KVLog(self.blocks, self.outbox)
-        self.token_log: TokenLog | None = None
+        self.kv_events = KVEventPublisher(self.blocks, self.outbox)
+        self.token_events: TokenEventPublisher | None = None
         self.writes: Writes | None = None
         self.adapters = AdapterLedger(self.outbox)
         self.settings = SettingsLedger()
@@ -266,13 +266,13 @@ class EngineState:
             writes.published(seq, firsts)
         if step is not None:
             step.published += published
-        if self.token_log is not None:
-            self.token_log.published(seq)
+        if self.token_events is not None:
+            self.token_events.published(seq)
 
     def tell_tokens(self, hear: Callable[[tuple[TokenEvent, ...]], None]) -> None:
         """`hear` is told from now on, after each event and commit, which blocks are published, and of which tokens."""
-        self.token_log = TokenLog(self.blocks, hear)
-        self.borders.append(self.token_log.flush)
+        self.token_events = TokenEventPublisher(self.blocks, hear)
+        self.borders.append(self.token_events.flush)
 
     def forget(self, seq: Sequence) -> None:
         """What the sequence holds may be wrong: it is neither matched nor fetched from now on."""

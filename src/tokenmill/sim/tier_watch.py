@@ -26,7 +26,7 @@ class TierWatch:
         self._is_running = False
 
     def __call__(self, hear: Callable[[TierEvents], None] | None) -> None:
-        """kv.events.tier_relay.Watch"""
+        """kv.events.relay.Watch"""
         self._hear = hear
         if hear is None:
             if self._link is not None:

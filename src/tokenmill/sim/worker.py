@@ -27,7 +27,7 @@ from ..engine.core import EngineCore
 from ..engine.hub import Hub
 from ..engine.journal import Entry
 from ..engine.shell import EngineShell
-from ..kv.events.relay import TierRelay, Watch
+from ..kv.events.relay import TierEventRelay, Watch
 from ..sched.admission import max_running
 from .fast_forward.leaper import Leaper
 from .loop import VirtualLoop
@@ -179,7 +179,7 @@ class Worker:
         self.core = EngineCore(build.config, self._record if build.check_rate else None)
         self._hub = Hub()
         store, watch = build.stores.get(self.name, ("", None))
-        self._store, self._relay = store, TierRelay(watch)
+        self._store, self._relay = store, TierEventRelay(watch)
         self.leaper = build.leaper(executor) if build.leaper is not None else None
         runs = executor if build.is_sound else self.hardware
         self._shell = EngineShell(self.core, runs, self._hub, self._loop, rest=self.leaper)

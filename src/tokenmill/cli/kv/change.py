@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 from ...core.errors import ConfigError
-from ..kv_desk import StoreDesk
+from ..kv_desk import StoreAdmin
 from .documents import read_documents
 from .server import server_of, socket_of
 
@@ -49,5 +49,5 @@ def rm(args: argparse.Namespace) -> int:
 
 
 async def _asked(path: str, what: str, argument: dict[str, Any]) -> Any:
-    with closing(StoreDesk(path)) as desk:
+    with closing(StoreAdmin(path)) as desk:
         return await desk.ask(what, argument)

@@ -264,5 +264,5 @@ class LeastValueFirst:
         return self._ranks.get(entry[1]) == entry[0]
 
 
-def for_policy(policy: Eviction, measured: Measured) -> Unreferenced:
+def unreferenced_for(policy: Eviction, measured: Measured) -> Unreferenced:
     return LeastRecentFirst() if isinstance(policy, LeastRecentlyUsed) else LeastValueFirst(policy, measured)

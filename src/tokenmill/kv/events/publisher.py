@@ -16,7 +16,7 @@ from ...core.tiers import TierEvent, TierEvents
 from ..blocks.groups import KVBlocks
 
 
-class KVLog:
+class KVEventPublisher:
     """To front ends. A front end that asks is told at first all that is published; all others that listen hear it
     too, and take it for what it is.
 
@@ -58,7 +58,7 @@ class KVLog:
         self._seq += 1
 
 
-class TokenLog:
+class TokenEventPublisher:
     """To others than front ends. Blocks of requests with a salt are never told, nor are those from the first on that
     holds anything but tokens. Nor are blocks that came by their keys alone, until a request without a salt
     publishes more after them: what a store or a peer sends has no tokens here. A block is told after those before
@@ -124,12 +124,14 @@ class TokenLog:
             self._gone.clear()
 
 
-class TierLog:
+class TierEventPublisher:
     """Tells the same of blocks in the tiers of the engine's store, of those alone that `log`, which is of the engine's
     own pool, has told with their tokens before: so none of requests with a salt, nor what others put into a store that
     is shared. Their tokens are not told again."""
 
-    def __init__(self, log: TokenLog, block_size: int, hear: Callable[[tuple[TokenEvent, ...]], None]) -> None:
+    def __init__(
+        self, log: TokenEventPublisher, block_size: int, hear: Callable[[tuple[TokenEvent, ...]], None]
+    ) -> None:
         self._log = log
         self._block_size = block_size
         self._hear = hear

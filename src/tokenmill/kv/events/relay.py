@@ -1,7 +1,7 @@
 """Between front ends and the KV store of the machine, of which only workers are clients: what the store tells of its
 blocks goes over the links to the front ends that asked.
 
-    front end  -- WatchTiers -->  TierLink  -->  TierRelay  -- watch -->  store
+    front end  -- WatchTiers -->  RelayedLink  -->  TierEventRelay  -- watch -->  store
                <- TierEvents --                             <----------
 
 Workers of one machine would all tell the same, so a front end asks one of them (`cluster.stores`). The store's messages
@@ -21,7 +21,7 @@ from ...core.effects import Event
 from ...core.events import FromEngine, ToEngine
 from ...core.ports import EngineEnd
 from ...core.tiers import TierEvents, WatchTiers
-from .publisher import TierLog
+from .publisher import TierEventPublisher
 
 MOST_BEHIND = 256
 """Messages that wait for one front end."""
@@ -30,24 +30,24 @@ Watch = Callable[[Callable[[TierEvents], None] | None], None]
 """Of a store's client: tell this one from now on, at first all that there is; None: nobody."""
 
 
-class TierRelay:
+class TierEventRelay:
     """Of one worker. watch: of its store; None: it has none, and nothing is told."""
 
     def __init__(self, watch: Watch | None = None) -> None:
         self._watch = watch
-        self._links: list[TierLink] = []
-        self._log: TierLog | None = None
+        self._links: list[RelayedLink] = []
+        self._log: TierEventPublisher | None = None
 
-    def over(self, link: EngineEnd) -> TierLink:
+    def over(self, link: EngineEnd) -> RelayedLink:
         """The same link, for one front end."""
-        return TierLink(link, self)
+        return RelayedLink(link, self)
 
-    def begin(self, link: TierLink) -> None:
+    def begin(self, link: RelayedLink) -> None:
         if link not in self._links:
             self._links.append(link)
         self.ask()
 
-    def publish(self, log: TierLog) -> None:
+    def publish(self, log: TierEventPublisher) -> None:
         """Tell others than front ends, too."""
         self._log = log
         self.ask()
@@ -66,7 +66,7 @@ class TierRelay:
 
         return told
 
-    def end(self, link: TierLink) -> None:
+    def end(self, link: RelayedLink) -> None:
         if link in self._links:
             self._links.remove(link)
             if not self._links and self._log is None and self._watch is not None:
@@ -79,10 +79,10 @@ class TierRelay:
             self._log.take(message)
 
 
-class TierLink:
+class RelayedLink:
     """core.ports.EngineEnd on a link to a front end, whose wish to hear of tiers does not reach the engine."""
 
-    def __init__(self, link: EngineEnd, relay: TierRelay) -> None:
+    def __init__(self, link: EngineEnd, relay: TierEventRelay) -> None:
         self._link = link
         self._relay = relay
         self._told: deque[TierEvents] = deque()

@@ -118,8 +118,8 @@ async def keep_store(launch: StoreLaunch) -> None:
 async def _flush(store: KVStore) -> None:
     with contextlib.suppress(TimeoutError, EOFError):
         async with asyncio.timeout(FLUSH_S):
-            if store.desk is not None:
-                await store.desk.inquire("flush")
+            if store.inquiries is not None:
+                await store.inquiries.inquire("flush")
 
 
 async def _keep_to_memory(store: KVStore, elastic: Elastic, clock: MonotonicClock) -> None:

@@ -61,7 +61,7 @@ class Parts:
 class KVStore:
     """make  what makes the parts for the first that joins; raises TokenmillError
     host   what host memory counts
-    shell, desk, tiers: of the store, once somebody has joined
+    shell, inquiries, tiers: of the store, once somebody has joined
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class KVStore:
         host: Callable[[], dict[str, float]] = dict,
     ) -> None:
         self.arena = arena
-        self.desk: Desk | None = None
+        self.inquiries: StoreInquiries | None = None
         self.shell: TierShell | None = None
         self.tiers: Mapping[str, Tier] = {}
         self._make = make
@@ -157,9 +157,9 @@ class KVStore:
             raise ValueError(f"it says {type(message).__name__}.")
 
     async def _answer(self, asked: Inquire, pipe: Pipe) -> None:
-        assert self.desk is not None
+        assert self.inquiries is not None
         try:
-            told = await self.desk.answer(asked)
+            told = await self.inquiries.answer(asked)
         except (OSError, EOFError) as error:
             told = Told(asked.number, "", str(error))
         except Exception as error:
@@ -220,7 +220,7 @@ class KVStore:
         self._running = asyncio.create_task(self.shell.run(), name="kv-store")
         link = self.shell.connect()
         await link.say(join)
-        self.desk = Desk(link, parts.tiers, self._host, self._peers)
+        self.inquiries = StoreInquiries(link, parts.tiers, self._host, self._peers)
         self._running.add_done_callback(lambda task: None if task.cancelled() else self._end(task.exception()))
         return ""
 
@@ -260,7 +260,7 @@ def listen(path: str) -> socket.socket:
     return listener
 
 
-class Desk:
+class StoreInquiries:
     """Answers what operators ask and the manager cannot tell alone: it knows where blocks are, and no bytes.
 
     stat    the manager's, with what tiers and host memory count

@@ -18,7 +18,7 @@ from ...core.tier_jobs import LoadFrom
 from ...core.tiers import DISK, HOST, NO_PLACE, REMOTE, BlockFacts, TierKey
 from .contents import Contents
 from .events import Outbox
-from .lookup import Lookups
+from .lookup import SharedLookups
 from .replacement import MOST_SUM, TierBlock
 
 
@@ -53,10 +53,10 @@ class Arrival:
 class Arrivals:
     """ahead_bytes: of those under way that were wanted ahead of a fetch."""
 
-    def __init__(self, contents: Contents, lookups: Lookups, outbox: Outbox) -> None:
+    def __init__(self, contents: Contents, shared_lookups: SharedLookups, outbox: Outbox) -> None:
         self.ahead_bytes = 0
         self._contents = contents
-        self._lookups = lookups
+        self._shared_lookups = shared_lookups
         self._outbox = outbox
         self._coming: dict[TierKey, Arrival] = {}
         self._line: deque[Arrival] = deque()  # for a slot
@@ -211,7 +211,7 @@ class Arrivals:
         if not unknown:
             self._miss(arrival, now)
         for tier in unknown:
-            self._lookups.look(tier, block, self)
+            self._shared_lookups.look(tier, block, self)
 
     def _dismiss_near(self, arrival: Arrival, now: float) -> bool:
         """Those who would have it from near tiers only get it no more. Whether it is still wanted."""

@@ -29,7 +29,7 @@ class Fetching:
     are held. coming: places that are waited for. ready, missing: to be told."""
 
     __slots__ = (
-        "_desk",
+        "_fetches",
         "client",
         "coming",
         "is_begun",
@@ -41,8 +41,8 @@ class Fetching:
         "ready",
     )
 
-    def __init__(self, desk: Fetches, client: int, message: Fetch) -> None:
-        self._desk = desk
+    def __init__(self, fetches: Fetches, client: int, message: Fetch) -> None:
+        self._fetches = fetches
         self.client = client
         self.message = message
         self.is_begun = False
@@ -61,12 +61,12 @@ class Fetching:
     def arrived(self, nth: int, block: TierBlock, now: float) -> None:
         if nth in self.coming:
             del self.coming[nth]
-            self._desk.lease(self, nth, block)
+            self._fetches.lease(self, nth, block)
 
     def missed(self, nth: int, now: float) -> None:
         if nth in self.coming:
             del self.coming[nth]
-            self._desk.miss(self, nth)
+            self._fetches.miss(self, nth)
 
 
 class Fetches:

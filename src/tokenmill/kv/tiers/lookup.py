@@ -23,7 +23,7 @@ class Asker(Protocol):
         ...
 
 
-class Lookups:
+class SharedLookups:
     def __init__(self, contents: Contents, outbox: Outbox) -> None:
         self._contents = contents
         self._outbox = outbox
@@ -61,13 +61,13 @@ class Lookups:
         self._outbox.ask(lambda number: LookIn(number, tier, blocks))
 
 
-class Finding:
+class Lookup:
     """unknown: (tier, block) that are asked for."""
 
-    __slots__ = ("_desk", "client", "is_over", "message", "unknown")
+    __slots__ = ("_lookups", "client", "is_over", "message", "unknown")
 
-    def __init__(self, desk: Finds, client: int, message: Find) -> None:
-        self._desk = desk
+    def __init__(self, lookups: Lookups, client: int, message: Find) -> None:
+        self._lookups = lookups
         self.client = client
         self.message = message
         self.unknown: set[tuple[str, TierKey]] = set()
@@ -76,18 +76,18 @@ class Finding:
     def looked(self, tier: str, block: TierKey, now: float) -> None:
         self.unknown.discard((tier, block))
         if not self.unknown and not self.is_over:
-            self._desk.answer(self, now)
+            self._lookups.answer(self, now)
 
 
-class Finds:
+class Lookups:
     """Which tier has each of some blocks. Answered at once, unless shared tiers have to be asked; then when they have
     said, or after a while with what is known by then."""
 
-    def __init__(self, contents: Contents, lookups: Lookups, outbox: Outbox) -> None:
+    def __init__(self, contents: Contents, shared_lookups: SharedLookups, outbox: Outbox) -> None:
         self._contents = contents
-        self._lookups = lookups
+        self._shared_lookups = shared_lookups
         self._outbox = outbox
-        self._ends: deque[tuple[float, Finding]] = deque()
+        self._ends: deque[tuple[float, Lookup]] = deque()
 
     @property
     def next_s(self) -> float | None:
@@ -97,37 +97,37 @@ class Finds:
 
     def find(self, client: int, message: Find, now: float) -> None:
         contents = self._contents
-        finding = Finding(self, client, message)
+        lookup = Lookup(self, client, message)
         unknown: list[tuple[str, TierKey]] = []
         digits = contents.digits(message.wanted, now, message.is_near, unknown)
         if not unknown:
-            self._say(finding, digits)
+            self._say(lookup, digits)
             return
-        finding.unknown.update(unknown)
-        self._ends.append((now + contents.config.find_timeout_s, finding))
+        lookup.unknown.update(unknown)
+        self._ends.append((now + contents.config.find_timeout_s, lookup))
         for name, block in unknown:
-            self._lookups.look(name, block, finding)
+            self._shared_lookups.look(name, block, lookup)
 
     def gone(self, client: int) -> None:
-        for _, finding in self._ends:
-            finding.is_over = finding.is_over or finding.client == client
+        for _, lookup in self._ends:
+            lookup.is_over = lookup.is_over or lookup.client == client
 
     def lapse(self, now: float) -> None:
         while self._ends and self._ends[0][0] <= now:
-            _, finding = self._ends.popleft()
-            if not finding.is_over:
+            _, lookup = self._ends.popleft()
+            if not lookup.is_over:
                 self._contents.host.counts["find_timeouts"] += 1
-                self.answer(finding, now)
+                self.answer(lookup, now)
 
-    def answer(self, finding: Finding, now: float) -> None:
-        message = finding.message
-        self._say(finding, self._contents.digits(message.wanted, now, message.is_near, []))
+    def answer(self, lookup: Lookup, now: float) -> None:
+        message = lookup.message
+        self._say(lookup, self._contents.digits(message.wanted, now, message.is_near, []))
 
-    def _say(self, finding: Finding, digits: str) -> None:
-        finding.is_over = True
+    def _say(self, lookup: Lookup, digits: str) -> None:
+        lookup.is_over = True
         counts = self._contents.counts
         for nth, tier in enumerate(TIERS):
             if num := digits.count(str(nth + 1)):
                 counts[tier]["found"] += num
         counts[HOST]["not_found"] += digits.count("0")
-        self._outbox.say(finding.client, Found(finding.message.number, digits))
+        self._outbox.say(lookup.client, Found(lookup.message.number, digits))

@@ -1,7 +1,7 @@
 """The pure manager of a KV store: which blocks its tiers keep, what moves, and who may look at what.
 
-    clients   Find, Fetch, Store, ...    ->  finds, fetches, stores  ->  answers
-    tiers     jobs that ended, opened    ->  lookups, arrivals, saves  ->  jobs
+    clients   Find, Fetch, Store, ...    ->  lookups, fetches, stores  ->  answers
+    tiers     jobs that ended, opened    ->  arrivals, saves            ->  jobs
     time      Tick                       ->  pins, rates, what has waited too long
 
 It knows no bytes and no clock. After each input all that can go on goes on; what cannot is asked for by `next_s`, or
@@ -49,7 +49,7 @@ from .config import TierConfig
 from .contents import Contents
 from .events import Outbox
 from .fetches import Fetches
-from .lookup import Finds, Lookups
+from .lookup import Lookups, SharedLookups
 from .pins import FOR_EVER
 from .replacement import TierBlock
 from .saves import Saver, Touches
@@ -64,11 +64,11 @@ class TierManager:
         self._now = 0.0
         self._outbox = outbox = Outbox()
         self.contents = contents = Contents(config, outbox)
-        self.lookups = Lookups(contents, outbox)
-        self.arrivals = Arrivals(contents, self.lookups, outbox)
+        self.shared_lookups = SharedLookups(contents, outbox)
+        self.arrivals = Arrivals(contents, self.shared_lookups, outbox)
         self.savers = {tier: Saver(tier, contents, outbox) for tier in config.tiers if tier in (DISK, REMOTE)}
         touches = Touches(contents, self.savers.values())
-        self.finds = Finds(contents, self.lookups, outbox)
+        self.lookups = Lookups(contents, self.shared_lookups, outbox)
         self.fetches = Fetches(contents, self.arrivals, touches, outbox)
         self.stores = Stores(contents, self.arrivals, touches, self.savers, outbox)
         self.admin = Admin(contents, self.arrivals, self.fetches, self.stores, self.savers, outbox)
@@ -77,7 +77,7 @@ class TierManager:
     @property
     def next_s(self) -> float | None:
         """When it wants a Tick; None: never."""
-        parts = [self.finds.next_s, self.fetches.next_s, self.stores.next_s, self.contents.pins.next_s]
+        parts = [self.lookups.next_s, self.fetches.next_s, self.stores.next_s, self.contents.pins.next_s]
         parts += [saver.next_s for saver in self.savers.values()]
         parts += [self._now] if self.contents.log.is_behind else []
         return min((part for part in parts if part is not None), default=None)
@@ -103,7 +103,7 @@ class TierManager:
     def _said(self, client: int, message: ToStore, now: float) -> None:
         match message:
             case Find():
-                self.finds.find(client, message, now)
+                self.lookups.find(client, message, now)
             case Fetch():
                 self.fetches.fetch(client, message, now)
             case Fetched():
@@ -130,7 +130,7 @@ class TierManager:
     def _job_ended(self, event: TierJobEnded, now: float) -> None:
         match event.job:
             case LookIn():
-                self.lookups.ended(event.job, event.result, now)
+                self.shared_lookups.ended(event.job, event.result, now)
             case LoadFrom():
                 self.arrivals.ended(event.job, event.result, event.error, now)
             case SaveTo():
@@ -141,14 +141,14 @@ class TierManager:
         enough, but that a block which is missing at once may let the next fetch begin."""
         contents = self.contents
         contents.pins.lapse(now)
-        self.finds.lapse(now)
+        self.lookups.lapse(now)
         self.fetches.lapse(now)
         self.stores.lapse(now)
         self.fetches.step(now)
         self.arrivals.step(now)
         for saver in self.savers.values():
             saver.step(now)
-        self.lookups.flush()
+        self.shared_lookups.flush()
         self.fetches.flush()
         self.admin.step()
         contents.log.flush()
@@ -167,7 +167,7 @@ class TierManager:
 
     def _gone(self, client: int, now: float) -> None:
         self.contents.log.unwatch(client)
-        self.finds.gone(client)
+        self.lookups.gone(client)
         self.fetches.gone(client, now)
         self.stores.gone(client, now)
         self.admin.gone(client)

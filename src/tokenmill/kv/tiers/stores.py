@@ -28,10 +28,10 @@ class Storing:
     """slots: those that its client fills, with who waits for the blocks. unsaved: blocks, by place, that
     the farthest tier does not have yet."""
 
-    __slots__ = ("_desk", "client", "is_kept", "is_over", "is_written", "message", "num_bytes", "slots", "unsaved")
+    __slots__ = ("_stores", "client", "is_kept", "is_over", "is_written", "message", "num_bytes", "slots", "unsaved")
 
-    def __init__(self, desk: Stores, client: int, message: Store) -> None:
-        self._desk = desk
+    def __init__(self, stores: Stores, client: int, message: Store) -> None:
+        self._stores = stores
         self.client = client
         self.message = message
         self.slots: dict[int, tuple[int, Arrival]] = {}
@@ -42,10 +42,10 @@ class Storing:
         self.unsaved: dict[int, None] = {}
 
     def arrived(self, nth: int, block: TierBlock, now: float) -> None:
-        self._desk.share(self, nth, block)
+        self._stores.share(self, nth, block)
 
     def missed(self, nth: int, now: float) -> None:
-        self._desk.is_saved(self, nth, False)
+        self._stores.is_saved(self, nth, False)
 
 
 class Stores:

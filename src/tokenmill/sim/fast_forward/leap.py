@@ -300,7 +300,7 @@ def may_leap(core: EngineCore, token: int) -> bool:
     running, in_flight = state.running, state.in_flight
     if not running or not in_flight or len(state.by_id) != len(running) or state.released or core.has_jobs:
         return False
-    if state.has_store or state.writes is not None or state.token_log is not None or core.is_recorded:
+    if state.has_store or state.writes is not None or state.token_events is not None or core.is_recorded:
         return False
     if state.drafts or any([pool.num_quarantined for pool in state.blocks.pools]):
         return False

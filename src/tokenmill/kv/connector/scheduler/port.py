@@ -18,7 +18,7 @@ from ....sched.queue import WaitingQueue
 from ....sched.steps import Counters, Step
 from ...blocks.encoder import EncoderLedger
 from ...blocks.groups import KVBlocks, Match
-from ...events.publisher import KVLog
+from ...events.publisher import KVEventPublisher
 
 
 class EnginePort(Protocol):
@@ -32,7 +32,7 @@ class EnginePort(Protocol):
     stored: tuple[set[BlockKey], ...]
     has_tiers: bool
     outbox: Outbox
-    kv_events: KVLog
+    kv_events: KVEventPublisher
     counters: Counters
     by_id: dict[str, Sequence]
     waiting: WaitingQueue
