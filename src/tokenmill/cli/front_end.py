@@ -197,7 +197,7 @@ def _open_resources(
         max_upstream_calls=given.upstreams.upstream_max_open,
         upstream_prefixes=given.upstreams.prefixes(),
         resume=resume,
-        ask_kv=None if given.tiers.desk is None else given.tiers.desk.ask,
+        ask_kv=None if given.tiers.admin is None else given.tiers.admin.ask,
     )
 
 

@@ -13,7 +13,7 @@ from ..kv.store.child import machine_beside, own_store
 from ..kv.store.options import TierOptions
 from ..node.machine import MachineFacts, read_machine
 from ..node.options import EngineOptions
-from .kv_desk import StoreAdmin
+from .kv_admin import StoreAdmin
 from .options import engine_options, given_options
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ class KVTiers:
     """engine   what engines are told
     machine  what there is for them
     own      the store that was started for them; None: there is none, or it is somebody else's
-    desk     to ask it; None: there is no store
+    admin    to ask it; None: there is no store
     memory   what the plan says of it
     """
 
     engine: EngineOptions
     machine: MachineFacts
     own: KVStoreProcess | None = None
-    desk: StoreAdmin | None = None
+    admin: StoreAdmin | None = None
     memory: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -54,7 +54,7 @@ def kv_tiers(args: argparse.Namespace, log_level: str, log_format: str) -> Itera
         if engine.kv_store is None:
             yield KVTiers(engine, machine)
             return
-        desk = StoreAdmin(engine.kv_store)
+        admin = StoreAdmin(engine.kv_store)
         memory = () if own is None else (("KV store", options.host_bytes),)
-        with contextlib.closing(desk):
-            yield KVTiers(engine, machine, own, desk, memory)
+        with contextlib.closing(admin):
+            yield KVTiers(engine, machine, own, admin, memory)

@@ -80,10 +80,10 @@ def _serve_with(
     model = resolve_model(args.model)
     config = server_config(args, options, http, model.served_name, api_keys)
     engine = tiers.engine
-    if options.kv_pin and tiers.desk is None:
+    if options.kv_pin and tiers.admin is None:
         raise ConfigError("--kv-pin needs KV tiers: --kv-host, --kv-disk, --kv-remote or --kv-store.", param="kv_pin")
     order = order_named(SCHEDULING_POLICIES.get(engine.scheduling_policy, engine.scheduling_policy))
-    saves_kv = engine.kv_save is not None or tiers.desk is not None
+    saves_kv = engine.kv_save is not None or tiers.admin is not None
     access = open_access(config.tenants, config.api_keys)
     # Their own machine, a socket of this user's, or a certificate that every client must have.
     require_keys(http.host, access, is_guarded=bool(http.uds or http.insecure or http.ssl_cert_reqs == 2))
@@ -115,7 +115,7 @@ def _serve_with(
     engines = Engines(_launcher(args, listen, credentials, launch), workers)
     about_engines = {
         "--kv-save": engine.kv_save is not None,
-        "KV tiers (--kv-host and others)": tiers.desk is not None,
+        "KV tiers (--kv-host and others)": tiers.admin is not None,
         "--journal": bool(options.journal),
         "--step-log": bool(options.step_log),
         "--kv-events-config": launch.kv_events is not None,

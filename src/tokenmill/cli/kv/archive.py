@@ -17,7 +17,7 @@ from ...core.units import MiB, format_bytes
 from ...kv.transfer.archive import ArchiveHead, ArchiveWriter, BadArchive, read_blocks, read_head
 from ...kv.transfer.checksum import block_sum
 from ...kv.transfer.client import StoreClient
-from ..kv_desk import StoreAdmin
+from ..kv_admin import StoreAdmin
 from .documents import read_documents
 from .server import server_of, socket_of
 
@@ -73,9 +73,9 @@ async def _export(
 ) -> tuple[ArchiveWriter, int]:
     """What was written, and how many blocks at least were not: they went meanwhile, a remote store alone has them,
     there are more than are listed, or more than `most` bytes."""
-    with closing(StoreAdmin(socket)) as desk:
-        stat = await desk.ask("stat", {})
-        listed = await desk.ask("list", {"limit": MOST_LISTED})
+    with closing(StoreAdmin(socket)) as admin:
+        stat = await admin.ask("stat", {})
+        listed = await admin.ask("list", {"limit": MOST_LISTED})
         facts = _facts(listed["blocks"], keys)
         head = ArchiveHead(stat["numerics_id"], tuple(stat["block_bytes"]), stat["block_size"])
         client = await _joined(socket, head)

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 from ...core.errors import ConfigError
-from ..kv_desk import StoreAdmin
+from ..kv_admin import StoreAdmin
 from .documents import read_documents
 from .server import server_of, socket_of
 
@@ -49,5 +49,5 @@ def rm(args: argparse.Namespace) -> int:
 
 
 async def _asked(path: str, what: str, argument: dict[str, Any]) -> Any:
-    with closing(StoreAdmin(path)) as desk:
-        return await desk.ask(what, argument)
+    with closing(StoreAdmin(path)) as admin:
+        return await admin.ask(what, argument)

@@ -12,7 +12,7 @@ from typing import Any
 from ...core.errors import ConfigError
 from ...core.tiers import TIERS
 from ...core.units import format_bytes
-from ..kv_desk import StoreAdmin
+from ..kv_admin import StoreAdmin
 from .documents import read_documents
 from .server import server_of, socket_of
 
@@ -117,8 +117,8 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 async def _asked(args: argparse.Namespace, what: str, argument: Mapping[str, Any]) -> Any:
-    with closing(StoreAdmin(socket_of(args))) as desk:
-        return await desk.ask(what, argument)
+    with closing(StoreAdmin(socket_of(args))) as admin:
+        return await admin.ask(what, argument)
 
 
 def _order(tier: str) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from test_kv_store_link import SIZE, SLAB, joined, on_a_loop, serving
 
-from tokenmill.cli.kv_desk import StoreAdmin
+from tokenmill.cli.kv_admin import StoreAdmin
 from tokenmill.core.block import KEY_BYTES
 from tokenmill.kv.tiers.config import TierConfig
 from tokenmill.kv.tiers.manager import TierManager
@@ -22,13 +22,13 @@ def manager() -> TierManager:
 async def test_what_was_pinned_for_ever_is_pinned_again_in_a_store_that_was_restarted(tmp_path: Path) -> None:
     """But what was unpinned, or pinned for a while."""
     path, keys = tmp_path / "kv", [nth.to_bytes(KEY_BYTES, "big").hex() for nth in range(6)]
-    desk = StoreAdmin(str(path))
+    admin = StoreAdmin(str(path))
     async with serving(path, manager()):
         worker = await joined(path)
-        await desk.ask("pin", {"keys": keys[:3], "seconds": -1.0, "owner": "a"})
-        await desk.ask("pin", {"keys": keys[3:5], "seconds": -1.0, "owner": "b"})
-        await desk.ask("pin", {"keys": keys[5:], "seconds": 60.0, "owner": "a"})
-        await desk.ask("pin", {"keys": keys[:1], "seconds": 0.0, "owner": "a"})
+        await admin.ask("pin", {"keys": keys[:3], "seconds": -1.0, "owner": "a"})
+        await admin.ask("pin", {"keys": keys[3:5], "seconds": -1.0, "owner": "b"})
+        await admin.ask("pin", {"keys": keys[5:], "seconds": 60.0, "owner": "a"})
+        await admin.ask("pin", {"keys": keys[:1], "seconds": 0.0, "owner": "a"})
         assert json.loads(await worker.inquire("pins"))["num"] == 5
     async with serving(path, manager()), asyncio.timeout(30):
         while not worker.is_there or (pins := json.loads(await worker.inquire("pins")))["num"] < 4:
@@ -37,5 +37,5 @@ async def test_what_was_pinned_for_ever_is_pinned_again_in_a_store_that_was_rest
             *((key, "a", None) for key in keys[1:3]),
             *((key, "b", None) for key in keys[3:5]),
         }
-        desk.close()
+        admin.close()
         await worker.close()

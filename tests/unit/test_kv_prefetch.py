@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from test_engine_core import make_request
-from test_engine_tiers import BLOCK_BYTES, TieredEngine
+from test_kv_tier_catalogue import BLOCK_BYTES, TieredEngine
 
 from tokenmill.core.block import split_keys
 from tokenmill.core.effects import Effects, FetchBlocks, FindBlocks, Job, JobEnded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from test_engine_core import make_request
-from test_engine_tiers import BLOCK_BYTES, COSTS, TieredEngine
+from test_kv_tier_catalogue import BLOCK_BYTES, COSTS, TieredEngine
 
 from tokenmill.core.effects import FetchBlocks
 from tokenmill.core.tiers import DISK, TierFacts

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from test_engine_core import CONFIG, Engine, make_request
-from test_engine_transfers import end, jobs, stored_engine
+from test_kv_transfers import end, jobs, stored_engine
 
 from tokenmill.core.block import full_groups, window_group
 from tokenmill.core.effects import FetchBlocks, FindBlocks, JobEnded, SaveBlocks, StoreOpened
