@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from test_bench_run import bench, synthetic
+from test_bench_run import synthetic
 
+from commands import run_command
 from tokenmill.bench.load.neighbour import Phase, conclude
 
 LOAD = (
@@ -20,7 +21,9 @@ LOAD = (
 def test_first_come_first_served_is_not_fair(tmp_path: Path) -> None:
     """The other tenant's queue is everybody's; the exit code and the verdict say so."""
     with synthetic("--ttft", "0.02", "--itl", "0.001", "--max-running", "1") as url:
-        ended = bench("fairness", "--url", url, *LOAD, "--times", "4", "--json", str(tmp_path / "out.json"))
+        ended = run_command(
+            "bench", "fairness", "--url", url, *LOAD, "--times", "4", "--json", str(tmp_path / "out.json")
+        )
     assert ended.returncode == 1, ended.stderr
     assert "not fair" in ended.stdout
     found = json.loads((tmp_path / "out.json").read_text())
@@ -32,7 +35,9 @@ def test_first_come_first_served_is_not_fair(tmp_path: Path) -> None:
 def test_a_server_with_room_for_all_answers_all(tmp_path: Path) -> None:
     """Every call of both tenants, and the verdict is that of the ratio which the watched one saw."""
     with synthetic("--ttft", "0.1", "--itl", "0.001", "--jitter", "0.1") as url:
-        ended = bench("fairness", "--url", url, *LOAD, "--times", "2", "--json", str(tmp_path / "out.json"))
+        ended = run_command(
+            "bench", "fairness", "--url", url, *LOAD, "--times", "2", "--json", str(tmp_path / "out.json")
+        )
     found = json.loads((tmp_path / "out.json").read_text())
     assert [(each["num_failed"], each["num_other_ok"]) for each in found["phases"]] == [(0, 40), (0, 80)]
     assert found["is_fair"] == (found["ratio"] <= 1.5) == (ended.returncode == 0), ended.stdout + ended.stderr
@@ -57,7 +62,7 @@ def test_calls_beside_long_prompts_of_another_tenant(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     with synthetic("--ttft", "0.02", "--itl", "0.001") as url:
         more = ("--other-concurrency", "8", "--other-input-len", "50", "--json", str(out))
-        ended = bench("fairness", "--url", url, *LOAD, *more)
+        ended = run_command("bench", "fairness", "--url", url, *LOAD, *more)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(out.read_text())
     alone, beside = found["phases"]
@@ -69,5 +74,5 @@ def test_calls_beside_long_prompts_of_another_tenant(tmp_path: Path) -> None:
 
 def test_one_key_is_not_two_tenants() -> None:
     """Nor is a rate left out: the share is what the verdict is about."""
-    ended = bench("fairness", "--url", "http://127.0.0.1:9", "--api-key", "k", "--greedy-key", "k")
+    ended = run_command("bench", "fairness", "--url", "http://127.0.0.1:9", "--api-key", "k", "--greedy-key", "k")
     assert ended.returncode != 0 and "two keys" in ended.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from test_bench_serve import SERVER, measure
 
+from commands import run_command
 from synthetic_server import Script
 from tokenmill.bench.load import datasets
 from tokenmill.bench.load.datasets import Lengths
@@ -78,11 +79,6 @@ def synthetic(*flags: str) -> Iterator[str]:
         process.wait()
 
 
-def bench(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tokenmill.cli.main", "bench", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
 FEW = ("--num-prompts", "12", "--input-len", "8", "--output-len", "4", "--concurrency", "2")
 
 
@@ -90,10 +86,10 @@ def test_the_exit_code_tells_partial_failure() -> None:
     """A quarter fails: 1, unless that was allowed for; the table says what its latencies leave out."""
     with synthetic("--fail-every", "4") as url:
         few = (*FEW, "--num-warmups", "0", "--prompt-format", "tokens")
-        done = bench("serve", "--url", url, *few)
+        done = run_command("bench", "serve", "--url", url, *few)
         assert done.returncode == 1 and "3 failed, left out" in done.stdout, done.stdout + done.stderr
-        assert bench("serve", "--url", url, *few, "--fail-above", "0.2").returncode == 1
-        assert bench("serve", "--url", url, *few, "--fail-above", "0.3").returncode == 0
+        assert run_command("bench", "serve", "--url", url, *few, "--fail-above", "0.2").returncode == 1
+        assert run_command("bench", "serve", "--url", url, *few, "--fail-above", "0.3").returncode == 0
 
 
 def test_json_goes_to_standard_output_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +97,7 @@ def test_json_goes_to_standard_output_alone(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     with synthetic() as url:
         args = ("--json", "-", "--metric-percentiles", "25,99.5", "--percentile-metrics", "ttft,ttfo")
-        done = bench("serve", "--url", url, *FEW, *args)
+        done = run_command("bench", "serve", "--url", url, *FEW, *args)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["num_ok"] == 12 and result["ttft_s"]["more"].keys() == {"25", "99.5"}

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from commands import run_command
 from raw_server import ANSWER, ask_raw, read_request
 from synthetic_server import Script, Sent, serve
 from tokenmill.bench.load import datasets, http
@@ -405,8 +406,7 @@ def synthetic() -> Any:
 
 def cli(*args: str, code: int = 0) -> str:
     """What `tokenmill bench ...` prints."""
-    command = [sys.executable, "-m", "tokenmill.cli.main", "bench", *args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = run_command("bench", *args)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
