@@ -47,7 +47,7 @@ def test_the_openai_package(script: str, chat_server: Server, tmp_path: Path) ->
     run(script, sys.executable, chat_server, "smollm2", tmp_path)
 
 
-@pytest.mark.sampled(1 / 3)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize("script", [name for name in ALL if name not in NEWEST])
 def test_a_client(script: str, clients_python: str, chat_server: Server, tmp_path: Path) -> None:
     """The same of the clients that have an environment of their own."""

@@ -86,6 +86,7 @@ def reference_logits(ops: NativeOps, seed: int, heads: HeadGeometry, tokens: lis
     return runner.step([(0, tokens, 0)], list(range(len(tokens))))
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("heads", GEOMETRIES, ids=str)
 @pytest.mark.parametrize(
     ("kinds", "dtype"),
@@ -112,6 +113,7 @@ def test_isas_threads_and_fusion_agree(heads: HeadGeometry, kinds: Any, dtype: s
         ops.close()
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "int8"])
 @pytest.mark.parametrize("heads", GEOMETRIES, ids=str)
 def test_chunks_do_not_matter(ops: NativeOps, heads: HeadGeometry, dtype: str) -> None:
@@ -173,6 +175,7 @@ def test_a_shared_prefix_is_the_same_prefix(ops: NativeOps) -> None:
     assert np.array_equal(logits, np.stack(alone[::-1]))
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("seed", range(20))
 def test_any_batch_gives_solo_logits(ops: NativeOps, seed: int) -> None:
     """Random sequences, cut and batched at random, get the logits of their runs alone."""
