@@ -21,7 +21,7 @@ ARGS ?=
 
 # `make` runs these one after another in one environment: parallel jobs would race on it.
 .NOTPARALLEL:
-.PHONY: install serve test test-all environments clients fuzz check stress wheel oracle clean
+.PHONY: install serve test test-all packages environments clients fuzz check stress wheel oracle clean
 
 install: $(VENV)/installed
 
@@ -48,12 +48,12 @@ $(VENV)/extra-%: pyproject.toml | $(VENV)/installed
 serve: install
 	$(BIN)/tokenmill serve $(ARGS)
 
-# Two files at a time, those of servers first, which take longest. `make test` runs the sample of this commit of the tests
-# that are marked `sampled` (tests/sampling.py).
+# Four files at a time, also on two cores: tests of servers, which come first, mostly wait. `make test` runs the sample of
+# this commit of the tests that are marked `sampled` (tests/sampling.py).
 test: SAMPLE := --sample commit
 test test-all: install $(VENV)/extra-test environments
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/python -m pytest $(SAMPLE) --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(SAMPLE) --numprocesses 4 --dist loadfile --no-loadscope-reorder
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
@@ -77,6 +77,9 @@ $(VENV)-fuzz/installed: tests/fuzz/requirements.txt
 	@test -x $(VENV)-fuzz/bin/python || $(PYTHON) -m venv $(VENV)-fuzz
 	@if $(VENV)-fuzz/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement $<; \
 	  then touch $@; else rm -rf $(VENV)-fuzz; echo "schemathesis cannot be installed here; its test is skipped"; fi
+
+# All that checks and tests need in our own environment.
+packages: install $(VENV)/extra-dev $(VENV)/extra-test
 
 check: install $(VENV)/extra-dev
 	$(BIN)/ruff format --check .
