@@ -34,7 +34,7 @@ def parse_embed(body: dict[str, Any], rules: Rules) -> tuple[PoolingCall, list[s
         dimensions=fields.integer("dimensions", 1, 2**31 - 1) or 0,
         truncate_to=None if cuts is False else -1,
     )
-    return call, _unknown(fields)
+    return call, _unknown_options(fields)
 
 
 def parse_embeddings(body: dict[str, Any], rules: Rules) -> tuple[PoolingCall, list[str]]:
@@ -44,9 +44,9 @@ def parse_embeddings(body: dict[str, Any], rules: Rules) -> tuple[PoolingCall, l
     prompt = fields.text("prompt")
     inputs = (prompt,) if prompt else ()
     call = PoolingCall(model=fields.required_text("model"), inputs=inputs, names=("prompt", ""), activate=False)
-    return call, _unknown(fields)
+    return call, _unknown_options(fields)
 
 
-def _unknown(fields: Fields) -> list[str]:
+def _unknown_options(fields: Fields) -> list[str]:
     _, unknown = read_options(fields.object("options") or {})
     return unknown + fields.unread()
