@@ -13,22 +13,21 @@ from pathlib import Path
 import api_doc_flags as flags
 import api_doc_words as words
 from markdown_tables import code, codes, grouped, table
+from tokenmill.api import unsupported_fields
+from tokenmill.api.errors import describe
+from tokenmill.api.ids import parse as ids_parse
+from tokenmill.api.llama import parse as llama_parse
+from tokenmill.api.messages.parse import MESSAGES
+from tokenmill.api.ollama import parse as ollama_parse
+from tokenmill.api.responses import parse as responses_parse
+from tokenmill.api.unsupported_fields import Ignored, Refused
 from tokenmill.control.tenants.settings import TenantSettings
 from tokenmill.core import errors
 from tokenmill.core.options import options_of
 from tokenmill.core.request import SamplingParams
-from tokenmill.server import other_fields
-from tokenmill.server.errors import describe
-from tokenmill.server.ids import parse as ids_parse
-from tokenmill.server.llama import inputs as llama_inputs
-from tokenmill.server.llama import parse as llama_parse
-from tokenmill.server.messages.parse import MESSAGES
-from tokenmill.server.ollama import inputs, options, parse
 from tokenmill.server.openapi import fields, paths
 from tokenmill.server.openapi import fields_of_others as others
 from tokenmill.server.openapi.fields import Told
-from tokenmill.server.other_fields import Ignored, Refused
-from tokenmill.server.responses import parse as responses_parse
 
 PAGE = Path(__file__).parents[1] / "docs" / "use" / "api.md"
 
@@ -95,19 +94,19 @@ _RESPONSES = "/v1/responses"
 _MESSAGES = "/v1/messages"
 _EMBEDDING, _SCORE, _RERANK = "/v1/embeddings", "/v1/score", "/v1/rerank"
 TABLES = {
-    _CHAT: other_fields.CHAT,
-    _COMPLETION: other_fields.COMPLETION,
+    _CHAT: unsupported_fields.CHAT,
+    _COMPLETION: unsupported_fields.COMPLETION,
     _RESPONSES: responses_parse.OTHER,
-    _EMBEDDING: other_fields.EMBEDDING,
-    _SCORE: other_fields.SCORE,
-    _RERANK: other_fields.RERANK,
-    "/api/chat": parse.CHAT,
-    "/api/generate": parse.GENERATE,
-    "/api/embed": inputs.EMBED,
-    "/api/embeddings": inputs.OLDER,
-    "options of Ollama's": options.OTHERS,
+    _EMBEDDING: unsupported_fields.EMBEDDING,
+    _SCORE: unsupported_fields.SCORE,
+    _RERANK: unsupported_fields.RERANK,
+    "/api/chat": ollama_parse.CHAT,
+    "/api/generate": ollama_parse.GENERATE,
+    "/api/embed": ollama_parse.EMBED,
+    "/api/embeddings": ollama_parse.OLDER,
+    "options of Ollama's": ollama_parse.OTHERS,
     "/completion and /infill": llama_parse.OTHERS,
-    "/embedding": llama_inputs.OTHERS,
+    "/embedding": llama_parse.EMBEDDING,
     _MESSAGES: MESSAGES,
     "/inference/v1/generate and /generate": ids_parse.OTHERS,
 }
@@ -235,7 +234,7 @@ def _shown(value: object) -> str:
 
 def _other_fields() -> Iterator[str]:
     yield RENAMED
-    yield from table("field", "same as", rows=((codes([a]), code(b)) for a, b in other_fields.RENAMED.items()))
+    yield from table("field", "same as", rows=((codes([a]), code(b)) for a, b in unsupported_fields.RENAMED.items()))
     entries: dict[tuple[str, str], Refused | Ignored] = {}
     places: dict[tuple[str, str], list[str]] = {}
     for path, listed in TABLES.items():

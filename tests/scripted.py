@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tokenmill.api.jobs import Job, Jobs, pack
 from tokenmill.cli.engine_process import flight_recorder
 from tokenmill.control.audit.log import AuditLog
 from tokenmill.control.kv_store import AskStore
@@ -48,7 +49,6 @@ from tokenmill.server.app import Resources, build_app
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.connection import Connection
-from tokenmill.server.jobs import Job, Jobs, pack
 from tokenmill.server.repeats.store import AnswerStore
 from tokenmill.server.responses.store import ResponseStore
 from tokenmill.server.run import serve

@@ -41,7 +41,8 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"core", "formats", "ops"},
     "worker": {"core", "formats", "text", "ops", "models", "kv/transfer", "kv/connector/worker"},
     "control": {"core", "text", "cluster", "state"},
-    "server": {"core", "text", "cluster", "state", "control"},
+    "api": {"core", "text"},
+    "server": {"core", "text", "cluster", "state", "control", "api"},
     "net": {"core"},
     "bench": {"core", "text"},
     "node": {
@@ -61,7 +62,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "plan": {"core", "kv/tiers", "cluster", "sim", "bench", "formats", "text", "models", "node"},
     "kv/store": {"core", "kv/tiers", "kv/transfer", "net", "node"},
-    "helper": {"core", "formats", "text", "net", "node", "server"},
+    "helper": {"core", "formats", "text", "net", "node", "api"},
 }
 ALLOWED["llm"] = set(ALLOWED) - {"bench", "sim", "plan"}
 WIRING = {"cli"}

@@ -11,7 +11,7 @@ import pytest
 from starlette.routing import Route
 
 from scripted import Served, make_text_model
-from tokenmill.server.fields import MAX_DEPTH
+from tokenmill.api.fields import MAX_DEPTH
 from tokenmill.text.fim import FimTokens
 
 USER = {"role": "user", "content": "hi"}

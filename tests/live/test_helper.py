@@ -18,19 +18,10 @@ import pytest
 from serving import alive, wait_until
 
 from scripted import make_text_model
+from tokenmill.api.jobs import CompileGrammar, Encode, Read, Render, Tokenize, unpack, unpack_ids, unpack_rendered
 from tokenmill.core.errors import InvalidRequest, Unavailable
 from tokenmill.helper import parent
 from tokenmill.helper.parent import HelperProcess, materials
-from tokenmill.server.jobs import (
-    CompileGrammar,
-    Encode,
-    Read,
-    Render,
-    Tokenize,
-    unpack,
-    unpack_ids,
-    unpack_rendered,
-)
 from tokenmill.text.chat import ChatTemplate
 from tokenmill.text.grammar.build import to_grammar
 from tokenmill.text.grammar.constraint import Constraint

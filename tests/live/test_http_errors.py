@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scripted import Served
-from tokenmill.server.errors import Fault, anthropic_style, ollama_style, openai_style, style_of
+from tokenmill.api.errors import Fault, anthropic_style, ollama_style, openai_style, style_of
 
 VERSION = {"anthropic-version": "2023-06-01"}
 

@@ -13,10 +13,10 @@ import pytest
 
 import tokenmill.server
 from scripted import Served
+from tokenmill.api.json_encoder import encode_json
 from tokenmill.cli.logs import JSONLines
 from tokenmill.core.masking import Mask
 from tokenmill.server.files.lines import answered, unanswered
-from tokenmill.server.json_encoder import encode_json
 
 SAID = "a\u2028b\u2029c\x85d\u2019é\u0085"
 CHAT: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]}

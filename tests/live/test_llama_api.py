@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from scripted import Served, make_text_model
+from tokenmill.api.llama.settings import with_samplers
 from tokenmill.core.request import SamplingParams
-from tokenmill.server.llama.samplers import with_samplers
 from tokenmill.text.fim import FimTokens
 
 FIM = FimTokens("<|im_start|>", "<|im_end|>", "<|endoftext|>", ends=(0,))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from scripted import Served, make_text_model
+from tokenmill.api.ollama.parse import _messages
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.server.ollama.parse import _messages
 from tokenmill.text.chat import ChatTemplate
 from tokenmill.text.fim import FimTokens
 from tokenmill.text.speech import Speech

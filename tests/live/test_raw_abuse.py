@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from scripted import Served
-from tokenmill.server.fields import MAX_DEPTH
+from tokenmill.api.fields import MAX_DEPTH
 
 STATUS = re.compile(rb"^HTTP/1\.1 (\d{3}) ", re.MULTILINE)
 DEEP = 100_000

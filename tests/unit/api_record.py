@@ -11,14 +11,14 @@ from unittest.mock import AsyncMock, MagicMock, patch
 
 import msgspec
 
+from tokenmill.api.endpoints import ENDPOINTS
+from tokenmill.api.fields import Fields
+from tokenmill.api.messages import parse as messages
+from tokenmill.api.openai.parse import Call, Rules
 from tokenmill.control.tenants.tenant import ADAPTERS
 from tokenmill.core import sampling
 from tokenmill.server.app import Resources, build_app
 from tokenmill.server.config import ServerConfig
-from tokenmill.server.endpoints import ENDPOINTS
-from tokenmill.server.fields import Fields
-from tokenmill.server.messages import parse as messages
-from tokenmill.server.openai import Call, Rules
 from tokenmill.server.openapi.bodies import EXAMPLES
 from tokenmill.server.openapi.schemas import bound
 from tokenmill.server.service import Service
@@ -40,7 +40,7 @@ REWRITING = (
     "ollama.parse.parse_chat",
     "ollama.parse.parse_completion",
     "llama.parse.parse_completion",
-    "llama.inputs.parse_embedding",
+    "llama.parse.parse_embedding",
     "ids.parse.parse_completion",
 )
 """What other APIs' parsers give rewritten bodies to. It reads nothing here: the fields would be those of OpenAI."""
@@ -54,7 +54,7 @@ def fields_of(endpoint: str) -> dict[str, str]:
     found: dict[str, str] = {}
     with _watched(found), contextlib.ExitStack() as stack:
         for name in REWRITING:
-            stack.enter_context(patch(f"tokenmill.server.{name}", return_value=(_CALL, [])))
+            stack.enter_context(patch(f"tokenmill.api.{name}", return_value=(_CALL, [])))
         for body in EXAMPLES[endpoint]:
             ENDPOINTS[endpoint][0](body, Rules(vocab_size=10, fim=_FIM))
     return found

@@ -14,6 +14,12 @@ import pytest
 import api_doc_flags as flags
 import api_doc_words as words
 from make_api_doc import PAGE, page
+from tokenmill.api import pooling, prompts
+from tokenmill.api import unsupported_fields as other_fields
+from tokenmill.api.endpoints import ENDPOINTS
+from tokenmill.api.fields import Fields
+from tokenmill.api.openai import parse as openai
+from tokenmill.api.openai import tokenize as tokenizing
 from tokenmill.cli import main as cli
 from tokenmill.cli.parser import DEFAULT_MODEL
 from tokenmill.control.audit.options import AuditOptions
@@ -21,11 +27,9 @@ from tokenmill.core import config, errors, sampling
 from tokenmill.core.errors import TokenmillError
 from tokenmill.core.units import KiB, MiB
 from tokenmill.node import options
-from tokenmill.server import connection, openai, other_fields, pooling, prompts, service, tokenizing
+from tokenmill.server import connection, service
 from tokenmill.server.bounds import HttpBounds
 from tokenmill.server.config import ServerConfig
-from tokenmill.server.endpoints import ENDPOINTS
-from tokenmill.server.fields import Fields
 from tokenmill.server.openapi import fields, paths
 from tokenmill.server.openapi.bodies import BODIES, EXAMPLES, READ
 from tokenmill.server.openapi.document import told

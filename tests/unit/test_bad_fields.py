@@ -9,10 +9,10 @@ from typing import Any
 import api_record
 import pytest
 
+from tokenmill.api.endpoints import ENDPOINTS
+from tokenmill.api.fields import check_integer
+from tokenmill.api.openai.parse import Rules
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.server.endpoints import ENDPOINTS
-from tokenmill.server.fields import check_integer
-from tokenmill.server.openai import Rules
 from tokenmill.server.openapi.bodies import EXAMPLES
 
 RULES = Rules(vocab_size=10, fim=api_record._FIM)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tokenmill.api.common_fields import FLEX
 from tokenmill.control.tenants.tenant import ANYONE
 from tokenmill.core.errors import ConfigError, InvalidRequest, NotFound, Unavailable
 from tokenmill.core.request import IDLE_PRIORITY
@@ -21,7 +22,6 @@ from tokenmill.server.files.batch import Batch, Wanted
 from tokenmill.server.files.lines import idle
 from tokenmill.server.files.runner import Batches
 from tokenmill.server.files.store import FileRecord, FileStore
-from tokenmill.server.tiers import FLEX
 
 WANTED = Wanted("file-in", "/v1/completions", "24h", None, 3600)
 LINE = b'{"custom_id":"%d","method":"POST","url":"/v1/completions","body":{}}\n'

@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from tokenmill.api import jobs
+from tokenmill.api.openai import tokenize as tokenizing
+from tokenmill.api.responses import items
+from tokenmill.api.responses import parse as outline
 from tokenmill.cli import workers
 from tokenmill.core.units import KiB, MiB
 from tokenmill.net import handshake
 from tokenmill.net.tcp import LinkBounds
-from tokenmill.server import budget, helper, jobs, tokenizing, tokens
-from tokenmill.server.responses import items, outline, store
+from tokenmill.server import budget, helper, tokens
+from tokenmill.server.responses import store
 from tokenmill.text import chat
 from tokenmill.text.grammar import matcher
 from tokenmill.worker import grammars

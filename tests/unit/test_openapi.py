@@ -9,9 +9,9 @@ import api_record
 import jsonschema
 import pytest
 
+from tokenmill.api.endpoints import ENDPOINTS
+from tokenmill.api.openai.parse import Rules
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.server.endpoints import ENDPOINTS
-from tokenmill.server.openai import Rules
 from tokenmill.server.openapi.bodies import EXAMPLES
 from tokenmill.server.openapi.document import document
 from tokenmill.server.openapi.page import render

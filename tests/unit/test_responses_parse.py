@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tokenmill.api.openai.parse import Call, Rules
+from tokenmill.api.responses.parse import parse_continued, parse_response
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.server.openai import Call, Rules
-from tokenmill.server.responses.parse import parse_continued, parse_response
 from tokenmill.text.speech import Speech
 
 RULES = Rules(

@@ -11,14 +11,14 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from scripted import make_text_model
+from tokenmill.api.logprobs import TokenNames
+from tokenmill.api.openai.parse import Rules
+from tokenmill.api.responses.output import item_id, response_of
+from tokenmill.api.responses.parse import parse_response
 from tokenmill.core.errors import EngineFailed
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.server.answer import Answer
-from tokenmill.server.logprobs import TokenNames
-from tokenmill.server.openai import Rules
-from tokenmill.server.responses.output import item_id, response_of
-from tokenmill.server.responses.parse import parse_response
 from tokenmill.server.responses.progress import Progress
 from tokenmill.server.responses.shape import ResponseShape
 from tokenmill.server.tokens import Encoded

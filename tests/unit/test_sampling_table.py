@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tokenmill.api.llama.settings import settings
 from tokenmill.cli.options import SamplingOptions
 from tokenmill.cli.spelling import SPELLED
 from tokenmill.core import sampling
 from tokenmill.core.sampling import COLUMNS, FILTERS, SAMPLERS, SETTINGS, SamplingParams
 from tokenmill.ops.draws import SampleBatch
 from tokenmill.ops.native import available, library
-from tokenmill.server.llama.settings import settings
 
 needs_native = pytest.mark.skipif(available() is not None, reason=str(available()))
 

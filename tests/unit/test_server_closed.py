@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tokenmill.server.closed import closed
+from tokenmill.api.llama_cpp import closed
 
 STRING = {"type": "string"}
 

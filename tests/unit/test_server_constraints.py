@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tokenmill.api.openai.parse import Call, Rules, parse_chat, parse_completion
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.server.openai import Call, Rules, parse_chat, parse_completion
 from tokenmill.text.grammar.constraint import Constraint
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tokenmill.api.fields import MAX_DEPTH, is_deeper, parse_object
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.server.fields import MAX_DEPTH, is_deeper, parse_object
 
 
 @pytest.mark.parametrize(("left", "right"), [(b"[", b"]"), (b'{"a":', b"}"), (b'[{"a":', b"}]")])

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from scripted import make_text_model
-from tokenmill.server.errors import ClientGone
+from tokenmill.api.errors import ClientGone
+from tokenmill.api.jobs import Job
+from tokenmill.api.openai.parse import Conversation
 from tokenmill.server.helper import Caller
-from tokenmill.server.jobs import Job
-from tokenmill.server.openai import Conversation
 from tokenmill.server.tokens import Encoder
 
 

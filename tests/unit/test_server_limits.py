@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from tokenmill.api.errors import headers
 from tokenmill.core.errors import BodyTooLarge, Overloaded
 from tokenmill.core.policy import Refusal
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
-from tokenmill.server.errors import headers
 from tokenmill.server.limits import Limits
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from scripted import make_text_model
+from tokenmill.api.endpoints import ENDPOINTS
+from tokenmill.api.rules import Rules
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.server.endpoints import ENDPOINTS
-from tokenmill.server.rules import Rules
 from tokenmill.text.fim import FimTokens
 from tokenmill.text.speech import Speech
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from tokenmill.api.fields import parse_object
+from tokenmill.api.openai.parse import Rules, parse_chat, parse_completion
+from tokenmill.api.openai.tokenize import parse_detokenize, parse_tokenize
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import EXPORT, IMPORT
-from tokenmill.server.fields import parse_object
-from tokenmill.server.openai import Rules, parse_chat, parse_completion
-from tokenmill.server.tokenizing import parse_detokenize, parse_tokenize
 from tokenmill.text.speech import Speech
 
 RULES = Rules(vocab_size=100, defaults={"temperature": 0.5, "top_k": 7})

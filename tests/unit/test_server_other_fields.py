@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from tokenmill.api import unsupported_fields as other_fields
+from tokenmill.api.fields import Fields
+from tokenmill.api.openai.parse import Rules, parse_chat, parse_completion
+from tokenmill.api.pooling import parse_embedding, parse_rerank, parse_score
+from tokenmill.api.unsupported_fields import RENAMED, Ignored, Refused, Table
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.server import other_fields
-from tokenmill.server.fields import Fields
-from tokenmill.server.openai import Rules, parse_chat, parse_completion
-from tokenmill.server.other_fields import RENAMED, Ignored, Refused, Table
-from tokenmill.server.pooling import parse_embedding, parse_rerank, parse_score
 
 RULES = Rules(vocab_size=100)
 Parse = Callable[[dict[str, Any], Rules], tuple[Any, list[str]]]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tokenmill.api.openai.parse import Rules
+from tokenmill.api.pooling import MAX_INPUTS, parse_embedding, parse_rerank, parse_score
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.server.openai import Rules
-from tokenmill.server.pooling import MAX_INPUTS, parse_embedding, parse_rerank, parse_score
 
 RULES = Rules(vocab_size=100)
 

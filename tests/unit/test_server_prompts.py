@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from scripted import InlineHelper, make_text_model
+from tokenmill.api.openai.parse import Call, Conversation
+from tokenmill.api.prompts import Mixed
 from tokenmill.core.request import SamplingParams
-from tokenmill.server.openai import Call, Conversation
-from tokenmill.server.prompts import Mixed
 from tokenmill.server.tokens import Encoder
 from tokenmill.text.chat import ChatTemplate
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from scripted import make_text_model
+from tokenmill.api.fields import said_as
+from tokenmill.api.llama_cpp import durations
 from tokenmill.core.errors import ContextTooLong, InvalidRequest
 from tokenmill.core.events import Timing
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.server.durations import durations
-from tokenmill.server.renamed import said_as
 from tokenmill.text.choice import Choice
 
 NAMES = {"max_tokens": "options.num_predict", "format.schema": "form", "format": "shape", "input[0]": "prompt"}

@@ -9,13 +9,12 @@ import api_record
 import pytest
 
 from make_api_doc import TABLES
+from tokenmill.api.endpoints import ENDPOINTS
+from tokenmill.api.fields import Fields, nearest
+from tokenmill.api.openai.parse import Rules
+from tokenmill.api.unsupported_fields import RENAMED
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.server.endpoints import ENDPOINTS
-from tokenmill.server.fields import Fields
-from tokenmill.server.openai import Rules
 from tokenmill.server.openapi.bodies import EXAMPLES
-from tokenmill.server.other_fields import RENAMED
-from tokenmill.server.spelling import nearest
 from tokenmill.text.fim import FimTokens
 
 RULES = Rules(vocab_size=10, fim=FimTokens("<p>", "<s>", "<m>"))

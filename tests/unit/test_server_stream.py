@@ -12,13 +12,13 @@ import msgspec
 import pytest
 
 from scripted import attached, make_text_model
+from tokenmill.api.logprobs import TokenNames
+from tokenmill.api.openai.parse import Call
 from tokenmill.core.events import Abort, EngineStats, Output, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.link import LocalEngineEnd
 from tokenmill.server.answer import Answer
 from tokenmill.server.client import EngineClient
-from tokenmill.server.logprobs import TokenNames
-from tokenmill.server.openai import Call
 from tokenmill.server.replies import OpenAIShape
 from tokenmill.server.stream import EventStream
 from tokenmill.server.tokens import Encoded

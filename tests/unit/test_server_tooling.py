@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from tokenmill.api.openai.parse import Call, parse_chat
+from tokenmill.api.parsers import constraint_of
+from tokenmill.api.rules import Rules
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.server.openai import Call, parse_chat
-from tokenmill.server.rules import Rules
-from tokenmill.server.speaking import constraint_of
 from tokenmill.text.grammar.constraint import Thinking
 from tokenmill.text.speech import Speech
 

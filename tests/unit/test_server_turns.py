@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tokenmill.server.turns import Turns
+from tokenmill.helper.fair_queueing import Turns
 
 
 class Jobs:

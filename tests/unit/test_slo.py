@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tokenmill.api.fields import Fields
+from tokenmill.api.slo_fields import read_wish, with_headers
 from tokenmill.control.slo.objectives import Objectives
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.slo import NO_WISH, PROFILES, Targets, Wish, raised, unloaded
 from tokenmill.core.terms import Terms
-from tokenmill.server.fields import Fields
-from tokenmill.server.slo.wishes import read_wish, with_headers
 
 COSTS = Costs(step_s=0.004, row_s=0.001, token_s=0.001, position_s=1e-7)
 

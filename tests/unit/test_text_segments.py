@@ -17,10 +17,10 @@ from tiny_tokenizer import DEFINED, MERGES, SPECIAL, byte_metadata
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
 from scripted import InlineHelper, make_text_model
+from tokenmill.api.openai.parse import Call
 from tokenmill.control.tenants.tenant import Tenant
 from tokenmill.core.request import SamplingParams
 from tokenmill.server.helper import Caller
-from tokenmill.server.openai import Call
 from tokenmill.server.tokens import KNOWN_CHARS, Encoder
 from tokenmill.text import segments, tokenizer
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf

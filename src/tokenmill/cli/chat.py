@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, Protocol
 from rich.console import Console
 from rich.markup import escape
 
+from ..api.openai.shape import delta_of
 from ..core.errors import ConfigError, ContextTooLong, TokenmillError, Unavailable
 from ..llm.llm import LLM
-from ..server.spoken import delta_of
 from ..text.calls import require_tokens
 from .generate import speed
 from .models import progress_bar

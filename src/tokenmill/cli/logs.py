@@ -36,7 +36,7 @@ class JSONLines(logging.Formatter):
     the record's own "facts", and "exception" with the traceback."""
 
     def __init__(self, mask: Mask) -> None:
-        from ..server.json_encoder import IN_TEXT
+        from ..api.json_encoder import IN_TEXT
 
         super().__init__()
         self._mask = mask

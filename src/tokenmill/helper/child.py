@@ -30,8 +30,8 @@ from pathlib import Path
 
 import msgspec
 
+from ..api.jobs import GRAMMAR_S, JOB_BYTES, JOB_S, MAX_RESULT_BYTES, RENDER_BYTES, RENDER_S, Jobs, Materials
 from ..core.errors import InvalidRequest, TokenmillError, Unavailable
-from ..server.jobs import GRAMMAR_S, JOB_BYTES, JOB_S, MAX_RESULT_BYTES, RENDER_BYTES, RENDER_S, Jobs, Materials
 from ..text.chat import ChatTemplate, Renderer
 from ..text.tokenizer import Tokenizer
 

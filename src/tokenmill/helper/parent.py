@@ -23,13 +23,7 @@ from typing import Any
 
 import msgspec
 
-from ..core import errors
-from ..core.errors import BadCheckpoint, EngineFailed, InvalidRequest, TokenmillError, Unavailable
-from ..core.units import MiB
-from ..net.framing import Pipe
-from ..node.heap import trim_heap
-from ..node.machine import oom_kills
-from ..server.jobs import (
+from ..api.jobs import (
     GRAMMAR_S,
     JOB_BYTES,
     JOB_S,
@@ -43,11 +37,17 @@ from ..server.jobs import (
     Render,
     pack,
 )
-from ..server.rules import rules_of
-from ..server.turns import Turns
+from ..api.rules import rules_of
+from ..core import errors
+from ..core.errors import BadCheckpoint, EngineFailed, InvalidRequest, TokenmillError, Unavailable
+from ..core.units import MiB
+from ..net.framing import Pipe
+from ..node.heap import trim_heap
+from ..node.machine import oom_kills
 from ..text.grammar.matcher import BYTES_PER_TOKEN
 from ..text.load import TextModel
 from .child import LENGTH, RESULT, Failure, HelperLaunch, file_stamp
+from .fair_queueing import Turns
 
 NUM_HEAVY = 2
 _END_S = 1.0

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ..api.constraints import structured_outputs
 from ..core.config import check_keys
 from ..core.errors import ConfigError, InvalidRequest
 from ..core.options import options_of, size
@@ -21,7 +22,6 @@ from ..core.units import GiB, parse_bytes
 from ..kv.store.options import TierOptions
 from ..node import foreign
 from ..node.options import EngineOptions, TextOptions
-from ..server.constraints import structured_outputs
 from ..text.grammar.constraint import Constraint
 
 Message = Mapping[str, Any]

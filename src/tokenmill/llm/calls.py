@@ -9,15 +9,15 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+from ..api.conversations import Conversation
+from ..api.errors import from_engine
+from ..api.jobs import render_job, unpack_rendered
+from ..api.parsers import constraint_of, parsers_of
 from ..core.errors import InvalidRequest, ModelNotFound
 from ..core.events import FINISH_ERROR
 from ..core.request import PoolingParams, SamplingParams
 from ..server.beam_search import search
-from ..server.conversations import Conversation
-from ..server.errors import from_engine
 from ..server.grammars import GrammarCompiler
-from ..server.jobs import render_job, unpack_rendered
-from ..server.speaking import constraint_of, parsers_of
 from ..server.vectors import take_vectors
 from ..text.bad_words import bad_word_ids
 from ..text.beams import Beams

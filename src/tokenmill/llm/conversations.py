@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..api.conversations import parse_conversation
+from ..api.fields import Fields
+from ..api.openai.parse import Call
+from ..api.rules import Rules
+from ..api.tools import demand, read_tools
 from ..core.request import SamplingParams
-from ..server.conversations import parse_conversation
-from ..server.fields import Fields
-from ..server.openai import Call
-from ..server.rules import Rules
-from ..server.tooling import demand, read_tools
 from ..text.grammar.constraint import Constraint
 from ..text.load import TextModel
 from .arguments import Message

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..api.openai.shape import delta_of
 from ..core.events import FINISH_LENGTH, FINISH_STOP
 from ..core.request import Request
 from ..core.step import TokenLogprob
-from ..server.spoken import delta_of
 from ..text.beams import Beams
 from ..text.choice import Choice, Piece
 from ..text.parts import Parser, Part

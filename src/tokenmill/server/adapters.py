@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..api.errors import from_engine
 from ..control.models.registry import Keep, keep_nothing
 from ..core.errors import BadCheckpoint, InvalidRequest, ModelNotFound, TokenmillError, Unavailable
 from ..core.events import AdapterLoaded, LoadAdapter, UnloadAdapter
 from ..core.files import FilePart, WantPart
 from .adapter_files import NoPart, read_part
-from .errors import from_engine
 
 _log = logging.getLogger(__name__)
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
+from ..api.logprobs import TextOffsets, TokenNames, chat_logprobs, completion_logprobs
+from ..api.openai.parse import Call
+from ..api.pieces import Work
 from ..control.usage.meter import Tab
 from ..core.policy import ENTERS, Verdict
 from ..core.step import TokenLogprob
 from ..text.choice import Choice, Piece
 from .kv.keeping import Keeper
-from .logprobs import TextOffsets, TokenNames, chat_logprobs, completion_logprobs
-from .openai import Call
-from .pieces import Work
 from .result_cache import Kept
 from .tokens import Encoded
 

@@ -14,6 +14,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from ..api.errors import ClientGone
 from ..control.audit.keys import note_changes
 from ..control.audit.log import AuditLog
 from ..control.kv_store import AskStore, EngineTierMetrics, TierMetrics
@@ -42,7 +43,6 @@ from .audit.routes import routes as audit_routes
 from .client import EngineClient
 from .config import ServerConfig
 from .console.routes import routes as console_routes
-from .errors import ClientGone
 from .files.handover import Handover
 from .files.routes import routes as file_routes
 from .files.runner import Batches

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ..api.errors import from_engine
 from ..core.errors import InvalidRequest, Unavailable
 from ..core.events import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP
 from ..core.request import Request, SamplingParams
@@ -19,7 +20,6 @@ from ..text.choice import Piece
 from .answer import Answer
 from .client import EngineClient
 from .deltas import Delta, Stream
-from .errors import from_engine
 
 
 async def search(

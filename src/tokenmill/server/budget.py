@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..api.jobs import MAX_RESULT_BYTES
 from ..core.units import KiB
 from .config import ServerConfig
-from .jobs import MAX_RESULT_BYTES
 
 REPLY_BYTES = 64 * KiB
 """Of one open request: what was generated and is not sent yet, and the request itself without its prompt."""

@@ -21,10 +21,10 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from ..api.errors import style_of
 from .access_log import log_access
 from .begun import Begun
 from .door import Door
-from .errors import style_of
 from .http import route_of
 from .peers import address_group
 from .refusals import Refusal, judge_head, refusal_bytes, too_large

@@ -13,6 +13,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from ..api.fields import Fields
+from ..api.logprobs import TokenNames
+from ..api.openai.parse import Call
+from ..api.parsers import constraint_of, parsers_of
+from ..api.pieces import in_turns
+from ..api.rules import rules_of
 from ..control.observe.overload import SHORTENED, Shadow, shortened
 from ..control.slo.objectives import Objectives
 from ..control.slo.scorer import Scorer
@@ -33,14 +39,10 @@ from .beam_search import search_call
 from .client import EngineClient
 from .config import SHADOW, ServerConfig
 from .deltas import Stream
-from .fields import Fields
 from .grammars import GrammarCompiler
 from .helper import Caller, Helper, caller_of
 from .kv.keeping import Keeper
 from .limits import Limits, least_tokens, newcomer, wait_ready
-from .logprobs import TokenNames
-from .openai import Call
-from .pieces import in_turns
 from .reading import read_call
 from .result_cache import HEADER as HIT
 from .result_cache import ResultCache
@@ -48,9 +50,7 @@ from .resume.again import ended_stream, line_of, ready_at_last
 from .resume.line import Line
 from .resume.record import KeptCall
 from .routing import routed
-from .rules import rules_of
 from .shape import Shape
-from .speaking import constraint_of, parsers_of
 from .stream import EventStream, WholeReply
 from .terms import bounded, terms_of
 from .tokens import Encoded, Encoder, prompt_text, text_call

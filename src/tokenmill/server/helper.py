@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request as HttpRequest
 
+from ..api.errors import ClientGone
+from ..api.jobs import Job
 from ..control.tenants.tenant import ANYONE, Tenant
-from .errors import ClientGone
-from .jobs import Job
 
 HEAVY_BYTES = 1 << 20
 HEAVY_VALUES = 20_000

@@ -11,6 +11,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..api.errors import Fault, Style, anthropic_style, describe, headers, style_of
+from ..api.json_encoder import encode_json
 from ..control.observe.call_context import CALL
 from ..control.tenants.access import Access, Credential
 from ..control.tenants.keys import digest_of
@@ -18,8 +20,6 @@ from ..control.tenants.tenant import ADAPTERS, ANYONE, NO_LIMITS, OPERATOR
 from ..core.errors import AuthenticationFailed, EngineFailed, Forbidden, TokenmillError
 from ..core.masking import Mask
 from .clients import Clients
-from .errors import Fault, Style, anthropic_style, describe, headers, style_of
-from .json_encoder import encode_json
 from .visitors import Visitors
 
 OPEN_PATHS = frozenset(

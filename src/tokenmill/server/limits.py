@@ -8,6 +8,8 @@ from typing import NoReturn
 
 from starlette.requests import Request as HttpRequest
 
+from ..api.errors import ClientGone, told_s
+from ..api.openai.parse import Call
 from ..cluster.admission import PREDICTED, BoundedWait
 from ..cluster.desk import held_tokens
 from ..control.tenants.quotas import Quotas
@@ -21,9 +23,7 @@ from ..core.slo import OFF
 from .client import EngineClient
 from .config import SHADOW, ServerConfig
 from .encodings import decode_body
-from .errors import ClientGone, told_s
 from .helper import Caller
-from .openai import Call
 
 MAX_OF_CALL = 1024
 """Choices of one call."""

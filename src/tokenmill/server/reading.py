@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ..api.endpoints import ENDPOINTS, parse_body
+from ..api.fields import parse_object
+from ..api.jobs import Read, unpack, unpack_ids
+from ..api.openai.parse import Rules
 from ..core.errors import BodyTooLarge
 from ..text.standins import Rendered
-from .endpoints import ENDPOINTS, parse_body
-from .fields import parse_object
 from .helper import Caller, Helper, is_heavy
-from .jobs import Read, unpack, unpack_ids
-from .openai import Rules
 
 Check = Callable[[dict[str, Any]], Any]
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ..api.errors import Fault, Style, openai_style
+from ..api.json_encoder import encode_json
 from .bounds import HttpBounds
-from .errors import Fault, Style, openai_style
-from .json_encoder import encode_json
 
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 _REASONS = {

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..api.errors import describe
+from ..api.json_encoder import encode_json
+from ..api.logprobs import prompt_logprobs
+from ..api.openai.shape import delta_of, message_of
+from ..api.pieces import Work
+from ..api.tools import FUNCTION_CALL
 from ..core.errors import TokenmillError
 from ..core.events import FINISH_STOP
 from ..core.request import EXPORT
 from ..core.step import TokenLogprob
 from ..text.choice import Choice, Piece
 from .answer import Answer
-from .errors import describe
-from .json_encoder import encode_json
-from .logprobs import prompt_logprobs
-from .pieces import Work
-from .spoken import delta_of, message_of
-from .tooling import FUNCTION_CALL
 
 _PREFIX, _END = b"data: ", b"\n\n"
 _CHOICES_AT_ONCE = 8

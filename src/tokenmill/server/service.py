@@ -11,6 +11,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .. import __version__
+from ..api.errors import anthropic_style
+from ..api.fields import Fields
 from ..control.kv_store import TierMetrics
 from ..control.models.registry import ModelBook
 from ..control.observe.metrics import render
@@ -19,8 +21,6 @@ from ..control.workers.metrics import WorkerMetrics
 from ..core.errors import InvalidRequest, Overloaded, TokenmillError, Unavailable
 from ..text.standins import Rendered
 from .adapters import ServedAdapter
-from .errors import anthropic_style
-from .fields import Fields
 from .generation import Generation
 from .helper import caller_of
 from .http import JSONReply, error_reply, style_for

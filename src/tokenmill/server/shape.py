@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from ..api.pieces import Work
 from ..core.errors import TokenmillError
 from ..text.choice import Choice, Piece
 from .answer import Answer
-from .pieces import Work
 
 
 class Chunks(Protocol):

@@ -19,6 +19,9 @@ from functools import partial
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from ..api.errors import ClientGone, from_engine
+from ..api.logprobs import ENTRIES_AT_ONCE
+from ..api.pieces import in_turns
 from ..control.observe.metrics import Metrics
 from ..core.errors import EngineFailed, TokenmillError, Unavailable
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Output
@@ -26,9 +29,6 @@ from ..text.choice import Choice, Piece
 from .answer import Answer
 from .begun import Begun
 from .deltas import Stream
-from .errors import ClientGone, from_engine
-from .logprobs import ENTRIES_AT_ONCE
-from .pieces import in_turns
 from .resume.line import Line
 from .shape import Chunks, Shape
 

@@ -13,15 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ..core.errors import InvalidRequest
-from ..core.terms import Terms
-from ..text.bad_words import bad_word_ids
-from ..text.breakers import breaker_ids
-from ..text.calls import TextCall
-from ..text.load import TextModel
-from ..text.standins import Rendered
-from .helper import Caller, Helper
-from .jobs import (
+from ..api.jobs import (
     Encode,
     EncodeInputs,
     Tokenize,
@@ -32,9 +24,17 @@ from .jobs import (
     unpack_inputs,
     unpack_rendered,
 )
-from .openai import Call, Conversation
-from .prompts import Mixed, Prompt
-from .tokenizing import MAX_TOKENIZE_CHARS, tokenize_body
+from ..api.openai.parse import Call, Conversation
+from ..api.openai.tokenize import MAX_TOKENIZE_CHARS, tokenize_body
+from ..api.prompts import Mixed, Prompt
+from ..core.errors import InvalidRequest
+from ..core.terms import Terms
+from ..text.bad_words import bad_word_ids
+from ..text.breakers import breaker_ids
+from ..text.calls import TextCall
+from ..text.load import TextModel
+from ..text.standins import Rendered
+from .helper import Caller, Helper
 
 THREAD_CHARS = 2_000
 """Texts of more characters than this are encoded in a thread. Many short lines take over a microsecond each."""

@@ -18,6 +18,10 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..api.common_fields import with_class
+from ..api.errors import from_engine
+from ..api.openai.parse import Rules
+from ..api.pooling import PoolingCall
 from ..control.usage.meter import Meter
 from ..control.usage.record import Account
 from ..core.errors import InvalidRequest, Unavailable
@@ -30,17 +34,13 @@ from ..text.load import TextModel
 from .client import EngineClient
 from .config import ServerConfig
 from .deltas import Stream
-from .errors import from_engine
 from .helper import Caller, Helper, caller_of
 from .http import JSONReply
 from .limits import Limits, newcomer, wait_ready
-from .openai import Rules
-from .pooling import PoolingCall
 from .reading import read_call
 from .result_cache import HEADER as HIT
 from .result_cache import ResultCache
 from .stream import watched
-from .tiers import with_class
 from .tokens import Encoder
 
 

@@ -9,14 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ...api.constraints import read_constraint
+from ...api.fields import Fields
 from ...bench.engine import Demand, run
 from ...bench.machine import peak_memory
 from ...core.errors import ConfigError
 from ...core.request import SamplingParams
 from ...formats.hub import resolve_model
 from ...llm.llm import LLM
-from ...server.constraints import read_constraint
-from ...server.fields import Fields
 from ...text.grammar.build import to_grammar
 from ..expert_load import write_load
 from ..models import progress_bar

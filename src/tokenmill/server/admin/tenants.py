@@ -12,13 +12,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...api.fields import Fields
 from ...control.tenants.access import Access
 from ...control.tenants.records import KeyRecord
 from ...control.tenants.settings import TenantSettings
 from ...control.tenants.store import TenantStore
 from ...control.tenants.tenant import ADMIN
 from ...core.errors import ConfigError, InvalidRequest, NotFound
-from ..fields import Fields
 from ..http import JSONReply
 from ..limits import Limits
 from ..reading import parse_small

@@ -8,10 +8,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...api.fields import Fields
 from ...control.workers.roster import POOL_NAME, POOL_RULE, READY, Worker
 from ...core.errors import InvalidRequest, NotFound
 from ..client import EngineClient
-from ..fields import Fields
 from ..http import JSONReply
 from ..limits import Limits
 from ..reading import parse_small

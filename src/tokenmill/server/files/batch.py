@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from ...api.fields import Fields
 from ...core.errors import InvalidRequest
-from ..fields import Fields
 from .lines import ENDPOINTS, Fault
 
 WINDOWS = {"24h": 24 * 3600}

@@ -11,10 +11,10 @@ from typing import IO, Any, NamedTuple
 
 import msgspec
 
+from ...api.common_fields import FLEX
+from ...api.json_encoder import encode_json
 from ...core.request import IDLE_PRIORITY
 from ...core.units import format_bytes
-from ..json_encoder import encode_json
-from ..tiers import FLEX
 
 ENDPOINTS = (
     "/v1/responses",

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ...api.errors import ClientGone
 from ...core.errors import InvalidRequest, Unavailable
-from ..errors import ClientGone
 from ..generation import Generation
 from ..http import JSONReply
 from ..reading import parse_small

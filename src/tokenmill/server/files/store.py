@@ -24,10 +24,10 @@ from typing import IO, TypeVar
 
 import msgspec
 
+from ...api.json_encoder import encode_json
 from ...core.errors import InvalidRequest, NotFound, Unavailable
 from ...core.units import GiB, MiB, format_bytes
 from ...state.database import Damaged, cannot_use
-from ..json_encoder import encode_json
 from .batch import Batch
 
 MAX_FILE_BYTES = 200 * MiB

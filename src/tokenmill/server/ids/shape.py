@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
+from ...api.errors import describe
+from ...api.json_encoder import encode_json
+from ...api.logprobs import ENTRIES_AT_ONCE, chat_logprobs, prompt_logprobs
+from ...api.pieces import Work
 from ...core.errors import TokenmillError
 from ...core.step import TokenLogprob
 from ...text.choice import Choice, Piece
 from ..answer import Answer
-from ..errors import describe
-from ..json_encoder import encode_json
-from ..logprobs import ENTRIES_AT_ONCE, chat_logprobs, prompt_logprobs
-from ..pieces import Work
 from ..replies import DONE
 
 _PREFIX, _END = b"data: ", b"\n\n"

@@ -14,10 +14,10 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from ...api.fields import Fields
 from ...control.workers.roster import READY
 from ...core.errors import InvalidRequest, NotFound
 from ..client import EngineClient
-from ..fields import Fields
 from ..http import JSONReply
 from ..scopes import require_local_admin
 from .wanted import WantedKV

@@ -8,13 +8,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...api.fields import Fields, parse_object
 from ...control.kv_store import FOR_EVER, AskStore, stored_prefix
 from ...control.tenants.access import Access
 from ...control.tenants.tenant import Tenant
 from ...core.block import split_keys
 from ...core.errors import InvalidRequest, NotFound
 from ...core.tiers import TIERS
-from ..fields import Fields, parse_object
 from ..generation import Generation
 from ..helper import Caller, caller_of
 from ..http import JSONReply

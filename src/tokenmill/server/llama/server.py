@@ -13,16 +13,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from ... import __version__
+from ...api.fields import said_as
+from ...api.llama.settings import settings
+from ...api.pooling import PoolingCall
 from ...core.errors import InvalidRequest, Unavailable
 from ...core.request import SamplingParams
 from ...text.calls import Input
 from ..generation import Generation
 from ..helper import caller_of
 from ..http import JSONReply
-from ..pooling import PoolingCall
-from ..renamed import said_as
 from ..vectors import VectorService, floats
-from .settings import settings
 
 
 class About:

@@ -7,13 +7,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from ...api.messages.parse import renamed
 from ...core.errors import InvalidRequest
 from ...text.calls import require_tokens
 from ..generation import Generation
 from ..helper import caller_of
 from ..http import JSONReply
 from ..limits import wait_ready
-from .parse import renamed
 from .shape import MessageShape
 
 _SHAPE = MessageShape()

@@ -10,15 +10,15 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ...api.errors import anthropic_style, describe
+from ...api.json_encoder import encode_json
+from ...api.pieces import Work
 from ...core.errors import TokenmillError
 from ...core.events import FINISH_LENGTH
 from ...text.choice import Choice, Piece
 from ...text.parts import CallArguments, CallStart, Content, Part, Reasoning
 from ..answer import Answer
-from ..errors import anthropic_style, describe
-from ..json_encoder import encode_json
 from ..partial_json import read_object
-from ..pieces import Work
 
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'

@@ -16,14 +16,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ...api.errors import ClientGone
+from ...api.json_encoder import encode_json
 from ...control.models.canaries import Canaries, Canary
 from ...control.models.registry import ModelBook, ServedModel
 from ...core.errors import ModelNotFound, TokenmillError
 from ...core.ports import Clock
-from ..errors import ClientGone
 from ..helper import HEAVY_BYTES
 from ..http import route_of
-from ..json_encoder import encode_json
 from ..limits import Limits
 from .local import LocalModel
 from .replay import unread

@@ -8,12 +8,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...api.fields import Fields
 from ...cluster.canary import Rules, Version
 from ...control.models.canaries import Canaries
 from ...control.models.registry import ModelBook
 from ...core.errors import BadCheckpoint, ConfigError, FetchError, InvalidRequest, NotFound
 from ...core.slo import Targets
-from ..fields import Fields
 from ..http import JSONReply
 from ..limits import Limits
 from ..reading import parse_small

@@ -12,6 +12,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from ...api.json_encoder import encode_json
+from ...api.pieces import in_turns
 from ...control.observe.book import NUM_ENDED, Record
 from ...control.observe.happenings import NUM_KEPT
 from ...control.observe.monitor import Monitor
@@ -24,8 +26,6 @@ from ...core.flight import NUM_STEPS, Flight, reading
 from ...core.ports import Clock
 from ..client import EngineClient
 from ..http import JSONReply
-from ..json_encoder import encode_json
-from ..pieces import in_turns
 from ..scopes import require_operator
 from .load import load_body
 

@@ -13,9 +13,9 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
+from ...api.fields import Fields
 from ...core.errors import InvalidRequest
 from ...text.calls import context_limit
-from ..fields import Fields
 from ..generation import Generation
 from ..http import JSONReply
 from ..reading import parse_small

@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ...api.errors import describe, ollama_style
+from ...api.json_encoder import encode_json
+from ...api.llama_cpp import durations
+from ...api.logprobs import chat_entries
+from ...api.pieces import Work
 from ...core.errors import TokenmillError
 from ...core.step import TokenLogprob
 from ...text.choice import Choice, Piece
 from ...text.parts import CallArguments, CallStart, Content, Part, Reasoning
 from ..answer import Answer
-from ..durations import durations
-from ..errors import describe, ollama_style
-from ..json_encoder import encode_json
-from ..logprobs import chat_entries
-from ..pieces import Work
 from .form import nanoseconds, timestamp
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp
 
+from ...api.fields import said_as
+from ...api.pooling import PoolingCall
 from ...text.calls import Input
-from ..pooling import PoolingCall
-from ..renamed import said_as
 from ..vectors import VectorService, floats
 from .form import nanoseconds, tagged
 

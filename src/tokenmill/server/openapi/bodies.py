@@ -77,7 +77,7 @@ READ: dict[str, tuple[Told, ...]] = {
     "messages": (others.MESSAGES,),
     "count_tokens": (others.MESSAGES,),
 }
-"""What is said of the fields that a parser reads (server/endpoints.py)."""
+"""What is said of the fields that a parser reads (api/endpoints.py)."""
 _MESSAGES = [{"role": "user", "content": "hi"}]
 _ANTHROPIC: list[dict[str, Any]] = [
     {

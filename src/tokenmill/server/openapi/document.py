@@ -6,14 +6,14 @@ import copy
 import re
 from typing import Any
 
+from ...api.endpoints import ENDPOINTS
+from ...api.errors import STYLES, Fault, openai_style, style_of
+from ...api.openai.parse import Rules
 from ...control.tenants.settings import TenantSettings
 from ...core.errors import InvalidRequest
 from ...core.options import options_of
 from ...text.fim import FimTokens
-from ..endpoints import ENDPOINTS
-from ..errors import STYLES, Fault, openai_style, style_of
 from ..http import is_open
-from ..openai import Rules
 from . import fields, paths
 from . import fields_of_others as others
 from .bodies import BODIES, EXAMPLES, LINES, LISTS, READ
@@ -33,7 +33,7 @@ _OTHERS: dict[str, tuple[Told, list[str]]] = {
     "batch": (others.BATCH, ["input_file_id", "endpoint", "completion_window"]),
     **{name: (told_of, []) for name, told_of in others.KV.items()},
 }
-"""Bodies that no parser of server/endpoints.py reads, and what they must have."""
+"""Bodies that no parser of api/endpoints.py reads, and what they must have."""
 
 
 def told(endpoint: str) -> Told:

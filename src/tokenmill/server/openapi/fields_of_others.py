@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..messages.parse import PASSED
+from ...api.messages.parse import PASSED
 from .fields import ANSWER, CHAT, SAMPLING, Told
 
 _AS_CHAT = ANSWER | SAMPLING | CHAT

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ... import __version__
-from ..json_encoder import encode_json
+from ...api.json_encoder import encode_json
 from .document import document as make_document
 from .page import STYLE, render
 

@@ -18,8 +18,8 @@ from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ...api.errors import ClientGone
 from ...core.errors import BodyTooLarge, InvalidRequest, KeyReused, TokenmillError
-from ..errors import ClientGone
 from ..helper import Caller
 from ..http import error_reply, route_of
 from ..limits import Limits

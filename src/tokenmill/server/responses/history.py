@@ -6,12 +6,12 @@ import asyncio
 
 import msgspec
 
+from ...api.jobs import Skim
+from ...api.json_encoder import encode_json
+from ...api.responses.output import response_of
+from ...api.responses.parse import outline_of, unpack_outline
 from ...core.errors import InvalidRequest, PreviousResponseNotFound
 from ..helper import Caller, Helper, is_heavy
-from ..jobs import Skim
-from ..json_encoder import encode_json
-from .outline import outline_of, unpack_outline
-from .output import response_of
 from .store import MAX_CHAIN, Record, ResponseStore
 
 _decode = msgspec.json.decode

@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
+from ...api.common_fields import FLEX
+from ...api.json_encoder import encode_json
+from ...api.logprobs import chat_logprobs
+from ...api.pieces import Work
+from ...api.responses.items import Item
+from ...api.responses.output import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, Output, item_id
 from ...core.errors import InvalidRequest, Overloaded, TokenmillError
 from ...core.events import FINISH_LENGTH
 from ...text.choice import Piece
 from ..answer import Answer
-from ..json_encoder import encode_json
-from ..logprobs import chat_logprobs
-from ..pieces import Work
-from ..tiers import FLEX
-from .items import Item
-from .output import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, Output, item_id
 
 CANCELLED, FAILED = "cancelled", "failed"
 _HEAD, _TAIL = len(b'{"content":'), len(b"}")

@@ -13,6 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ...api.fields import said_as
+from ...api.json_encoder import encode_json
+from ...api.openai.parse import Call
+from ...api.responses.parse import INCLUDES
 from ...core.errors import ContextTooLong, InvalidRequest, NotFound, TokenmillError, Unavailable
 from ...text.calls import require_tokens
 from ...text.standins import Rendered
@@ -20,13 +24,9 @@ from ..deltas import Stream
 from ..generation import Generation
 from ..helper import caller_of
 from ..http import JSONReply
-from ..json_encoder import encode_json
 from ..limits import wait_ready
-from ..openai import Call
-from ..renamed import said_as
 from ..resume.again import line_of
 from .history import earlier_items, id_of, with_history
-from .parse import INCLUDES
 from .progress import Progress
 from .shape import PREFIX, ResponseShape
 from .store import Record, ResponseStore

@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
+from ...api.json_encoder import encode_json
+from ...api.pieces import Work
+from ...api.responses.output import Event
 from ...core.errors import TokenmillError
 from ...text.choice import Choice, Piece
 from ...text.parts import Content
 from ..answer import Answer
-from ..json_encoder import encode_json
-from ..pieces import Work
-from .output import Event
 from .progress import Progress
 
 PREFIX = "resp_"

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...api.openai.parse import Call
 from ...core.errors import ContextTooLong
 from ...text.calls import context_limit
 from ..generation import Generation
 from ..helper import Caller
 from ..limits import wait_ready
-from ..openai import Call
 
 
 async def fitted(call: Call, generation: Generation, caller: Caller) -> Call:

@@ -1,0 +1,1 @@
+"""Ollama's API: lines of JSON instead of events, options under its names, durations in nanoseconds."""

@@ -1,0 +1,1 @@
+"""OpenAI's API, with vLLM's fields and endpoints beside it: chat, completions, /tokenize and /detokenize."""
