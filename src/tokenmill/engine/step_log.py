@@ -74,7 +74,7 @@ class StepLog:
         for output in outputs:
             seq = None if output.finish_reason is None else self._open.pop(output.request_id, None)
             if seq is not None:
-                self._writer.request(_record(seq, now))
+                self._writer.request(_record_step(seq, now))
         if self._beside is not None:
             self._beside.told(outputs, now)
 
@@ -84,7 +84,7 @@ class StepLog:
         self._open[seq.request.id] = seq
 
 
-def _record(seq: Sequence, ended_s: float) -> TimedRequest:
+def _record_step(seq: Sequence, ended_s: float) -> TimedRequest:
     return TimedRequest(
         seq.number, seq.request.arrival_s, seq.first_scheduled_s, max(0.0, seq.first_token_s), ended_s, seq.num_prompt,
         min(max(0, seq.num_cached), seq.num_prompt), seq.num_output, seq.num_preemptions,
