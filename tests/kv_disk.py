@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tokenmill.core.tier_jobs import DropFrom, LoadFrom, SaveTo
-from tokenmill.core.tiers import DISK, NO_PLACE, BlockFacts, TierEntry, TierKey
+from tokenmill.core.tiers import DISK, NO_PLACE, BlockFacts, DropFrom, LoadFrom, SaveTo, TierEntry, TierKey
 from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.disk.tier import DiskTier
 

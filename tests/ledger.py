@@ -20,9 +20,8 @@ from tokenmill.kv.blocks.groups import Match
 from tokenmill.sched.admission import blocks_for
 from tokenmill.sched.policies import Policies, slack
 from tokenmill.sched.queue import WaitingQueue
-from tokenmill.sched.rank import seniority
 from tokenmill.sched.scheduler import compose_step
-from tokenmill.sched.service import Service
+from tokenmill.sched.service import Service, seniority
 
 
 def queue_with(*sequences: Sequence) -> WaitingQueue:

@@ -17,8 +17,7 @@ from tokenmill.core.events import Ready
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import PlanRow, RowResult, StepPlan, StepResult
 from tokenmill.core.terms import USUAL, Terms
-from tokenmill.engine.build import build_engine
-from tokenmill.engine.link import local_link
+from tokenmill.engine.build import build_engine, local_link
 from tokenmill.sched.admission import max_running
 from tokenmill.sched.policies import ORDERS
 from tokenmill.server.client import EngineClient

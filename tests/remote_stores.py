@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from ports import free_port
-from tokenmill.core.tier_jobs import LoadFrom, LookIn, SaveTo, Tier
-from tokenmill.core.tiers import NO_PLACE, BlockFacts, TierKey
+from tokenmill.core.tiers import NO_PLACE, BlockFacts, LoadFrom, LookIn, SaveTo, Tier, TierKey
 from tokenmill.kv.transfer.checksum import block_sum
 
 BLOCK_BYTES = (24 * 1024, 5000)

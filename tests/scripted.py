@@ -36,9 +36,8 @@ from tokenmill.core.errors import BadCheckpoint
 from tokenmill.core.events import Ready, WorkerFacts
 from tokenmill.core.step import Introduction, RowResult, StepPlan, StepResult, TokenLogprob
 from tokenmill.core.tiers import TierFacts
-from tokenmill.engine.build import build_engine
-from tokenmill.engine.flight import FlightRecorder
-from tokenmill.engine.link import LocalEngineEnd, local_link
+from tokenmill.engine.build import LocalEngineEnd, build_engine, local_link
+from tokenmill.engine.recorders import FlightRecorder
 from tokenmill.helper.parent import HelperProcess, materials
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.entropy import new_id, new_seed

@@ -12,19 +12,6 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tokenmill.core.tier_jobs import (
-    DropFrom,
-    Gone,
-    LoadFrom,
-    LookIn,
-    Said,
-    SaveTo,
-    Tick,
-    TierInput,
-    TierJob,
-    TierJobEnded,
-    TierOpened,
-)
 from tokenmill.core.tiers import (
     DISK,
     HOST,
@@ -32,16 +19,27 @@ from tokenmill.core.tiers import (
     PEER,
     REMOTE,
     BlockFacts,
+    DropFrom,
     Fetch,
     Fetched,
     Find,
     Found,
+    Gone,
     Granted,
     Leased,
+    LoadFrom,
+    LookIn,
+    Said,
+    SaveTo,
     Store,
     Stored,
+    Tick,
     TierEntry,
+    TierInput,
+    TierJob,
+    TierJobEnded,
     TierKey,
+    TierOpened,
     Told,
     Written,
 )

@@ -26,8 +26,7 @@ import threading
 import time
 from pathlib import Path
 
-from tokenmill.core.tier_jobs import LoadFrom, SaveTo
-from tokenmill.core.tiers import DISK, NO_PLACE, BlockFacts, TierKey
+from tokenmill.core.tiers import DISK, NO_PLACE, BlockFacts, LoadFrom, SaveTo, TierKey
 from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.disk.extent import ENTRY_BYTES, PAGE_BYTES, Entry
 from tokenmill.kv.transfer.disk.io import write_entries

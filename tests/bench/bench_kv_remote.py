@@ -34,8 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ports import free_port
 from remote_stores import KEY, RedisServer, S3Server
-from tokenmill.core.tier_jobs import LoadFrom, LookIn, SaveTo, Tier
-from tokenmill.core.tiers import NO_PLACE, BlockFacts, TierKey
+from tokenmill.core.tiers import NO_PLACE, BlockFacts, LoadFrom, LookIn, SaveTo, Tier, TierKey
 from tokenmill.core.units import MiB
 from tokenmill.kv.store.child import KVStoreProcess
 from tokenmill.kv.store.options import TierOptions

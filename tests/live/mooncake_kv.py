@@ -21,8 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import mooncake
 
 from remote_stores import BLOCK_BYTES, KEY, Host, block, look, sum_of
-from tokenmill.core.tier_jobs import DropFrom
-from tokenmill.core.tiers import NO_PLACE, TierKey
+from tokenmill.core.tiers import NO_PLACE, DropFrom, TierKey
 from tokenmill.kv.transfer.remote import RemoteTier
 from tokenmill.kv.transfer.remote.sealed import Limits
 from tokenmill.kv.transfer.remote.tier import Names, open_backend

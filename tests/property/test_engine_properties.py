@@ -16,7 +16,7 @@ from tokenmill.core.block import full_groups, window_group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.sched.fitting import chunk_size
+from tokenmill.sched.budget import chunk_size
 from tokenmill.sim.run import run_scenario
 from tokenmill.sim.workload import EOS, Arrival, Cancellation, Scenario
 

@@ -13,9 +13,8 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.effects import GiveBack, JobEnded, Relax
 from tokenmill.core.events import Drain, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.engine.build import build_engine
+from tokenmill.engine.build import build_engine, local_link
 from tokenmill.engine.journal import Handled
-from tokenmill.engine.link import local_link
 from tokenmill.kv.blocks.manager import BlockManager
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.ops.reference import ReferenceOps

@@ -17,8 +17,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.events import FINISH_MOVED, Abort, Drain, StepOutputs, Submit
 from tokenmill.core.moves import Continue, KVSource, Moved, Offer, PullBlocks, Release, SendBlocks, Staged, Yield
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.engine.build import build_engine
-from tokenmill.engine.link import LocalFrontEnd, local_link
+from tokenmill.engine.build import LocalFrontEnd, build_engine, local_link
 from tokenmill.kv.connector.worker.moves import PeerMoves
 from tokenmill.kv.transfer.peer import client
 from tokenmill.models import registry

@@ -16,8 +16,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.effects import StoreOpened
 from tokenmill.core.events import Drain, Output, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.engine.build import build_engine
-from tokenmill.engine.link import local_link
+from tokenmill.engine.build import build_engine, local_link
 from tokenmill.kv.connector.worker import transfers
 from tokenmill.kv.transfer.saved.folder import KVFolder
 from tokenmill.models import registry

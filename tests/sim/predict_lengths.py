@@ -14,7 +14,7 @@ from pathlib import Path
 
 from traces import NAMES, rows_of
 
-from tokenmill.cluster.lengths import Lengths, bucket_of
+from tokenmill.cluster.length_predictor import Lengths, bucket_of
 from tokenmill.core.events import FINISH_STOP
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.terms import Terms

@@ -12,9 +12,8 @@ from tokenmill.core.cost import Work
 from tokenmill.core.events import Drain, Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step_records import SIZE, LogFacts, Machine, StepRecords, StepWriter, read_steps
-from tokenmill.engine.build import build_engine
-from tokenmill.engine.link import local_link
-from tokenmill.engine.step_log import StepLog
+from tokenmill.engine.build import build_engine, local_link
+from tokenmill.engine.recorders import StepLog
 from tokenmill.plan.fit.logs import fit
 from tokenmill.sim.calibrated import Calibrated, Curve, Line
 from tokenmill.sim.loop import VirtualLoop

@@ -12,9 +12,9 @@ import pytest
 from simtest.cluster import run_seed
 from tokenmill.cluster.entry import Entry
 from tokenmill.cluster.events import Left
+from tokenmill.cluster.failures import Suspects
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.cluster.placing import Placing
-from tokenmill.cluster.suspects import Suspects
 from tokenmill.core.request import Request
 from tokenmill.sim.executor import Violation
 from tokenmill.sim.loop import Deadlock, TimeLimit

@@ -10,7 +10,7 @@ import pytest
 
 from tokenmill.core.request import IDLE_PRIORITY
 from tokenmill.engine.journal import Planned
-from tokenmill.sched.spare import EVERY
+from tokenmill.sched.budget import EVERY
 from tokenmill.sim.run import run_scenario
 from tokenmill.sim.workload import Arrival, Scenario, make_scenario
 

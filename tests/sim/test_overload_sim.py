@@ -18,8 +18,7 @@ from tokenmill.core.errors import Overloaded
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import PlanRow, StepPlan, StepResult
 from tokenmill.core.terms import Terms
-from tokenmill.engine.build import build_engine
-from tokenmill.engine.link import local_link
+from tokenmill.engine.build import build_engine, local_link
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.limits import Limits, newcomer

@@ -11,10 +11,12 @@ from tokenmill.core.effects import JobEnded
 from tokenmill.core.outputs import exported
 from tokenmill.core.sequence import Sequence, Status
 from tokenmill.core.step import Introduction
-from tokenmill.engine import check, commit, ledger, state
-from tokenmill.engine.ledger import StepLedger
+from tokenmill.engine import commit, state
+from tokenmill.engine import state as check
+from tokenmill.engine import step_builder as ledger
 from tokenmill.engine.shell import EngineShell
 from tokenmill.engine.state import EngineState
+from tokenmill.engine.step_builder import StepLedger
 from tokenmill.kv.blocks import groups, manager
 from tokenmill.kv.blocks.allocator import BlockAllocator
 from tokenmill.kv.blocks.fetch import Claim
@@ -25,7 +27,7 @@ from tokenmill.kv.connector.scheduler import saves
 from tokenmill.kv.connector.scheduler.saves import Saves, _Save
 from tokenmill.kv.connector.scheduler.transfers import Transfers
 from tokenmill.sched import scheduler
-from tokenmill.sched.giving_way import GivingWay
+from tokenmill.sched.preemption import GivingWay
 from tokenmill.sim.run import run_seed
 
 NUM_SEEDS = 25

@@ -13,8 +13,7 @@ from topologies import flat
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError
-from tokenmill.core.tier_jobs import LoadFrom, SaveTo
-from tokenmill.core.tiers import BlockFacts
+from tokenmill.core.tiers import BlockFacts, LoadFrom, SaveTo
 from tokenmill.sim.fabric import Fabric
 from tokenmill.sim.fields import Fields
 from tokenmill.sim.loop import VirtualLoop

@@ -16,8 +16,7 @@ from tokenmill.core.effects import StoreOpened
 from tokenmill.core.events import Drain, EngineStats, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.tiers import DISK, HOST, TierFacts
-from tokenmill.engine.build import build_engine
-from tokenmill.engine.link import local_link
+from tokenmill.engine.build import build_engine, local_link
 from tokenmill.kv.connector.scheduler import load_or_recompute
 from tokenmill.kv.tiers.config import TierConfig
 from tokenmill.sim.executor import ToyExecutor

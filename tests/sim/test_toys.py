@@ -24,9 +24,10 @@ from tokenmill.core.block import KEY_BYTES, cross_group, state_group
 from tokenmill.core.embeds import Embeds
 from tokenmill.core.sequence import Sequence
 from tokenmill.core.step import RowResult
-from tokenmill.engine import commit, ledger
-from tokenmill.engine.ledger import StepLedger
+from tokenmill.engine import commit
+from tokenmill.engine import step_builder as ledger
 from tokenmill.engine.state import EngineState
+from tokenmill.engine.step_builder import StepLedger
 from tokenmill.kv.blocks import encoder, hashing
 from tokenmill.kv.blocks.encoder import EncoderLedger
 from tokenmill.sim import executor, run

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.core.tier_jobs import DropFrom, LoadFrom, LookIn, SaveTo, Tier
-from tokenmill.core.tiers import NO_PLACE, BlockFacts, TierEntry
+from tokenmill.core.tiers import NO_PLACE, BlockFacts, DropFrom, LoadFrom, LookIn, SaveTo, Tier, TierEntry
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.tiers import GARBAGE, NO_FAULTS, Medium, Pace, TierFaults, VirtualTier
 

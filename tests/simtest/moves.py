@@ -34,9 +34,8 @@ from tokenmill.core.events import (
 )
 from tokenmill.core.moves import Continue, KVSource, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
 from tokenmill.core.request import Request
-from tokenmill.engine.build import build_engine
+from tokenmill.engine.build import LocalFrontEnd, build_engine, local_link
 from tokenmill.engine.journal import Entry, Handled
-from tokenmill.engine.link import LocalFrontEnd, local_link
 from tokenmill.engine.replay import replay
 from tokenmill.engine.shell import EngineShell
 from tokenmill.kv.blocks.hashing import extend_keys, root_key

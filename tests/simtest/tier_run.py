@@ -22,9 +22,8 @@ from tokenmill.core.events import Abort, Drain, Output, StepOutputs, Submit
 from tokenmill.core.ports import FrontEnd
 from tokenmill.core.request import EXPORT, IMPORT, Request
 from tokenmill.core.tiers import DISK, HOST, REMOTE, TierFacts
-from tokenmill.engine.build import build_engine
+from tokenmill.engine.build import build_engine, local_link
 from tokenmill.engine.journal import Entry, Planned
-from tokenmill.engine.link import local_link
 from tokenmill.engine.replay import Replayed, replay
 from tokenmill.engine.shell import EngineShell
 from tokenmill.kv.tiers.config import TierConfig

@@ -14,8 +14,7 @@ import pytest
 from adapters import write_adapter
 from links import linked, run
 from tokenmill.cli.adapter_link import STALE_S, AdapterCache, AdapterLink
-from tokenmill.core.events import AdapterLoaded, LoadAdapter, ShowCache, UnloadAdapter
-from tokenmill.core.files import PART_BYTES, FilePart, WantPart
+from tokenmill.core.events import PART_BYTES, AdapterLoaded, FilePart, LoadAdapter, ShowCache, UnloadAdapter, WantPart
 from tokenmill.formats.adapter import open_adapter
 from tokenmill.server.adapter_files import NoPart, read_part
 from tokenmill.server.adapters import AdapterBook, ServedAdapter

@@ -12,11 +12,11 @@ from tokenmill.control.observe import cache_views
 from tokenmill.core.block import full_groups, window_group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.events import CacheShown, ShowCache, Submit
-from tokenmill.core.prefixes import PoolCounts, PrefixRun, PrefixSummary
+from tokenmill.core.kv_events import PoolCounts, PrefixRun, PrefixSummary
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import RowResult, StepResult
+from tokenmill.engine.build import LocalEngineEnd
 from tokenmill.engine.core import EngineCore
-from tokenmill.engine.link import LocalEngineEnd
 from tokenmill.kv.blocks import radix
 from tokenmill.kv.blocks.manager import BlockManager
 from tokenmill.server.client import EngineClient

@@ -18,7 +18,7 @@ from tokenmill.cli import worker as worker_module
 from tokenmill.cli import workers as workers_module
 from tokenmill.cli.worker_options import LinkOptions, read_address
 from tokenmill.cli.workers import Workers
-from tokenmill.cluster.likeness import unlike
+from tokenmill.cluster.links import unlike
 from tokenmill.control.observe.metrics import Metrics
 from tokenmill.control.workers.roster import Owner
 from tokenmill.core.block import full_groups

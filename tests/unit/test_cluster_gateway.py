@@ -20,9 +20,9 @@ from tokenmill.cluster.events import (
     Ticked,
     Told,
 )
+from tokenmill.cluster.failures import MAX_EXCUSED
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.cluster.keys import with_keys
-from tokenmill.cluster.suspects import MAX_EXCUSED
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import Unavailable
 from tokenmill.core.events import EngineStats, Output, Ready, StepOutputs, Timing, WorkerFacts

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokenmill.cluster.liveness import LIMIT_S, LOOK_S, STEP_SHARE, Liveness
+from tokenmill.cluster.failures import LIMIT_S, LOOK_S, STEP_SHARE, Liveness
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
@@ -17,10 +17,9 @@ from tokenmill.core.events import Beat, EngineStats, FromEngine, Ready, StepOutp
 from tokenmill.core.ports import Executor
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import StepPlan, StepResult
-from tokenmill.engine import beats
-from tokenmill.engine.beats import BEAT_S, keep_beating
-from tokenmill.engine.build import build_engine
-from tokenmill.engine.link import local_link
+from tokenmill.engine import background as beats
+from tokenmill.engine.background import BEAT_S, keep_beating
+from tokenmill.engine.build import build_engine, local_link
 from tokenmill.net.clock import MonotonicClock
 from tokenmill.server.client import EngineClient
 from tokenmill.sim.executor import ToyExecutor

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from tokenmill.cluster.places import Places, Room
-from tokenmill.cluster.turns import Ticket
+from tokenmill.cluster.fair_queueing import Ticket
+from tokenmill.cluster.slots import Places, Room
 from tokenmill.core.request import IDLE_PRIORITY, Request, SamplingParams
 
 SAMPLING = SamplingParams()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenmill.cluster.pressure import Plan, Pressure
+from tokenmill.cluster.request_queue import Plan, Pressure
 
 
 def told(pressure: Pressure, priority_class: int, need: float, now: float, num: int = 60) -> None:

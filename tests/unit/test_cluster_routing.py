@@ -17,10 +17,10 @@ from tokenmill.cluster.load import Load
 from tokenmill.cluster.router import ROUTING_POLICIES, Router, make_routing
 from tokenmill.cluster.routing import LeastLoad, Route
 from tokenmill.core.block import KEY_BYTES
+from tokenmill.core.config import OwnPolicy
 from tokenmill.core.cost import Costs
 from tokenmill.core.events import EngineStats, Ready, WorkerFacts
 from tokenmill.core.kv_events import CLEARED, STORED, KVEvent, KVEvents, WatchKV
-from tokenmill.core.own_policy import OwnPolicy
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.terms import Terms
 

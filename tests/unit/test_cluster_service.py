@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from tokenmill.cluster.desk import FrontDesk
-from tokenmill.cluster.places import Room
-from tokenmill.cluster.service import Load, Rates, Returns, Rows, predicted_wait
+from tokenmill.cluster.forecast import Load, Rates, Returns, Rows, predicted_wait
+from tokenmill.cluster.request_queue import FrontDesk
+from tokenmill.cluster.slots import Room
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import MAX_RETRY_S
 from tokenmill.core.events import EngineStats

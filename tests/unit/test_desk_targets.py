@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tokenmill.cluster.desk import FrontDesk
-from tokenmill.cluster.places import Room
+from tokenmill.cluster.request_queue import FrontDesk
+from tokenmill.cluster.slots import Room
 from tokenmill.core.cost import Costs
 from tokenmill.core.events import EngineStats
 from tokenmill.core.request import Request, SamplingParams

@@ -8,16 +8,14 @@ import pytest
 
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.effects import DropAdapter, Job, JobEnded
+from tokenmill.core.effects import DropAdapter, Job, JobEnded, Outbox
 from tokenmill.core.errors import EngineFailed, InvalidRequest
 from tokenmill.core.events import AdapterLoaded, Drain, LoadAdapter, Output, StepOutputs, Submit, UnloadAdapter
-from tokenmill.core.outbox import Outbox
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.engine.adapters import AdapterLedger
-from tokenmill.engine.build import build_engine
+from tokenmill.engine.build import LocalFrontEnd, build_engine, local_link
 from tokenmill.engine.journal import Entry
-from tokenmill.engine.link import LocalFrontEnd, local_link
 from tokenmill.engine.replay import replay
+from tokenmill.engine.shared import AdapterLedger
 from tokenmill.sim.executor import ToyExecutor
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.toy_model import solo_answer

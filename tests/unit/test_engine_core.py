@@ -14,7 +14,7 @@ from tokenmill.core.request import IDLE_PRIORITY, Request, SamplingParams
 from tokenmill.core.step import PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from tokenmill.core.terms import Terms
 from tokenmill.engine.core import EngineCore
-from tokenmill.sched.spare import UNMEASURED_CHUNK
+from tokenmill.sched.budget import UNMEASURED_CHUNK
 
 CONFIG = EngineConfig(
     groups=full_groups(64), max_model_len=256, block_size=4, max_num_batched_tokens=64, steps_in_flight=2

@@ -32,10 +32,10 @@ from tokenmill.core.events import (
 from tokenmill.core.kv_events import CLEARED, STORED, KVEvents, WatchKV
 from tokenmill.core.moves import Offer, Release, Yield
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.engine import seats
+from tokenmill.engine import front_ends as seats
+from tokenmill.engine.build import LocalEngineEnd, LocalFrontEnd, local_link
 from tokenmill.engine.core import EngineCore
-from tokenmill.engine.hub import Hub
-from tokenmill.engine.link import LocalEngineEnd, LocalFrontEnd, local_link
+from tokenmill.engine.front_ends import Hub
 from tokenmill.engine.shell import EngineShell
 from tokenmill.sim.executor import ToyExecutor
 from tokenmill.sim.loop import VirtualLoop

@@ -23,8 +23,7 @@ from tokenmill.core.effects import (
 )
 from tokenmill.core.embeds import Embeds
 from tokenmill.core.events import Abort, Drain, LoadAdapter, SetPool, ShowCache, Submit, UnloadAdapter
-from tokenmill.core.hints import KeepKV, PromoteKV
-from tokenmill.core.kv_events import WatchKV
+from tokenmill.core.kv_events import KeepKV, PromoteKV, WatchKV
 from tokenmill.core.moves import Continue, EndMove, KVSource, Offer, Prefetch, PullBlocks, Release, SendBlocks, Yield
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tokenmill.core.events import Abort, Drain, EngineStats, StepOutputs
-from tokenmill.engine.link import local_link
+from tokenmill.engine.build import local_link
 
 
 def test_messages_arrive_in_order_both_ways() -> None:

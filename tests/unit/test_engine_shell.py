@@ -15,11 +15,10 @@ from tokenmill.core.cost import Costs
 from tokenmill.core.events import Abort, Drain, Output, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import StepPlan, StepResult
-from tokenmill.engine.build import build_engine
+from tokenmill.engine.build import LocalFrontEnd, build_engine, local_link
 from tokenmill.engine.journal import Entry, Handled, Planned
-from tokenmill.engine.link import LocalFrontEnd, local_link
-from tokenmill.engine.pace import Pace
 from tokenmill.engine.replay import Replayed, replay
+from tokenmill.engine.shell import Pace
 from tokenmill.sim.executor import ToyExecutor
 from tokenmill.sim.loop import Deadlock, VirtualLoop
 from tokenmill.sim.toy_model import solo_answer

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tokenmill.engine.wake import Wake
+from tokenmill.engine.shell import Wake
 
 
 def test_it_stays_set_until_somebody_has_waited() -> None:

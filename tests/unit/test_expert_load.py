@@ -13,12 +13,12 @@ import pytest
 from tokenmill.cli.expert_load import LoadWriter, read_load, write_load
 from tokenmill.cli.expert_map import draw_load
 from tokenmill.cli.main import main
-from tokenmill.cluster.expert_load import ExpertTotals
+from tokenmill.cluster.totals import ExpertTotals
 from tokenmill.control.observe.observers import Observers
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.events import EngineStats, Ready
 from tokenmill.core.experts import ExpertLoad, WeightReads, balancedness, num_unused, touched
-from tokenmill.engine import expert_load as telling
+from tokenmill.engine import background as telling
 
 READY = Ready("m", 512, 100, (2,), "an id", 16, 64)
 

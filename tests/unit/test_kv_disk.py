@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from kv_disk import MODEL, SIZES, SLOT_BYTES, Host, blocks_bytes, data_of, opened, prefix
-from tokenmill.core.tier_jobs import LookIn, SaveTo
-from tokenmill.core.tiers import DISK, NO_PLACE, BlockFacts
+from tokenmill.core.tiers import DISK, NO_PLACE, BlockFacts, LookIn, SaveTo
 from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.disk import tier as disk
 from tokenmill.kv.transfer.disk.extent import PAGE_BYTES, EntryCodec, Extent, Head, padded

@@ -10,7 +10,7 @@ import pytest
 from tokenmill.core.events import Drain
 from tokenmill.core.kv_events import CLEARED, STORED
 from tokenmill.core.tiers import HOST, TierEvent, TierEvents, WatchTiers
-from tokenmill.engine.link import local_link
+from tokenmill.engine.build import local_link
 from tokenmill.kv.events.relay import MOST_BEHIND, TierEventRelay
 
 FIRST = TierEvent(STORED, HOST, b"k" * 16)

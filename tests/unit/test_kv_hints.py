@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenmill.core.block import full_groups, window_group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.effects import PinBlocks, PromoteBlocks, StoreOpened
-from tokenmill.core.hints import KeepKV, PromoteKV
+from tokenmill.core.kv_events import KeepKV, PromoteKV
 from tokenmill.core.moves import Prefetch, Prefetched
 from tokenmill.core.tiers import HOST, TierFacts
 from tokenmill.engine.core import EngineCore

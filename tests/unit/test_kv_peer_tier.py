@@ -15,7 +15,6 @@ import pytest
 from ports import free_port
 from remote_stores import BLOCK_BYTES, KEY, SLOT_BYTES, Host, block, content, look, until
 from tokenmill.core.errors import ConfigError
-from tokenmill.core.tier_jobs import Gone, LoadFrom, LookIn, Said, TierEffects, TierInput
 from tokenmill.core.tiers import (
     NO_PLACE,
     Fetch,
@@ -23,10 +22,16 @@ from tokenmill.core.tiers import (
     Find,
     Found,
     FromStore,
+    Gone,
     Join,
     Joined,
     Lease,
     Leased,
+    LoadFrom,
+    LookIn,
+    Said,
+    TierEffects,
+    TierInput,
     TierKey,
 )
 from tokenmill.kv.store.peers import PeerService

@@ -16,8 +16,7 @@ import pytest
 from ports import free_port
 from remote_stores import BLOCK_BYTES, KEY, Host, RedisServer, S3Server, block, look, sum_of, until
 from tokenmill.core.errors import ConfigError
-from tokenmill.core.tier_jobs import DropFrom
-from tokenmill.core.tiers import NO_PLACE, TierKey
+from tokenmill.core.tiers import NO_PLACE, DropFrom, TierKey
 from tokenmill.kv.transfer.remote import RemoteTier
 from tokenmill.kv.transfer.remote.backend import Backend, parse
 from tokenmill.kv.transfer.remote.redis import RedisBackend

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from tokenmill.core.errors import ConfigError
-from tokenmill.core.tier_jobs import Gone, Said, TierEffects, TierInput, TierManaging
 from tokenmill.core.tiers import (
     HOST,
     NO_PLACE,
@@ -24,17 +23,22 @@ from tokenmill.core.tiers import (
     Find,
     Found,
     FromStore,
+    Gone,
     Granted,
     Inquire,
     Join,
     Joined,
     Lease,
     Leased,
+    Said,
     Store,
     Stored,
+    TierEffects,
     TierEvents,
     TierFacts,
+    TierInput,
     TierKey,
+    TierManaging,
     Told,
     WatchTiers,
     Written,

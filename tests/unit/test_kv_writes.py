@@ -21,7 +21,7 @@ from tokenmill.core.effects import (
     StoreOpened,
 )
 from tokenmill.core.events import Drain, Submit
-from tokenmill.core.hints import KeepKV
+from tokenmill.core.kv_events import KeepKV
 from tokenmill.core.request import EXPORT, Request
 from tokenmill.core.step import StepResult
 from tokenmill.core.tiers import HOST, TierFacts

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from tokenmill.core.effects import Relax
-from tokenmill.engine.leaning import IDLE_S, LONG_IDLE_S, PIECE_BYTES, keep_lean
+from tokenmill.engine.background import IDLE_S, LONG_IDLE_S, PIECE_BYTES, keep_lean
 from tokenmill.sim.loop import VirtualLoop
 
 

@@ -11,7 +11,7 @@ from tokenmill.bench.load.histogram import Histogram
 from tokenmill.cluster.totals import Totals
 from tokenmill.core.cost import CostModel, Costs, Work
 from tokenmill.core.events import EngineStats
-from tokenmill.engine.pace import Pace
+from tokenmill.engine.shell import Pace
 from tokenmill.sim.hardware import hardware_named
 from tokenmill.sim.models import model_named
 from tokenmill.sim.roofline import Roofline

@@ -23,6 +23,7 @@ from tokenmill.core.events import (
     CacheShown,
     Drain,
     EngineStats,
+    FilePart,
     LoadAdapter,
     Output,
     PoolChanged,
@@ -33,13 +34,11 @@ from tokenmill.core.events import (
     Submit,
     Timing,
     UnloadAdapter,
+    WantPart,
 )
 from tokenmill.core.experts import ExpertLoad, WeightReads
-from tokenmill.core.files import FilePart, WantPart
-from tokenmill.core.hints import KeepKV, PromoteKV
-from tokenmill.core.kv_events import KVEvent, KVEvents, WatchKV
+from tokenmill.core.kv_events import KeepKV, KVEvent, KVEvents, PoolCounts, PrefixRun, PrefixSummary, PromoteKV, WatchKV
 from tokenmill.core.moves import Continue, KVSource, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
-from tokenmill.core.prefixes import PoolCounts, PrefixRun, PrefixSummary
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.core.tiers import TierEvent, TierEvents, WatchTiers

@@ -15,9 +15,8 @@ from tokenmill.cli.options import add_options
 from tokenmill.cli.serve_options import ServeOptions
 from tokenmill.cluster.index import PrefixIndex
 from tokenmill.cluster.router import make_routing
-from tokenmill.core.config import check_name
+from tokenmill.core.config import OwnPolicy, check_name
 from tokenmill.core.errors import ConfigError
-from tokenmill.core.own_policy import OwnPolicy
 from tokenmill.kv.blocks.eviction import pick as pick_eviction
 from tokenmill.node.options import EngineOptions
 from tokenmill.node.policy_file import own_policy, read_policy

@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.core.recognise import ENOUGH, FEATURES, SHAPES, Traffic
-from tokenmill.core.slo import PROFILES
+from tokenmill.core.slo import ENOUGH, FEATURES, PROFILES, SHAPES, Traffic
 
 _AROUND = Path(__file__).resolve().parents
 TRACES = next((each / "shared/data/traces" for each in _AROUND if (each / "shared/data/traces").is_dir()), _AROUND[0])

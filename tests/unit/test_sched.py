@@ -16,8 +16,8 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Sequence, Status
 from tokenmill.core.work import PATIENCE, due
 from tokenmill.sched.admission import blocks_for, max_running, refusal
-from tokenmill.sched.fitting import chunk_size, num_wanted, tokens_at_loss, with_prefill
-from tokenmill.sched.rank import seniority
+from tokenmill.sched.budget import chunk_size, num_wanted, tokens_at_loss, with_prefill
+from tokenmill.sched.service import seniority
 
 
 def make_sequence(number: int, priority: int = 0, num_prompt: int = 4, max_tokens: int = 4) -> Sequence:

@@ -12,8 +12,8 @@ from tokenmill.core.cost import Costs
 from tokenmill.core.request import IDLE_PRIORITY
 from tokenmill.core.sequence import Status
 from tokenmill.core.terms import Terms
+from tokenmill.sched.budget import BLOCK, alone
 from tokenmill.sched.policies import pick
-from tokenmill.sched.spare import BLOCK, alone
 
 
 def test_prompts_go_on_where_nothing_is_drawn_and_every_step_is_slow() -> None:

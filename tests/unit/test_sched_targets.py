@@ -14,8 +14,8 @@ from tokenmill.core.request import IDLE_PRIORITY
 from tokenmill.core.sequence import Sequence
 from tokenmill.core.slo import least_tokens
 from tokenmill.core.terms import USUAL, Terms
+from tokenmill.sched.budget import EVERY, SHARE, STEP_S
 from tokenmill.sched.policies import pace, pick
-from tokenmill.sched.spare import EVERY, SHARE, STEP_S
 
 CONFIG = EngineConfig(full_groups(4000), max_model_len=9000, max_num_seqs=64, max_num_batched_tokens=512)
 COSTS = Costs(step_s=0.004, row_s=0.0002, token_s=0.0005)

@@ -11,7 +11,7 @@ import pytest
 
 from scripted import READY, attached
 from tokenmill.cluster.events import Cause, Left
-from tokenmill.cluster.places import Room
+from tokenmill.cluster.slots import Room
 from tokenmill.control.observe.request_log import REQUEST_LOGGER, RequestLog
 from tokenmill.core.errors import Unavailable
 from tokenmill.core.events import (
@@ -28,7 +28,7 @@ from tokenmill.core.events import (
     UnloadAdapter,
 )
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.engine.link import LocalEngineEnd, local_link
+from tokenmill.engine.build import LocalEngineEnd, local_link
 from tokenmill.server.adapters import ServedAdapter
 from tokenmill.server.client import EngineClient
 

@@ -16,7 +16,7 @@ from tokenmill.api.logprobs import TokenNames
 from tokenmill.api.openai.parse import Call
 from tokenmill.core.events import Abort, EngineStats, Output, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.engine.link import LocalEngineEnd
+from tokenmill.engine.build import LocalEngineEnd
 from tokenmill.server.answer import Answer
 from tokenmill.server.client import EngineClient
 from tokenmill.server.replies import OpenAIShape

@@ -8,7 +8,7 @@ import pytest
 
 from scripted import READY, make_text_model
 from tokenmill.api.openai.parse import Rules, parse_completion
-from tokenmill.cluster.desk import held_tokens
+from tokenmill.cluster.request_queue import held_tokens
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import InvalidRequest

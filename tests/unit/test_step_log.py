@@ -29,10 +29,8 @@ from tokenmill.core.step_records import (
     TimedStep,
     read_steps,
 )
-from tokenmill.engine.build import build_engine
-from tokenmill.engine.flight import FlightRecorder
-from tokenmill.engine.link import local_link
-from tokenmill.engine.step_log import StepLog
+from tokenmill.engine.build import build_engine, local_link
+from tokenmill.engine.recorders import FlightRecorder, StepLog
 from tokenmill.net.step_file import NUM_KEPT, step_file
 from tokenmill.sim.executor import ToyExecutor
 from tokenmill.sim.loop import VirtualLoop

@@ -11,7 +11,6 @@ import pytest
 from tier_rig import Rig, block, chain, content_of, entries, key, names, sum_of
 from tokenmill.core.block import split_keys
 from tokenmill.core.errors import ConfigError
-from tokenmill.core.tier_jobs import HostResized, LoadFrom, LookIn, SaveTo, TierJobEnded, TierOpened
 from tokenmill.core.tiers import (
     DISK,
     HOST,
@@ -23,16 +22,22 @@ from tokenmill.core.tiers import (
     Fetched,
     Find,
     Found,
+    HostResized,
     Inquire,
     Join,
     Joined,
     Leased,
+    LoadFrom,
+    LookIn,
     NoteCosts,
     Pin,
     Promote,
+    SaveTo,
     Stored,
     TierEvent,
     TierEvents,
+    TierJobEnded,
+    TierOpened,
     Told,
     WatchTiers,
     Written,

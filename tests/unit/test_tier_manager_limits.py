@@ -9,8 +9,19 @@ from typing import Any
 import pytest
 
 from tier_rig import Rig, chain, content_of, names, sum_of
-from tokenmill.core.tier_jobs import HostResized, SaveTo
-from tokenmill.core.tiers import DISK, HOST, NO_PLACE, BlockFacts, Fetched, Leased, Pin, Stored, Written
+from tokenmill.core.tiers import (
+    DISK,
+    HOST,
+    NO_PLACE,
+    BlockFacts,
+    Fetched,
+    HostResized,
+    Leased,
+    Pin,
+    SaveTo,
+    Stored,
+    Written,
+)
 
 
 def stat(rig: Rig) -> Any:

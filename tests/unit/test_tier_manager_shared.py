@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tier_rig import Rig, chain, names
-from tokenmill.core.tier_jobs import SaveTo
-from tokenmill.core.tiers import REMOTE
+from tokenmill.core.tiers import REMOTE, SaveTo
 
 
 def test_what_came_from_a_remote_store_is_not_written_back() -> None:

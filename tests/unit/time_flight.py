@@ -23,9 +23,8 @@ from tokenmill.core.sequence import Sequence
 from tokenmill.core.step import PlanRow
 from tokenmill.core.step_records import SIZE as LOG_SIZE
 from tokenmill.core.step_records import LogFacts, StepWriter
-from tokenmill.engine.flight import FlightRecorder, Watcher
+from tokenmill.engine.recorders import FlightRecorder, StepLog, Watcher
 from tokenmill.engine.state import EngineState
-from tokenmill.engine.step_log import StepLog
 from tokenmill.sched.steps import Step
 
 _TIMES, _REPEATS = 10_000, 5

@@ -17,8 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..core.errors import BadCheckpoint, TokenmillError
-from ..core.events import AdapterLoaded, FromEngine, LoadAdapter, ToEngine
-from ..core.files import ADAPTER_FILES, PART_BYTES, FilePart, WantPart
+from ..core.events import (
+    ADAPTER_FILES,
+    PART_BYTES,
+    AdapterLoaded,
+    FilePart,
+    FromEngine,
+    LoadAdapter,
+    ToEngine,
+    WantPart,
+)
 from ..formats.adapter import open_adapter
 from ..net.link import EngineLink
 

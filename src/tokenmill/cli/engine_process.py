@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from ..core.config import EngineConfig
     from ..core.events import Ready
     from ..engine.core import EngineCore
-    from ..engine.flight import FlightRecorder
     from ..engine.journal import Recorder
+    from ..engine.recorders import FlightRecorder
     from ..node.load import Engine
 
 SWITCH_S = 0.0002
@@ -77,10 +77,8 @@ def run(launch: Launch, report_fd: int, make: Callable[[], tuple[Engine, Ready]]
 
 async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> None:
     # Imported here so that the lifeline is in place before the slow imports.
-    from ..engine.beats import keep_beating
+    from ..engine.background import keep_beating, keep_lean, keep_telling_load
     from ..engine.build import build_engine
-    from ..engine.expert_load import keep_telling_load
-    from ..engine.leaning import keep_lean
     from ..kv.events.relay import TierEventRelay
     from ..net.clock import MonotonicClock
     from ..net.pulse import beating
@@ -183,7 +181,7 @@ def worker_facts(launch: Launch) -> WorkerFacts:
 @contextmanager
 def flight_recorder(path: str, model: str) -> Iterator[FlightRecorder | None]:
     """What records an engine's last steps in the file at `path`; "": nothing does."""
-    from ..engine.flight import FlightRecorder
+    from ..engine.recorders import FlightRecorder
     from ..net.flight_file import flight_file
 
     if not path:

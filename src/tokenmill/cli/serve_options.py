@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..cluster.liveness import LIMIT_S
-from ..cluster.own_policies import OF_GATEWAYS
+from ..cluster.failures import LIMIT_S
 from ..cluster.pools import DECISIONS
 from ..cluster.replication import POLICIES as REPLICATION
 from ..cluster.rescheduling import POLICIES
-from ..cluster.router import ROUTING_POLICIES, USUAL_ROUTING
+from ..cluster.router import OF_GATEWAYS, ROUTING_POLICIES, USUAL_ROUTING
 from ..core.errors import ConfigError
 from ..core.masking import MIN_KEY_CHARS
 from ..core.options import check, option, seconds

@@ -12,14 +12,14 @@ from ..node.machine import read_machine
 from ..node.pools import longest
 
 if TYPE_CHECKING:
-    from ..engine.flight import Watcher
+    from ..engine.recorders import Watcher
     from ..node.load import Engine
 
 
 @contextmanager
 def step_logging(path: str, engine: Engine, model: str, beside: Watcher | None) -> Iterator[Watcher | None]:
     """What hears of an engine's steps: its step log in the file at `path`, and `beside`; "": `beside` alone."""
-    from ..engine.step_log import StepLog
+    from ..engine.recorders import StepLog
     from ..net.step_file import step_file
 
     if not path:

@@ -3,9 +3,9 @@
     load --> join A -> Ready, requests and outputs -> A goes -> join again, after a while -> ...
          '-> join B -> ...
 
-One engine serves all its front ends (`engine.hub`). When one goes, the weights stay loaded and the prefix cache warm;
-what it had asked for is dropped, and neither the others nor the next one hear of it. On SIGTERM the worker takes no new
-requests, finishes those it has and leaves; a second one ends it at once.
+One engine serves all its front ends (`engine.front_ends`). When one goes, the weights stay loaded and the prefix cache
+warm; what it had asked for is dropped, and neither the others nor the next one hear of it. On SIGTERM the worker takes
+no new requests, finishes those it has and leaves; a second one ends it at once.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ from typing import TYPE_CHECKING, Any, cast
 from .. import __version__
 from ..core.errors import LinkRefused
 from ..core.events import Leaving, Ready
-from ..engine.beats import keep_beating
+from ..engine.background import keep_beating, keep_lean, keep_telling_load
 from ..engine.core import EngineCore
-from ..engine.expert_load import keep_telling_load
-from ..engine.hub import Hub
-from ..engine.leaning import keep_lean
+from ..engine.front_ends import Hub
 from ..engine.shell import EngineShell
 from ..formats.checkpoint import weights_digest
 from ..formats.hub import default_cache_dir
@@ -64,7 +62,7 @@ from .worker_health import answering
 from .worker_options import LinkOptions, WorkerOptions, shown_address
 
 if TYPE_CHECKING:
-    from ..engine.flight import Watcher
+    from ..engine.recorders import Watcher
     from ..net.kv_publisher import KVPublisher
     from ..net.link import EngineLink
     from ..node.load import Engine

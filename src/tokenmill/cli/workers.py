@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cluster.likeness import unasked, unlike
+from ..cluster.links import unasked, unlike
 from ..core.events import Ready, WorkerFacts
 from ..formats.checkpoint import weights_digest
 from ..net.clock import MonotonicClock

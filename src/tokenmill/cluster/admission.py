@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..core.policy import ENTERS, Admission, Forecast, Newcomer, OpenCalls, Refusal, Verdict
 from ..core.request import IDLE_PRIORITY
-from .desk import FrontDesk
+from .request_queue import FrontDesk
 
 _PARTS = 8
 """A client may have all of so many parts but one, of open choices and of their tokens."""

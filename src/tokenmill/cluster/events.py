@@ -24,7 +24,7 @@ from ..core.moves import Moved, Prefetched, Staged
 from ..core.policy import ENTERS, Verdict
 from ..core.request import Request
 from ..core.tiers import TierEvents
-from .lengths import LengthSeen
+from .length_predictor import LengthSeen
 
 
 class Cause(Enum):

@@ -25,9 +25,7 @@ from ..core.events import FINISH_ABORT, FINISH_ERROR, FINISH_MOVED, Output, Read
 from ..core.policy import Admission, Newcomer, Verdict
 from ..core.work import PATIENCE
 from .admission import Everybody, judged
-from .deadlines import Deadlines, StartLimit
-from .desk import FrontDesk
-from .entry import Entry
+from .entry import Deadlines, Entry, StartLimit
 from .events import (
     Closed,
     Effects,
@@ -43,13 +41,12 @@ from .events import (
     Ticked,
     Told,
 )
-from .lengths import Lengths
-from .likeness import unlike
-from .links import EngineLink
+from .length_predictor import Lengths
+from .links import EngineLink, unlike
 from .moves import FETCH, NewTicket
-from .placing import Placing
+from .placing import Placing, Reviews
 from .pools import Pools
-from .reviews import Reviews
+from .request_queue import FrontDesk
 from .totals import Totals
 
 _POISON = "The engine ended each time that it ran this request, also with no other beside it; the request is given up."

@@ -20,11 +20,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from ..core.config import OwnPolicy
 from ..core.cost import Costs, Work
-from ..core.own_policy import OwnPolicy
 from ..core.request import Request
 from .entry import Entry
-from .lengths import Lengths
+from .length_predictor import Lengths
 from .links import EngineLink
 from .load import positions
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from ..core.own_policy import OwnPolicy
+from ..core.config import OwnPolicy
 from .entry import Entry
 from .links import EngineLink
 from .pools import PREFILL, kind_of

@@ -8,16 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from ..core.config import Kind, OwnPolicy
 from ..core.events import ToEngine
 from ..core.kv_events import KVEvents, WatchKV
-from ..core.own_policy import OwnPolicy
+from ..core.policy import Admission
 from ..core.request import Request
 from ..core.tiers import TierEvents
 from .index import PrefixIndex
 from .kv_aware import KVAware, SLOAware
 from .links import EngineLink
+from .pools import Disaggregation
+from .replication import Replication
+from .rescheduling import Rescheduling
 from .routing import LeastLoad, PowerOfTwo, PrefixAffinity, RoundRobin, Route, Routing, SessionAffinity
 from .stores import Stores
+
+# The kinds of policies of gateways that a file of one's own may hold.
+
+
+ADMISSION = Kind("admission", Admission)
+OF_GATEWAYS = {
+    "routing_policy": Kind("routing", Routing, ("index", "stores")),
+    "disaggregation": Kind("disaggregation", Disaggregation),
+    "migration": Kind("migration", Rescheduling),
+    "replication": Kind("replication", Replication),
+}
+
 
 _BY_NAME: dict[str, Callable[[PrefixIndex, Stores], Routing]] = {
     "kv_aware": KVAware,

@@ -21,7 +21,7 @@ from ..core.block import KEY_BYTES, BlockKey, split_keys
 from ..core.events import Ready, ToEngine
 from ..core.kv_events import CLEARED, REMOVED
 from ..core.tiers import PEER, REMOTE, TIERS, USUAL_FACTS, TierEvents, TierFacts, WatchTiers
-from .holders import Holders, Level, kept
+from .index import Holders, Level, kept
 from .links import EngineLink
 from .pools import DECODE
 

@@ -10,7 +10,7 @@ engine and its doing in the executors; the shell runs all of them alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .block import BlockKey, BlockMove
@@ -184,3 +184,26 @@ class Effects(NamedTuple):
     outputs: tuple[Output, ...] = ()
     answers: tuple[FromEngine, ...] = ()
     jobs: tuple[Job, ...] = ()
+
+
+# Collects the effects of an event or a commit while it is handled.
+
+
+_NOTHING = Effects()
+
+
+@dataclass(slots=True, eq=False)
+class Outbox:
+    """Whatever part of the engine has something to say adds it here; EngineCore hands it out."""
+
+    outputs: list[Output] = field(default_factory=list)
+    answers: list[FromEngine] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)
+
+    def take(self) -> Effects:
+        """All that was added since the last call, in order."""
+        if not (self.outputs or self.answers or self.jobs):
+            return _NOTHING
+        effects = Effects(tuple(self.outputs), tuple(self.answers), tuple(self.jobs))
+        self.outputs, self.answers, self.jobs = [], [], []
+        return effects

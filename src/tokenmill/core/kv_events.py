@@ -11,6 +11,72 @@ from typing import NamedTuple
 
 from .block import BlockKey
 
+# What a front end knows of KV that is wanted later, and tells the engine that has it, or whose store has it.
+#
+# A tool runs between two turns, a session comes back, somebody says what will be asked: none of it is a promise, and
+# none changes an answer. An engine without a store with tiers passes it over.
+
+
+@dataclass(frozen=True, slots=True)
+class KeepKV:
+    """Have the store keep the blocks with these keys, joined, the leading ones of one prefix, for so many seconds; -1:
+    for ever, 0: as any others. owner: the salt of the requests that use them."""
+
+    keys: bytes
+    seconds: float
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PromoteKV:
+    """Have the store bring these blocks into host memory: they are wanted soon."""
+
+    keys: bytes
+
+
+# What a prefix cache holds, told in few words: the runs of its tree, and its pools.
+
+
+class PrefixRun(NamedTuple):
+    """Published blocks in a row, of which only the last has another number of blocks below it than one.
+
+    id            in its summary; parent: the run it hangs below, or -1
+    start         blocks before it in its prompt
+    num_blocks    of its own; num_held: those of them that sequences hold
+    total_blocks  with all runs below it, also those left out
+    num_uses      sequences that computed its first block or had a hit on it
+    num_children  blocks below its last one
+    """
+
+    id: int
+    parent: int
+    start: int
+    num_blocks: int
+    num_held: int
+    total_blocks: int
+    num_uses: int
+    num_children: int
+
+
+class PoolCounts(NamedTuple):
+    """Blocks of one pool. window: positions that its layers see at most; 0: all."""
+
+    window: int
+    num_blocks: int
+    num_free: int
+    num_cached: int
+    num_held: int
+
+
+class PrefixSummary(NamedTuple):
+    """runs: the largest, with what is below them; parents come before children. num_published: blocks of the tree;
+    num_seen: so many of these, the oldest, were looked at."""
+
+    runs: tuple[PrefixRun, ...] = ()
+    num_published: int = 0
+    num_seen: int = 0
+
+
 BlockName = int | bytes
 """Of a block, as the one that has it calls it: our own engines by BlockKey, vLLM by a hash of its own."""
 

@@ -11,7 +11,7 @@ types that have no way to write, so that nothing is copied. It reads no clock an
 handed in, and what is measured comes from the results of steps, which a replay has too.
 
 Policies are chosen by name (`sched.policies`, `kv.blocks.eviction`), or are in a file of one's own
-(`core.own_policy`). Of admissions the server has one and a library the other (`cluster.admission`).
+(`core.config`). Of admissions the server has one and a library the other (`cluster.admission`).
 docs/develop/write-a-policy.md shows how to add one.
 """
 

@@ -34,8 +34,7 @@ from ..core.effects import (
 )
 from ..core.errors import InvalidRequest, TokenmillError, Unavailable
 from ..core.events import Abort, Drain, EngineStats, LoadAdapter, SetPool, ShowCache, Submit, UnloadAdapter
-from ..core.hints import KeepKV, PromoteKV
-from ..core.kv_events import WatchKV
+from ..core.kv_events import KeepKV, PromoteKV, WatchKV
 from ..core.moves import Continue, Offer, Prefetch, PullBlocks, Release, SendBlocks, Yield
 from ..core.outputs import aborted, refused
 from ..core.request import Request
@@ -49,14 +48,13 @@ from ..kv.connector.scheduler.transfers import Transfers
 from ..kv.connector.scheduler.writes import Writes
 from ..sched.admission import refusal
 from ..sched.scheduler import compose_step
-from .check import check_state
 from .commit import commit_step, fail_step
 from .grammars import GrammarLedger
 from .journal import Committed, Handled, Planned, Recorder
-from .lean import Lean
-from .ledger import StepLedger
-from .state import EngineState
+from .memory_reclaim import Lean
+from .state import EngineState, check_state
 from .stats import shown_cache, snapshot
+from .step_builder import StepLedger
 
 Handler = Callable[[Any, float], None]
 """Takes an event and the time; what it gives goes to the outbox."""

@@ -17,16 +17,19 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from heapq import heapify, heappop, heappush
+from itertools import chain
+from typing import Protocol
 
-from ..core.block import BlockKey, BlockTable
+from ..core.block import BlockKey, BlockTable, num_hidden_blocks
 from ..core.config import EngineConfig
 from ..core.cost import CostModel
+from ..core.effects import Outbox
 from ..core.errors import EXPIRED, Overloaded
-from ..core.events import FINISH_ERROR, Output
+from ..core.events import FINISH_ERROR, Output, PoolChanged, SetPool
 from ..core.kv_events import TokenEvent
-from ..core.outbox import Outbox
 from ..core.outputs import ended
 from ..core.policy import Waiting
 from ..core.request import Request
@@ -34,19 +37,74 @@ from ..core.sequence import Sequence, Status, wants_scores
 from ..kv.blocks import eviction
 from ..kv.blocks.allocator import unreferenced_for
 from ..kv.blocks.encoder import EncoderLedger
-from ..kv.blocks.groups import KVBlocks, Match
+from ..kv.blocks.groups import KVBlocks, Match, Tables
 from ..kv.blocks.hashing import extend_seq_keys
+from ..kv.connector.scheduler.saves import Saves
 from ..kv.connector.scheduler.writes import Writes
 from ..kv.events.publisher import KVEventPublisher, TokenEventPublisher
+from ..sched.admission import blocks_for
 from ..sched.policies import pick, slack
 from ..sched.queue import WaitingQueue
-from ..sched.rank import seniority
-from ..sched.service import Service
+from ..sched.service import Service, seniority
 from ..sched.steps import Counters, Step
-from .adapters import AdapterLedger
-from .deadlines import Deadlines
-from .membership import Membership
-from .settings import SettingsLedger
+from .shared import AdapterLedger, SettingsLedger
+
+# By when sequences must have had their first step planned, where their requests say so.
+
+
+_FEW = 64
+"""So many that have begun are kept in any case; beyond that, no more than are unfinished."""
+
+
+class Deadlines:
+    """A heap of (time, number, sequence). Those that have begun are dropped lazily."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Sequence]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, seq: Sequence, num_open: int) -> None:
+        """A sequence whose request bounds its wait has come; `num_open` are unfinished."""
+        request = seq.request
+        heappush(self._heap, (request.arrival_s + request.terms.queue_s, seq.number, seq))
+        if len(self._heap) > 2 * num_open + _FEW:
+            self._heap = [each for each in self._heap if _has_yet_to_begin(each[2])]
+            heapify(self._heap)
+
+    def take(self, now: float) -> list[Sequence]:
+        """Those that have waited too long."""
+        late = []
+        while self._heap and self._heap[0][0] <= now:
+            seq = heappop(self._heap)[2]
+            if _has_yet_to_begin(seq):
+                late.append(seq)
+        return late
+
+
+def _has_yet_to_begin(seq: Sequence) -> bool:
+    return seq.status is Status.WAITING and seq.num_cached < 0
+
+
+# In which pool an engine serves. It has no role: a pool says what front ends give it. Pure.
+
+
+class Membership:
+    """pool    "" until a front end put it into one
+    epoch   of that change
+    """
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self.pool = ""
+        self.epoch = 0
+
+    def set_pool(self, event: SetPool, now: float) -> None:
+        """The highest epoch decides; of two front ends with the same one, who came first."""
+        if event.epoch > self.epoch:
+            self.pool, self.epoch = event.pool, event.epoch
+        self._outbox.answers.append(PoolChanged(self.pool, self.epoch))
 
 
 class EngineState:
@@ -293,3 +351,63 @@ def _is_targeted(request: Request) -> bool:
 def _pools_all(seq: Sequence) -> bool:
     """Whether its vector takes positions that a prefix hit would not compute."""
     return seq.request.pooling is not None and seq.request.pooling.needs_all
+
+
+# What must hold of an engine between calls. Slow: for tests and simulations.
+
+
+class Holder(Protocol):
+    """What holds blocks beside the sequences that run."""
+
+    def tables(self) -> Iterator[Tables]: ...
+
+
+def check_state(state: EngineState, saves: Saves, holders: Iterable[Holder]) -> None:
+    """Assert that sequences, blocks, steps and transfers in flight and counts agree."""
+    state.blocks.check(
+        (*(seq.tables for seq in state.running), *chain.from_iterable(each.tables() for each in holders))
+    )
+    assert state.running == sorted(state.running, key=seniority), "running is out of order"
+    in_flight: dict[int, int] = {}
+    drafting: set[int] = set()
+    for step in state.in_flight:
+        for row, seq in zip(step.rows, step.sequences, strict=True):
+            if not step.is_void and seq.status is not Status.FINISHED:
+                assert seq.number not in drafting, seq
+                in_flight[seq.number] = in_flight.get(seq.number, 0) + 1
+                if row.drafts:
+                    drafting.add(seq.number)
+    num_waiting = num_exporting = 0
+    for seq in state.by_id.values():
+        if seq.status is Status.EXPORTING:
+            assert not len(seq.tables[0]) and saves.has(seq), seq
+            num_exporting += 1
+            continue
+        num_known = len(seq.tokens) + seq.num_pending
+        assert 0 <= seq.num_computed <= seq.num_planned < num_known + (seq.number in drafting), seq
+        assert seq.rows_in_flight == in_flight.get(seq.number, 0), seq
+        assert seq.num_output + seq.num_pending <= seq.request.max_tokens, seq
+        assert len({len(table) for table in seq.tables}) == 1, seq
+        assert all(max(table.num_published, table.num_released) <= len(table) for table in seq.tables), seq
+        if seq.status is Status.RUNNING:
+            _check_running(state, seq)
+        else:
+            num_waiting += seq.status is Status.WAITING
+            assert (seq.status is Status.LOADING) == (seq.number in state.loading), seq
+            assert seq.status is not Status.FINISHED and not len(seq.tables[0]) and not seq.rows_in_flight, seq
+    assert num_waiting == len(state.waiting)
+    state.encoder.check((*state.running, *state.loading.values()))
+    state.service.check(state.by_id.values())
+    assert state.by_id or not len(state.settings)
+    adapters = [seq.request.adapter for seq in state.by_id.values() if seq.request.adapter]
+    state.adapters.check({digest: adapters.count(digest) for digest in adapters})
+    assert num_waiting + len(state.running) + len(state.loading) + num_exporting == len(state.by_id)
+
+
+def _check_running(state: EngineState, seq: Sequence) -> None:
+    config = state.config
+    assert seq.rows_in_flight or seq.num_computed == seq.num_planned, seq
+    num_blocks = blocks_for(seq.num_planned, config.block_size) if config.keeps_kv else 0
+    assert len(seq.tables[0]) == num_blocks, seq
+    for group, table in zip(config.groups, seq.tables, strict=True):
+        assert table.num_released == num_hidden_blocks(seq.num_planned, group.window, config.block_size), seq

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..core.events import CacheShown, EngineStats, ShowCache
-from ..core.prefixes import PoolCounts
+from ..core.kv_events import PoolCounts
 from ..core.sequence import Sequence
 from .state import EngineState
 

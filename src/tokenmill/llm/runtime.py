@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 from ..core.errors import InvalidRequest
 from ..core.events import Abort, Drain
-from ..engine.build import build_engine
-from ..engine.link import local_link
+from ..engine.build import build_engine, local_link
 from ..formats.checkpoint import open_checkpoint
 from ..formats.hub import Progress, ResolvedModel, default_cache_dir, resolve_model
 from ..helper.parent import HelperProcess, materials

@@ -27,6 +27,7 @@ from ..core.events import (
     Beat,
     CacheShown,
     Drain,
+    FilePart,
     FromEngine,
     Leaving,
     LoadAdapter,
@@ -40,11 +41,10 @@ from ..core.events import (
     Timing,
     ToEngine,
     UnloadAdapter,
+    WantPart,
 )
 from ..core.experts import ExpertLoad
-from ..core.files import FilePart, WantPart
-from ..core.hints import KeepKV, PromoteKV
-from ..core.kv_events import KVEvents, WatchKV
+from ..core.kv_events import KeepKV, KVEvents, PromoteKV, WatchKV
 from ..core.moves import Continue, KVSource, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
 from ..core.request import PoolingParams, Request, SamplingParams
 from ..core.terms import Terms

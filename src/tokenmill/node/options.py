@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.block import KV_DTYPES
-from ..core.config import BLOCK_SIZE, EVICTION_POLICY, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, SCHEDULING_POLICY
+from ..core.config import BLOCK_SIZE, EVICTION_POLICY, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, SCHEDULING_POLICY, Kind
 from ..core.effects import WRITES
 from ..core.options import check, option, size
-from ..core.own_policy import Kind
 from ..core.policy import Eviction, Order
 from ..kv.blocks.eviction import EVICTIONS
 from ..sched.policies import ORDERS, SCHEDULING_POLICIES

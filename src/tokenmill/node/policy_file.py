@@ -19,8 +19,8 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from ..core.config import Kind, OwnPolicy
 from ..core.errors import ConfigError
-from ..core.own_policy import Kind, OwnPolicy
 
 _FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<name>\w+))?")
 

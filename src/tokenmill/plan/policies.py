@@ -18,16 +18,14 @@ from dataclasses import dataclass, replace
 
 from ..cluster.admission import Everybody
 from ..cluster.gateway import Gateway
-from ..cluster.own_policies import ADMISSION, OF_GATEWAYS
 from ..cluster.pools import DECISIONS, decision_named
 from ..cluster.replication import POLICIES as REPLICATION
 from ..cluster.replication import replication_named
 from ..cluster.rescheduling import POLICIES as MIGRATION
 from ..cluster.rescheduling import policy_named
-from ..cluster.router import ROUTING_POLICIES
-from ..core.config import EngineConfig, check_name
+from ..cluster.router import ADMISSION, OF_GATEWAYS, ROUTING_POLICIES
+from ..core.config import EngineConfig, Kind, OwnPolicy, check_name
 from ..core.errors import ConfigError, TokenmillError
-from ..core.own_policy import Kind, OwnPolicy
 from ..core.tiers import HOST, REMOTE
 from ..kv.tiers.policies import ADMISSIONS, REPLACEMENTS
 from ..kv.tiers.replacement import Replacement, TierAdmission

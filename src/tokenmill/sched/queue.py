@@ -12,8 +12,7 @@ from heapq import heapify, heappop, heappush
 
 from ..core.fairness import class_of
 from ..core.sequence import Sequence, Status
-from .rank import Rank
-from .service import Service
+from .service import Rank, Service
 
 _FEW = 64
 """So many that ended while waiting are kept in any case; beyond that, no more than wait."""

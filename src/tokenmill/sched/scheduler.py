@@ -38,15 +38,14 @@ from ..core.request import IDLE_PRIORITY
 from ..core.sequence import Sequence
 from ..core.slo import least_tokens
 from ..kv.blocks.groups import Match
-from . import spare
-from .admission import max_running
-from .fitting import chunk_size, decode_work, each_wanted, num_wanted, tokens_at_loss, tokens_within
-from .giving_way import GivingWay, lower
-from .ledger import Ledger
+from . import budget as spare
+from .admission import has_room, max_running
+from .budget import chunk_size, decode_work, each_wanted, num_wanted, tokens_at_loss, tokens_within
 from .policies import Policies, pace, slack
+from .port import Ledger
+from .preemption import GivingWay, lower
 from .queue import WaitingQueue
-from .rank import Rank
-from .room import has_room
+from .service import Rank
 
 SHORTER = 0.025
 """Where several tenants have prompts, a prompt token may cost so much more than in a full step."""

@@ -1,6 +1,6 @@
 """The HTTP front end, of several APIs: validates, encodes, streams, measures. It speaks to the engine only through
-`EngineClient`, as messages on a link, and so knows no model. `cluster.desk` decides whose choice goes to the engine
-next and how long a call would wait; `cluster.gateway` decides what happens to requests when an engine dies.
+`EngineClient`, as messages on a link, and so knows no model. `cluster.request_queue` decides whose choice goes to the
+engine next and how long a call would wait; `cluster.gateway` decides what happens to requests when an engine dies.
 
     app        which function serves which path           http     bodies in, JSON out, keys and request ids
     openai     body -> Call (validated)                   fields   reading one JSON object with named errors

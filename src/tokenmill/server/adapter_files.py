@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from ..core.files import ADAPTER_FILES, PART_BYTES
+from ..core.events import ADAPTER_FILES, PART_BYTES
 
 
 class NoPart(Exception):

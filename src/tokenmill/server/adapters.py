@@ -18,8 +18,7 @@ from pathlib import Path
 from ..api.errors import from_engine
 from ..control.models.registry import Keep, keep_nothing
 from ..core.errors import BadCheckpoint, InvalidRequest, ModelNotFound, TokenmillError, Unavailable
-from ..core.events import AdapterLoaded, LoadAdapter, UnloadAdapter
-from ..core.files import FilePart, WantPart
+from ..core.events import AdapterLoaded, FilePart, LoadAdapter, UnloadAdapter, WantPart
 from .adapter_files import NoPart, read_part
 
 _log = logging.getLogger(__name__)

@@ -14,9 +14,8 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from itertools import groupby
 from typing import Any, cast
 
-from ..cluster.liveness import Liveness
-from ..core.events import Abort, Drain, FromEngine, Submit, ToEngine
-from ..core.files import FilePart
+from ..cluster.failures import Liveness
+from ..core.events import Abort, Drain, FilePart, FromEngine, Submit, ToEngine
 from ..core.ports import FrontEnd
 from ..core.request import Request
 

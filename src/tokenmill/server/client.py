@@ -16,7 +16,6 @@ from functools import partial
 from secrets import token_urlsafe
 from typing import get_args
 
-from ..cluster.desk import FrontDesk
 from ..cluster.events import (
     Cause,
     Closed,
@@ -33,10 +32,11 @@ from ..cluster.events import (
     Ticked,
     Told,
 )
+from ..cluster.failures import LOOK_S, Liveness
 from ..cluster.gateway import Gateway
-from ..cluster.liveness import LOOK_S, Liveness
 from ..cluster.pools import decision_named
 from ..cluster.replication import replication_named
+from ..cluster.request_queue import FrontDesk
 from ..cluster.rescheduling import policy_named
 from ..control.observe.cache_views import CacheViews
 from ..control.observe.observers import Observers
@@ -56,9 +56,9 @@ from ..core.events import (
     StepOutputs,
     ToEngine,
     UnloadAdapter,
+    WantPart,
 )
 from ..core.experts import ExpertLoad
-from ..core.files import WantPart
 from ..core.policy import ENTERS, Newcomer, Verdict
 from ..core.ports import FrontEnd
 from ..core.request import Request

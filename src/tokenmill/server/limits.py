@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from ..api.errors import ClientGone, told_s
 from ..api.openai.parse import Call
 from ..cluster.admission import PREDICTED, BoundedWait
-from ..cluster.desk import held_tokens
+from ..cluster.request_queue import held_tokens
 from ..control.tenants.quotas import Quotas
 from ..control.tenants.tenant import NO_LIMITS
 from ..core.errors import BodyTooLarge, InvalidRequest, Overloaded, RateLimited, Unavailable

@@ -27,9 +27,9 @@ from ..cluster.events import (
     Ticked,
     Told,
 )  # fmt: skip
+from ..cluster.failures import LOOK_S, Liveness
 from ..cluster.gateway import Gateway
 from ..cluster.keys import with_keys
-from ..cluster.liveness import LOOK_S, Liveness
 from ..core.events import (
     FINISH_MOVED,
     Abort,

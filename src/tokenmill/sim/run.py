@@ -26,9 +26,8 @@ from ..core.config import EVICTION_POLICY, SCHEDULING_POLICY
 from ..core.effects import JobEnded, Relax
 from ..core.events import Abort, Drain, EngineStats, Output, StepOutputs, Submit
 from ..core.ports import FrontEnd
-from ..engine.build import build_engine
+from ..engine.build import build_engine, local_link
 from ..engine.journal import Committed, Entry, Handled, Planned
-from ..engine.link import local_link
 from ..engine.replay import Replayed, replay
 from ..kv.blocks.eviction import EVICTIONS
 from ..sched.policies import ORDERS

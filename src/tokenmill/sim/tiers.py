@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-from ..core.tier_jobs import DropFrom, LoadFrom, LookIn, SaveTo
-from ..core.tiers import NO_PLACE, BlockFacts, TierEntry, TierKey
+from ..core.tiers import NO_PLACE, BlockFacts, DropFrom, LoadFrom, LookIn, SaveTo, TierEntry, TierKey
 
 GARBAGE: Any = (-9, ())
 

@@ -22,9 +22,9 @@ from ..core.events import FromEngine, Leaving, Ready, ToEngine, WorkerFacts
 from ..core.ports import Executor, FrontEnd
 from ..core.step import StepPlan, StepResult
 from ..core.tiers import TierFacts
-from ..engine.beats import keep_beating
+from ..engine.background import keep_beating
 from ..engine.core import EngineCore
-from ..engine.hub import Hub
+from ..engine.front_ends import Hub
 from ..engine.journal import Entry
 from ..engine.shell import EngineShell
 from ..kv.events.relay import TierEventRelay, Watch

@@ -22,10 +22,9 @@ from ...core.errors import ConfigError
 from ...core.events import Drain, StepOutputs, Submit
 from ...core.request import Request, SamplingParams
 from ...core.step import RowResult, StepPlan, StepResult
-from ...engine.build import build_engine
+from ...engine.build import build_engine, local_link
 from ...engine.core import EngineCore
 from ...engine.journal import Recorder, entry_line, header_line
-from ...engine.link import local_link
 from ...net.clock import MonotonicClock
 from ...net.journal import journal_file
 from ...net.loop import run_event_loop

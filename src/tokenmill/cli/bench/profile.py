@@ -34,9 +34,8 @@ from ...core.config import EngineConfig
 from ...core.events import EngineStats, Output, StepOutputs, Submit
 from ...core.request import Request, SamplingParams
 from ...core.step import StepResult
-from ...engine.build import build_engine
+from ...engine.build import build_engine, local_link
 from ...engine.core import EngineCore
-from ...engine.link import local_link
 from ...formats.checkpoint import open_checkpoint
 from ...models.registry import Model, load_model
 from ...net.clock import MonotonicClock

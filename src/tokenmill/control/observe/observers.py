@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ...cluster.events import Effects, Ended
-from ...cluster.expert_load import ExpertTotals
+from ...cluster.totals import ExpertTotals
 from ...core.events import EngineStats, Output, Ready, StepOutputs
 from ...core.request import Request
 

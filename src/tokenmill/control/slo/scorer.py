@@ -9,9 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from ...cluster.events import Ended
 from ...core.events import FINISH_LENGTH, FINISH_STOP, Output, StepOutputs
-from ...core.recognise import Traffic
 from ...core.request import IDLE_PRIORITY, Request
-from ...core.slo import PROFILES
+from ...core.slo import PROFILES, Traffic
 from ..tenants.tenant import Tenant
 
 MOST_KNOWN = 1024

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...core.block import BlockKey, BlockTable, KVGroupSpec, num_hidden_blocks
-from ...core.prefixes import PrefixSummary
+from ...core.kv_events import PrefixSummary
 from .allocator import LeastRecentFirst, Unreferenced
 from .manager import BlockManager
 

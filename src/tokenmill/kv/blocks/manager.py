@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ...core.block import BlockKey, num_hidden_blocks
-from ...core.prefixes import PrefixSummary
+from ...core.kv_events import PrefixSummary
 from .allocator import BlockAllocator, Unreferenced
 from .radix import Listener, Node, RadixTree, summarise
 

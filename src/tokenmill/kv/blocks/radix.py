@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Protocol
 
 from ...core.block import BlockKey
-from ...core.prefixes import PrefixRun, PrefixSummary
+from ...core.kv_events import PrefixRun, PrefixSummary
 from .allocator import LeastRecentFirst, Unreferenced
 
 MOST_SEEN = 16_384

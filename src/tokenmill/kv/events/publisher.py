@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...core.block import BlockKey, split_keys
+from ...core.effects import Outbox
 from ...core.kv_events import CLEARED, REMOVED, STORED, KVEvent, KVEvents, TokenEvent, WatchKV
-from ...core.outbox import Outbox
 from ...core.sequence import Sequence
 from ...core.tiers import TierEvent, TierEvents
 from ..blocks.groups import KVBlocks

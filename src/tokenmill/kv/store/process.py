@@ -19,8 +19,7 @@ from typing import Any, Self
 
 from ...core.config import BLOCK_SIZE
 from ...core.errors import ConfigError
-from ...core.tier_jobs import Tier
-from ...core.tiers import DISK, HOST, PEER, REMOTE, Join
+from ...core.tiers import DISK, HOST, PEER, REMOTE, Join, Tier
 from ...core.units import MiB, format_bytes
 from ...net.clock import MonotonicClock
 from ...net.lifeline import exit_when_parent_ends

@@ -18,8 +18,7 @@ from typing import Any
 
 from ...core.errors import TokenmillError
 from ...core.ports import Clock
-from ...core.tier_jobs import Tier, TierManaging
-from ...core.tiers import REMOTE, Drop, FromStore, Inquire, Join, Joined, TierFacts, Told, ToStore
+from ...core.tiers import REMOTE, Drop, FromStore, Inquire, Join, Joined, Tier, TierFacts, TierManaging, Told, ToStore
 from ...net.framing import Pipe
 from ..tiers.shell import TierLink, TierShell
 from ..transfer.arena import SharedArena

@@ -14,8 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from ...core.tier_jobs import LoadFrom
-from ...core.tiers import DISK, HOST, NO_PLACE, REMOTE, BlockFacts, TierKey
+from ...core.tiers import DISK, HOST, NO_PLACE, REMOTE, BlockFacts, LoadFrom, TierKey
 from .contents import Contents
 from .events import Outbox
 from .lookup import SharedLookups

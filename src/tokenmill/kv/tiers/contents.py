@@ -13,8 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ...core.block import KEY_BYTES
-from ...core.tier_jobs import DropFrom
-from ...core.tiers import DISK, HOST, NO_PLACE, PEER, REMOTE, TIERS, BlockFacts, NoteCosts, TierEntry, TierKey
+from ...core.tiers import DISK, HOST, NO_PLACE, PEER, REMOTE, TIERS, BlockFacts, DropFrom, NoteCosts, TierEntry, TierKey
 from .config import TierConfig
 from .events import EventLog, Outbox
 from .pins import Pins

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ...core.block import BlockKey
 from ...core.kv_events import CLEARED, REMOVED, STORED
-from ...core.tier_jobs import TierEffects, TierJob
-from ...core.tiers import FromStore, TierEvent, TierEvents
+from ...core.tiers import FromStore, TierEffects, TierEvent, TierEvents, TierJob
 from .replacement import TierBlock
 
 MOST_KEYS = 16384

@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from ...core.tier_jobs import LookIn
-from ...core.tiers import HOST, NO_PLACE, TIERS, Find, Found, TierKey
+from ...core.tiers import HOST, NO_PLACE, TIERS, Find, Found, LookIn, TierKey
 from .contents import Contents
 from .events import Outbox
 

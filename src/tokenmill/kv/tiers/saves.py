@@ -18,8 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ...core.block import BlockKey
-from ...core.tier_jobs import SaveTo
-from ...core.tiers import DISK, NO_PLACE, TierKey
+from ...core.tiers import DISK, NO_PLACE, SaveTo, TierKey
 from .contents import Contents
 from .events import Outbox
 from .replacement import TierBlock

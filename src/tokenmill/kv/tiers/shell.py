@@ -18,8 +18,9 @@ from typing import Any
 
 from ...core.errors import TokenmillError
 from ...core.ports import Clock
-from ...core.tier_jobs import (
+from ...core.tiers import (
     DropFrom,
+    FromStore,
     Gone,
     HostResized,
     LoadFrom,
@@ -33,8 +34,8 @@ from ...core.tier_jobs import (
     TierJobEnded,
     TierManaging,
     TierOpened,
+    ToStore,
 )
-from ...core.tiers import FromStore, ToStore
 
 log = logging.getLogger(__name__)
 

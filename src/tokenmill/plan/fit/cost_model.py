@@ -17,8 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.cost import read_share
-from ...core.least_squares import non_negative
+from ...core.cost import non_negative, read_share
 from ...core.step_records import LogFacts, Machine, TimedStep
 from ...sim.calibrated import NOT_KNOWN, Beside, Calibrated, Curve, Kind, kind_of, shares, sharing_of
 from .observed import Observed

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...core.cost import non_negative
 from ...core.errors import ConfigError
-from ...core.least_squares import non_negative
 from ...core.step_records import StepRecords, TimedRequest, TimedStep
 from ...sim.calibrated import Line
 

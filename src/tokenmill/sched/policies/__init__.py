@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...core.config import EngineConfig, check_name
-from ...core.own_policy import OwnPolicy
+from ...core.config import EngineConfig, OwnPolicy, check_name
 from ...core.policy import Chunks, Order, Preemption
 from .fcfs import FirstComeFirstServed
 from .latest import Latest

@@ -1,4 +1,4 @@
-"""What front ends ask of engines about KV that is wanted later (`core.hints`), and which engine is to be asked.
+"""What front ends ask of engines about KV that is wanted later (`core.kv_events`), and which engine is to be asked.
 
 Most of it is not answered. A prefetch into an engine's pool is; its numbers are below zero, as those of the gateway's
 own copies are not.
@@ -15,7 +15,7 @@ from ...cluster.keys import keys_of
 from ...core.block import split_keys
 from ...core.errors import Unavailable
 from ...core.events import ToEngine
-from ...core.hints import KeepKV, PromoteKV
+from ...core.kv_events import KeepKV, PromoteKV
 from ...core.moves import Prefetch, Prefetched
 from ...core.request import Request
 

@@ -11,8 +11,7 @@ from starlette.routing import Route
 from ...control.slo.idle_job import IdleTime
 from ...control.slo.objectives import Objectives
 from ...control.slo.scorer import Scorer
-from ...core.recognise import FEATURES, Traffic
-from ...core.slo import PROFILES
+from ...core.slo import FEATURES, PROFILES, Traffic
 from ..http import JSONReply
 from ..scopes import require_operator
 

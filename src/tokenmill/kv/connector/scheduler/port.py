@@ -10,8 +10,8 @@ from typing import Protocol
 from ....core.block import BlockKey, BlockTable
 from ....core.config import EngineConfig
 from ....core.cost import CostModel
+from ....core.effects import Outbox
 from ....core.events import Output
-from ....core.outbox import Outbox
 from ....core.sequence import Sequence
 from ....sched.policies import Policies
 from ....sched.queue import WaitingQueue

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from ....core.block import BlockKey, BlockMove, cut_moves, split_keys
 from ....core.effects import FetchBlocks, FindBlocks, JobEnded, PinBlocks, PromoteBlocks
-from ....core.hints import KeepKV, PromoteKV
+from ....core.kv_events import KeepKV, PromoteKV
 from ....core.moves import Prefetch, Prefetched
 from ....core.tiers import TierKey
 from ...blocks.fetch import Claim, claim, is_intact, num_in, reach
@@ -140,8 +140,8 @@ class StorePrefetch:
 
 
 class Hints:
-    """Hands what front ends know of KV that is wanted later (`core.hints`) on to the store. Does nothing until a store
-    with tiers was opened."""
+    """Hands what front ends know of KV that is wanted later (`core.kv_events`) on to the store. Does nothing until a
+    store with tiers was opened."""
 
     def __init__(self, state: EnginePort, writes: Writes) -> None:
         self._state = state

@@ -22,7 +22,7 @@ from ....core.request import IMPORT
 from ....core.sequence import Sequence, Status
 from ....core.tiers import HOST, TIERS, TierFacts, TierKey
 from ....core.units import MiB
-from ....sched.fitting import num_wanted
+from ....sched.budget import num_wanted
 from ...blocks.groups import Match
 from .catalogue import LoadChunk
 from .load_or_recompute import Computing, Place, Rates, Run, Speed, best_run, ends, meeting

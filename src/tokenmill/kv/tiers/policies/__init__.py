@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ....core.config import check_name
-from ....core.own_policy import OwnPolicy
+from ....core.config import OwnPolicy, check_name
 from ..replacement import Replacement, TierAdmission
 from .admissions import AdmitAll, SecondUse
 from .cost import RecomputeSeconds

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from ....core.mac import derive
-from ....core.tier_jobs import DropFrom, LoadFrom, LookIn, SaveTo
-from ....core.tiers import DISK, NO_PLACE, TierEntry, TierFacts, TierKey
+from ....core.tiers import DISK, NO_PLACE, DropFrom, LoadFrom, LookIn, SaveTo, TierEntry, TierFacts, TierKey
 from ..checksum import block_sum
 from ..seal import OVERHEAD, Seal
 from .extent import ENTRY_BYTES, EntryCodec, Extent

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ....core.block import KEY_BYTES
-from ....core.tier_jobs import SaveTo
-from ....core.tiers import NO_PLACE, BlockFacts
+from ....core.tiers import NO_PLACE, BlockFacts, SaveTo
 from .extent import ENTRY_BYTES, PAGE_BYTES, Entry, Extent
 from .io import DiskSlots, write_entries
 from .space import DiskSpace, place_of

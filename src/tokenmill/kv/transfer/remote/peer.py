@@ -27,8 +27,7 @@ from typing import Any
 from ....core.block import KEY_BYTES
 from ....core.errors import ConfigError
 from ....core.mac import derive
-from ....core.tier_jobs import DropFrom, LoadFrom, LookIn, SaveTo
-from ....core.tiers import NO_PLACE, PEER, TierEntry, TierFacts, TierKey
+from ....core.tiers import NO_PLACE, PEER, DropFrom, LoadFrom, LookIn, SaveTo, TierEntry, TierFacts, TierKey
 from ....core.units import MiB
 from ..peer.client import Door
 from ..peer.frames import IDLE_S, BadPeer, Connection, receive_into

@@ -12,8 +12,7 @@ from functools import partial
 
 from ....core.errors import ConfigError
 from ....core.mac import derive
-from ....core.tier_jobs import DropFrom, LoadFrom, LookIn, SaveTo
-from ....core.tiers import NO_PLACE, REMOTE, TierEntry, TierFacts, TierKey
+from ....core.tiers import NO_PLACE, REMOTE, DropFrom, LoadFrom, LookIn, SaveTo, TierEntry, TierFacts, TierKey
 from ..seal import OVERHEAD, BadSeal, Seal
 from .backend import OPTIONS, PARAM, Address, Backend, parse
 from .calls import ASK, said

@@ -20,10 +20,9 @@ from ..core.fairness import IDLE_CLASS, class_of
 from ..core.policy import Preemption
 from ..core.sequence import Sequence, Status
 from ..kv.blocks.groups import Match
-from .admission import blocks_for, max_running
-from .fitting import num_wanted
-from .ledger import Ledger
-from .room import blocks_given, blocks_to_come, has_room
+from .admission import blocks_for, blocks_given, blocks_to_come, has_room, max_running
+from .budget import num_wanted
+from .port import Ledger
 from .service import Service
 
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from ..core.fairness import IDLE_CLASS, OUTPUT_SERVICE, PROMPT_SERVICE, TOLERANCE_STEPS, Shares, class_of, class_of_call
 from ..core.request import Request
 from ..core.terms import USUAL, Terms
-from .turns import Ticket, Turns, WaitingCall
+from .fair_queueing import Ticket, Turns, WaitingCall
 
 STEPS_AHEAD = 4
 """What a tenant may have under way, in full steps: two are in flight, and messages take their time."""

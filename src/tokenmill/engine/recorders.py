@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
+from ..core import step_records
 from ..core.events import Output
 from ..core.flight import CHUNK, FAILED, NUM_REQUESTS, PREEMPTED, VOID, FlightWriter, RequestRecord
 from ..core.sequence import Sequence, Status
+from ..core.step_records import StepWriter, TimedRequest
 from ..sched.steps import Step
 from .state import EngineState
 
 
 class Watcher(Protocol):
-    """What hears of an engine's steps from the shell: the flight recorder, and the step log (`engine.step_log`)."""
+    """What hears of an engine's steps from the shell: the flight recorder, and the step log (`engine.recorders`)."""
 
     def planned(self, state: EngineState, planned_s: float) -> None: ...
 
@@ -98,4 +100,84 @@ def _record(seq: Sequence, ended_s: float, reason: str) -> RequestRecord:
         seq.number, request.arrival_s, seq.first_scheduled_s, max(0.0, seq.first_token_s), ended_s,
         seq.num_prompt, min(max(0, seq.num_cached), seq.num_prompt), request.max_tokens, seq.num_output,
         request.terms.priority_class, reason, seq.num_preemptions, request.id, request.terms.tenant,
+    )  # fmt: skip
+
+
+# What of an engine's steps goes into its step log (`core.step_records`): what each had to do, and when.
+#
+# Called by the shell with its own times, as the flight recorder is, which may hear of all of it behind. A step is
+# written down when it is over; that takes a few microseconds, and no disk is waited for.
+
+
+_MOST_OPEN = 4096
+"""Requests after which those are looked for whose ends nobody told."""
+
+
+class StepLog:
+    """`writer`: what it writes to. `beside`: hears of all that this hears of."""
+
+    def __init__(self, writer: StepWriter, beside: Watcher | None = None) -> None:
+        self._writer = writer
+        self._beside = beside
+        self._in_flight: deque[list[Any]] = deque()  # when planned, when submitted, then counts
+        self._open: dict[str, Sequence] = {}
+
+    def planned(self, state: EngineState, planned_s: float) -> None:
+        """The last step in flight is about to be handed to the executor."""
+        step = state.in_flight[-1]
+        rows, num_free = step.rows, 0
+        for pool in state.blocks.pools:
+            num_free += pool.num_free
+        num_drawn = sum([row[6] for row in rows])
+        if step.num_more_tokens:
+            one = [row[1] for row in rows if len(row[2]) < 2]
+            num_decode, num_decode_context = len(one), sum(one)
+        else:
+            num_decode, num_decode_context = len(rows), step.num_context
+        self._in_flight.append([
+            planned_s, 0.0, num_decode, num_drawn, len(state.running), len(state.waiting), num_free, num_decode_context,
+        ])  # fmt: skip
+        for row, seq in zip(rows, step.sequences, strict=True):
+            if row[5] is not None:
+                self._note(seq)
+        if self._beside is not None:
+            self._beside.planned(state, planned_s)
+
+    def submitted(self, step: int, now: float) -> None:
+        self._in_flight[-1][1] = now
+        if self._beside is not None:
+            self._beside.submitted(step, now)
+
+    def ended(self, step: Step, ended_s: float, duration_s: float, committed_s: float, *, has_failed: bool) -> None:
+        """The oldest step is over: committed, void or failed."""
+        planned_s, submitted_s, num_decode, num_drawn, running, waiting, free, context = self._in_flight.popleft()
+        flags = step_records.FAILED if has_failed else step_records.VOID if step.is_void else 0
+        num_context = step.num_context
+        self._writer.step((
+            step.number, planned_s, submitted_s, ended_s, duration_s, committed_s, len(step.rows), num_decode,
+            step.num_tokens, num_drawn, running, waiting, free, flags, num_context + step.num_more_positions,
+            num_context, context,
+        ))  # fmt: skip
+        if self._beside is not None:
+            self._beside.ended(step, ended_s, duration_s, committed_s, has_failed=has_failed)
+
+    def told(self, outputs: Iterable[Output], now: float) -> None:
+        """Among these outputs are some that end their requests."""
+        for output in outputs:
+            seq = None if output.finish_reason is None else self._open.pop(output.request_id, None)
+            if seq is not None:
+                self._writer.request(_record_step(seq, now))
+        if self._beside is not None:
+            self._beside.told(outputs, now)
+
+    def _note(self, seq: Sequence) -> None:
+        if len(self._open) > _MOST_OPEN:
+            self._open = {name: one for name, one in self._open.items() if one.status is not Status.FINISHED}
+        self._open[seq.request.id] = seq
+
+
+def _record_step(seq: Sequence, ended_s: float) -> TimedRequest:
+    return TimedRequest(
+        seq.number, seq.request.arrival_s, seq.first_scheduled_s, max(0.0, seq.first_token_s), ended_s, seq.num_prompt,
+        min(max(0, seq.num_cached), seq.num_prompt), seq.num_output, seq.num_preemptions,
     )  # fmt: skip
