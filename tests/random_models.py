@@ -31,7 +31,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 from gguf.quants import quantize
 
-from tokenmill.text.spellings import ALPHABET
+from tokenmill.text.pretokenizers import ALPHABET
 
 Q4_0, Q8_0, MXFP4 = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0, GGMLQuantizationType.MXFP4
 FORMS = {"q4_0": (Q4_0, Q4_0), "q8_0": (Q8_0, Q8_0), "mxfp4": (Q8_0, MXFP4)}

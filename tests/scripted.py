@@ -39,10 +39,8 @@ from tokenmill.core.tiers import TierFacts
 from tokenmill.engine.build import LocalEngineEnd, build_engine, local_link
 from tokenmill.engine.recorders import FlightRecorder
 from tokenmill.helper.parent import HelperProcess, materials
-from tokenmill.net.clock import MonotonicClock
-from tokenmill.net.entropy import new_id, new_seed
+from tokenmill.net.clock import MonotonicClock, new_event_loop, new_id, new_seed
 from tokenmill.net.flight_file import new_path
-from tokenmill.net.loop import new_event_loop
 from tokenmill.sched.admission import max_running
 from tokenmill.server.app import Resources, build_app
 from tokenmill.server.client import EngineClient

@@ -26,7 +26,7 @@ from tokenmill.kv.connector.worker.tiers import TierCopies
 from tokenmill.kv.store.child import KVStoreProcess
 from tokenmill.kv.store.options import TierOptions
 from tokenmill.kv.transfer.client import StoreClient
-from tokenmill.net.loop import run_event_loop
+from tokenmill.net.clock import run_event_loop
 from tokenmill.ops.pool import HostPool
 
 GROUP = KVGroup("all", num_layers=30, num_kv_heads=3, head_dim=64)

@@ -32,9 +32,9 @@ from tokenmill.formats.config_keys import (  # noqa: E402
     NOMIC_OWN_KEYS,
     value_of,
 )
+from tokenmill.models.encoder import expected_shapes  # noqa: E402
 from tokenmill.models.encoder_config import EncoderConfig, encoder_config  # noqa: E402
 from tokenmill.models.encoder_families import FAMILIES, NOMIC_OWN, encoder_family  # noqa: E402
-from tokenmill.models.encoder_weights import expected_shapes  # noqa: E402
 from tokenmill.models.families import HF_FAMILIES  # noqa: E402
 from tokenmill.models.rope import rope_frequencies  # noqa: E402
 from tokenmill.models.unread import WITHOUT_EFFECT, unread_keys  # noqa: E402

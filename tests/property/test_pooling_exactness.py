@@ -22,8 +22,8 @@ from tokenmill.core.events import Submit
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.engine.core import EngineCore
 from tokenmill.formats.checkpoint import Checkpoint
+from tokenmill.models.encoder import expected_shapes
 from tokenmill.models.encoder_config import encoder_config
-from tokenmill.models.encoder_weights import expected_shapes
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import available_isas, family_isas
 from tokenmill.ops.reference import ReferenceOps

@@ -16,9 +16,8 @@ from tokenmill.ops.api import RawTensor, StepBatch, StepLimits
 from tokenmill.ops.draws import ALWAYS, MASK_LATE, NEVER, Adjustment, Adjustments, Draws, Mask, SampleBatch
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import available_isas
-from tokenmill.ops.philox import PURPOSE_XTC, words_of_ids
 from tokenmill.ops.reference import ReferenceOps
-from tokenmill.ops.reference_sample import exponentials
+from tokenmill.ops.reference_sample import PURPOSE_XTC, exponentials, words_of_ids
 
 needs_native = pytest.mark.skipif(available() is not None, reason=str(available()))
 

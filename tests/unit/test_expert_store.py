@@ -14,8 +14,7 @@ import pytest
 
 from tokenmill.core.memory import map_private
 from tokenmill.ops.native import available
-from tokenmill.ops.native.library import load_library
-from tokenmill.ops.native.store_border import ExtentStruct, StoreFactsStruct
+from tokenmill.ops.native.library import ExtentStruct, StoreFactsStruct, load_library
 
 pytestmark = pytest.mark.skipif(available() is not None, reason=f"no native kernels: {available()}")
 

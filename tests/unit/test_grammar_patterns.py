@@ -10,9 +10,8 @@ import pytest
 from tests.grammars import schema_takes, takes
 
 from tokenmill.text.grammar.build import to_grammar
-from tokenmill.text.grammar.complement import other_strings
 from tokenmill.text.grammar.constraint import Constraint
-from tokenmill.text.grammar.patterns import CannotMend, mend
+from tokenmill.text.grammar.patterns import CannotMend, mend, other_strings
 
 CHARS = [*(chr(code) for code in range(32, 127)), *"\b\t\n\f\r", "é", "😀"]
 

@@ -15,7 +15,7 @@ from tokenmill.core.errors import BadCheckpoint
 from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.formats.ggml import dequantise
 from tokenmill.formats.joining import join_quantised
-from tokenmill.formats.merged import as_published
+from tokenmill.formats.paired import as_published
 from tokenmill.formats.tensor import Tensor
 from tokenmill.models.config import config_from_checkpoint
 from tokenmill.models.roles import expected_shapes

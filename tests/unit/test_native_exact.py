@@ -16,8 +16,8 @@ from ops_cases import KINDS, Sequences, TinyDecoder, activations, kv_type, raw_t
 
 from tokenmill.ops.api import HeadGeometry, RawTensor, StepLimits
 from tokenmill.ops.native import NativeOps, available
-from tokenmill.ops.native.direct import batch_of, run_forward
 from tokenmill.ops.native.library import ISAS, TILE_ISAS, available_isas
+from tokenmill.ops.native.record import batch_of, run_forward
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.ops.reference_weights import DENSE_KINDS
 

@@ -11,7 +11,7 @@ import pytest
 from ops_cases import activations, raw_tensor, tile_backends
 
 from tokenmill.ops.native import NativeOps, available
-from tokenmill.ops.native.direct import batch_of, run_forward
+from tokenmill.ops.native.record import batch_of, run_forward
 from tokenmill.ops.reference import ReferenceOps
 
 pytestmark = [pytest.mark.exact, pytest.mark.skipif(available() is not None, reason=str(available()))]

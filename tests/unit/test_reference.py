@@ -9,8 +9,8 @@ import pytest
 
 from tokenmill.core.block import KV_DTYPES, KVGroup
 from tokenmill.ops.api import NEVER, HeadGeometry, RawTensor, SampleBatch, StepBatch
-from tokenmill.ops.philox import words_of_ids
 from tokenmill.ops.reference import ReferenceOps
+from tokenmill.ops.reference_sample import words_of_ids
 from tokenmill.ops.reference_weights import dequantise, round_activations
 
 RNG = np.random.default_rng(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tokenmill.ops.philox import philox4x32, words_of_ids
+from tokenmill.ops.reference_sample import philox4x32, words_of_ids
 
 
 @pytest.mark.parametrize(

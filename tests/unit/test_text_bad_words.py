@@ -7,8 +7,7 @@ from tiny_tokenizer import byte_tokenizer
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import SamplingParams
-from tokenmill.text.bad_words import bad_word_ids
-from tokenmill.text.breakers import breaker_ids
+from tokenmill.text.calls import bad_word_ids, breaker_ids
 
 
 def test_words_at_the_beginning_and_behind_a_space() -> None:

@@ -15,9 +15,9 @@ from tokenmill.core.errors import BadCheckpoint
 from tokenmill.formats.checkpoint import open_checkpoint, open_text
 from tokenmill.formats.quantised import QuantisedTensor
 from tokenmill.formats.tensor import Tensor
-from tokenmill.text.about import About, about
 from tokenmill.text.fim import FimTokens, find_fim, infill
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
+from tokenmill.text.load import About, about
 from tokenmill.text.tokenizer import Tokenizer
 
 MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"]

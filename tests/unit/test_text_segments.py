@@ -24,9 +24,8 @@ from tokenmill.server.helper import Caller
 from tokenmill.server.tokens import KNOWN_CHARS, Encoder
 from tokenmill.text import segments, tokenizer
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
-from tokenmill.text.pretokenizers import SCHEMES
+from tokenmill.text.pretokenizers import ALPHABET, SCHEMES
 from tokenmill.text.segments import KEPT_BYTES, SegmentCache, can_cut, cut_text
-from tokenmill.text.spellings import ALPHABET
 from tokenmill.text.tokenizer import Tokenizer
 
 NAMES = sorted({scheme: name for name, scheme in SCHEMES.items()}.values())

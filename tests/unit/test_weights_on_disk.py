@@ -21,12 +21,12 @@ from tokenmill.core.errors import ConfigError
 from tokenmill.core.experts import WeightReads
 from tokenmill.models.registry import load_model
 from tokenmill.ops.api import Program, Routing, StepBatch, StepLimits
-from tokenmill.ops.disk import DiskWeights
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import TILE_ISAS
 from tokenmill.ops.native.packed_file import PAGE, NotUsable, read_index
-from tokenmill.ops.native.ring import lay_out, least_bytes
+from tokenmill.ops.native.shelf import lay_out, least_bytes
 from tokenmill.ops.reference import ReferenceOps
+from tokenmill.ops.weights import DiskWeights
 
 pytestmark = pytest.mark.skipif(available() is not None, reason=f"no native kernels: {available()}")
 

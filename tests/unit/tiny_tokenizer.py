@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
-from tokenmill.text.spellings import ALPHABET
+from tokenmill.text.pretokenizers import ALPHABET
 from tokenmill.text.tokenizer import Tokenizer
 
 SPECIAL = "<|end|>"

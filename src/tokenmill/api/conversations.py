@@ -16,7 +16,7 @@ import msgspec
 
 from ..core.errors import InvalidRequest
 from ..text.speech import Speech, call_ids, known_of
-from ..text.tools.generic import as_text, describe
+from ..text.tools.hermes import as_text, describe
 from .common_fields import template_switch
 from .fields import Fields, kind_name
 from .rules import Rules

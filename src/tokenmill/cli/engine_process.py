@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import TokenmillError
 from ..core.events import WorkerFacts
-from ..net.lifeline import exit_when_parent_ends
-from ..net.loop import run_event_loop
+from ..net.clock import run_event_loop
+from ..net.pulse import exit_when_parent_ends
 from .launch import Launch
 from .logs import set_up_logging
 from .quiet import until_quiet
@@ -171,7 +171,7 @@ def ready_of(engine: Engine, launch: Launch, base_bytes: int) -> Ready:
 
 def worker_facts(launch: Launch) -> WorkerFacts:
     """Of this process, whose life they name."""
-    from ..net.entropy import new_id
+    from ..net.clock import new_id
     from ..node.machine import host_id
 
     incarnation = new_id("engine")

@@ -160,8 +160,7 @@ def _open_resources(
     """What the application uses but the idle job. `held` closes it, what was opened last first, but the audit log after
     all else: it is opened when nothing else can keep the server from its start, and hears of the end."""
     from ..control.signing import load_signer
-    from ..net.clock import MonotonicClock
-    from ..net.entropy import new_id, new_seed, seeds_from
+    from ..net.clock import MonotonicClock, new_id, new_seed, seeds_from
     from ..server.app import Resources
 
     options, config, tracing = given.options, given.config, given.tracing

@@ -14,9 +14,7 @@ from typing import NamedTuple, Protocol, Self
 
 from ..cluster.events import Cause
 from ..core.errors import ConfigError, TokenmillError
-from ..net.lifeline import open_lifeline
-from ..net.pipe import read_to_end
-from ..net.pulse import open_pulse, take_pulses
+from ..net.pulse import open_lifeline, open_pulse, read_to_end, take_pulses
 from ..net.unix import private_address
 from .launch import Launch
 

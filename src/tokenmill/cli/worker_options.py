@@ -86,7 +86,7 @@ class LinkOptions:
 
     def tls(self, *, is_front_end: bool) -> SSLContext | None:
         """Of the end that is connected to, or of the other one. Raises ConfigError."""
-        from ..net.tls import mutual_tls
+        from ..net.handshake import mutual_tls
 
         if self.worker_tls_cert is None or self.worker_tls_ca is None:
             return None

@@ -18,8 +18,7 @@ from .digest import file_digest, weight_files
 from .gguf import open_gguf
 from .joining import join_quantised
 from .language import language_part
-from .merged import as_published
-from .paired import turn_experts
+from .paired import as_published, turn_experts
 from .pickled import require_torch
 from .quantised import QuantisedTensor
 from .safetensors import open_safetensors, pickled_weights, read_json, weights_of

@@ -17,12 +17,68 @@ round when it is loaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from ..core.errors import BadCheckpoint
+from .config_keys import CONFIG_KEYS, model_type_of, value_of
 from .quantised import QuantisedTensor
 from .tensor import BLOCK_LAYOUT, Tensor
+
+_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
+_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_GRANITE = {
+    "block_sparse_moe.experts.gate_up_proj": "block_sparse_moe.input_linear.weight",
+    "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear.weight",
+    "block_sparse_moe.router.weight": "block_sparse_moe.router.layer.weight",
+}
+_RENAMED: Mapping[str, Mapping[str, str]] = {
+    "mixtral": {".mlp.": ".block_sparse_moe."},
+    "granitemoe": _GRANITE,
+    "granitemoeshared": _GRANITE,
+    "ernie4_5_moe": {".mlp.gate.moe_statics.": ".mlp.moe_statics."},
+}
+
+
+def as_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """`tensors` of a folder under published names. Raises BadCheckpoint for experts of a shape that they cannot have.
+    GPT-OSS was published with tensors of all experts, in another order."""
+    kind = model_type_of(config)
+    if kind not in CONFIG_KEYS or kind == "gpt_oss":
+        return dict(tensors)
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        published = name
+        for old, new in _RENAMED.get(kind, {}).items():
+            published = published.replace(old, new)
+        merged = _EXPERTS.fullmatch(published)
+        if merged is None or (kind == "qwen3_vl_moe_text" and _has_inputs_first(tensor, merged[2], config)):
+            found[published] = tensor
+        else:
+            found |= _matrices(tensor, merged[1], merged[2], _MIXTRAL if kind == "mixtral" else {})
+    return found
+
+
+def _has_inputs_first(tensor: Tensor, matrix: str, config: Mapping[str, Any]) -> bool:
+    """Where both orders have one shape, transformers takes it that outputs come first."""
+    width = value_of(config, "hidden_size" if matrix == "gate_up_proj" else "moe_intermediate_size")
+    return len(tensor.shape) == 3 and tensor.shape[2] != width
+
+
+def _matrices(tensor: Tensor, module: str, matrix: str, names: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """(name, matrix) of every expert."""
+    roles = ("gate_proj", "up_proj") if matrix == "gate_up_proj" else ("down_proj",)
+    if len(tensor.shape) != 3 or not 1 <= tensor.shape[0] <= _MAX_EXPERTS or tensor.shape[1] % len(roles):
+        raise BadCheckpoint(f"{tensor.name} of shape {tuple(tensor.shape)} is not one of experts.")
+    num_rows, num_cols = tensor.shape[1] // len(roles), tensor.shape[2]
+    size = tensor.data.nbytes // (tensor.shape[0] * len(roles))
+    for index in range(tensor.shape[0] * len(roles)):
+        expert, role = divmod(index, len(roles))
+        name = f"{module}.{expert}.{names.get(roles[role], roles[role])}.weight"
+        data = tensor.data[index * size : (index + 1) * size]
+        yield name, Tensor(name, tensor.kind, (num_rows, num_cols), data)
+
 
 MODEL_TYPE = "gpt_oss"
 

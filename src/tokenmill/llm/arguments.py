@@ -14,6 +14,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ..api.constraints import structured_outputs
+from ..api.conversations import parse_conversation
+from ..api.fields import Fields
+from ..api.openai.parse import Call
+from ..api.rules import Rules
+from ..api.tools import demand, read_tools
 from ..core.config import check_keys
 from ..core.errors import ConfigError, InvalidRequest
 from ..core.options import options_of, size
@@ -23,6 +28,7 @@ from ..kv.store.options import TierOptions
 from ..node import foreign
 from ..node.options import EngineOptions, TextOptions
 from ..text.grammar.constraint import Constraint
+from ..text.load import TextModel
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -197,3 +203,46 @@ def progress_of(total: int, wanted: bool) -> Iterator[Callable[[], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("prompts", total=total)
         yield lambda: bar.advance(task)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What may go with a conversation, in OpenAI's words. constraint: what the answer must be; None: it is free."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    constraint: Constraint | None = None
+
+
+def read_chat(
+    messages: Sequence[Message],
+    text: TextModel,
+    options: ChatOptions | None = None,
+    *,
+    add_generation_prompt: bool | None = None,
+) -> Call:
+    """A call without settings. Raises InvalidRequest naming the argument."""
+    options = options or ChatOptions()
+    fields = Fields(
+        {
+            "messages": [dict(message) for message in messages],
+            "tools": None if options.tools is None else [dict(tool) for tool in options.tools],
+            "tool_choice": options.tool_choice,
+            "parallel_tool_calls": options.parallel_tool_calls,
+            "chat_template_kwargs": None
+            if options.chat_template_kwargs is None
+            else dict(options.chat_template_kwargs),
+            "add_generation_prompt": add_generation_prompt,
+        }
+    )
+    tools = read_tools(fields)
+    rules = Rules(text.tokenizer.vocab_size, speech=text.speech)
+    return Call(
+        model=None,
+        sampling=SamplingParams(),
+        conversation=parse_conversation(fields, rules, tools.shown),
+        tool_use=tools.use,
+        constraint=demand(tools, options.constraint, text.speech),
+    )

@@ -19,22 +19,21 @@ from ..core.request import PoolingParams, SamplingParams
 from ..server.beam_search import search
 from ..server.grammars import GrammarCompiler
 from ..server.vectors import take_vectors
-from ..text.bad_words import bad_word_ids
 from ..text.beams import Beams
-from ..text.breakers import breaker_ids
-from ..text.calls import Input, TextCall, make_pooling_requests, make_requests
+from ..text.calls import Input, TextCall, bad_word_ids, breaker_ids, make_pooling_requests, make_requests
 from ..text.choice import Choice, Piece
 from ..text.grammar.constraint import Constraint
 from .arguments import (
+    ChatOptions,
     GivenPrompt,
     Message,
     StructuredOutputs,
+    read_chat,
     read_conversations,
     read_prompts,
     read_sampling,
     read_structured,
 )
-from .conversations import ChatOptions, read_chat
 from .outputs import BeamSearchOutput, PromptCall, RequestOutput, Said, beams_found
 from .runtime import Runtime
 

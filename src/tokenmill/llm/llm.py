@@ -31,6 +31,7 @@ from ..text.calls import require_vectors, with_prompt
 from ..text.choice import Piece
 from ..text.load import TextModel
 from .arguments import (
+    ChatOptions,
     Message,
     Prompt,
     StructuredOutputs,
@@ -42,7 +43,6 @@ from .arguments import (
     read_structured,
 )
 from .calls import Calls, PieceReader
-from .conversations import ChatOptions
 from .outputs import BeamSearchOutput, PromptCall, RequestOutput
 from .runtime import Runtime
 from .tokenizer import LLMTokenizer

@@ -27,7 +27,6 @@ from .moe import MoeConfig
 from .moe_config import Mixtures, gguf_experts, hf_experts, num_mtp_layers
 from .names import GLOBAL_NAMES, LAYER_NAMES, WHOLE_NAMES
 from .rope import RopeConfig
-from .scales import gguf_scales, hf_scales
 from .unread import refuse_what_is_not_done
 
 MAX_LAYERS = 10_000
@@ -371,3 +370,42 @@ def _checked(config: ModelConfig, fields: Fields) -> ModelConfig:
         if rope.scaling == "longrope" and not (rope.short_divisors and rope.long_divisors):
             raise BadCheckpoint(f"{fields.where}: longrope needs short and long factors.")
     return config
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """residual: of what attention and FFN add."""
+
+    embed: float
+    residual: float
+    logit: float
+
+
+def hf_scales(fields: Fields, family: Family, width: int, num_layers: int) -> Scales:
+    """From config.json. Raises BadCheckpoint."""
+    if fields.reads("scale_depth"):  # MiniCPM's spelling
+        depth = fields.number("scale_depth", math.sqrt(num_layers))
+        base = fields.number("dim_model_base", width, positive=True)
+        return Scales(fields.number("scale_emb"), depth / math.sqrt(num_layers), base / width)
+    return Scales(
+        math.sqrt(width) if family.scaled_embeddings else fields.number("embedding_multiplier", 1.0),
+        fields.number("residual_multiplier", 1.0),
+        1 / fields.number("logits_scaling", 1.0, positive=True),
+    )
+
+
+_MINICPM3 = Scales(12.0, 1.4, 256.0)
+"""Of MiniCPM3 in GGUF, whose keys say none: as in hf_scales, `scale_emb`, `scale_depth` and `dim_model_base`."""
+
+
+def gguf_scales(fields: Fields, family: Family, width: int, num_layers: int) -> Scales:
+    """From a GGUF file's keys. Raises BadCheckpoint."""
+    embed, residual, logit = math.sqrt(width) if family.scaled_embeddings else 1.0, 1.0, 1.0
+    if fields.prefix == "minicpm3.":
+        embed, residual = _MINICPM3.embed, _MINICPM3.residual / math.sqrt(num_layers)
+        logit = width / _MINICPM3.logit
+    return Scales(
+        embed if family.scaled_embeddings else fields.number("embedding_scale", embed),
+        fields.number("residual_scale", residual),
+        1 / fields.number("logit_scale", logit, positive=True),
+    )

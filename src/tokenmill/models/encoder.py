@@ -11,14 +11,223 @@ was pooled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ..ops.api import Array
+import numpy as np
+
+from ..core.errors import BadCheckpoint
+from ..formats.checkpoint import Checkpoint
+from ..formats.ggml import dequantise
+from ..formats.quantised import QuantisedTensor
+from ..formats.tensor import Tensor
+from ..ops.api import Array, Ops, RawTensor, Weight
 from ..ops.forward import ForwardOps
 from .encoder_config import EncoderConfig
-from .encoder_weights import EncoderLayer, EncoderWeights
-from .weights import Linear, Norm
+from .weights import Linear, Norm, Progress, as_run, listed, quantization_of_ends
+
+_NORMS = ("embed_norm", "attn_norm", "ffn_norm", "final_norm", "head_norm")
+_STACKED = {"qkv": ("q", "k", "v"), "up": ("gate", "up")}
+_UNUSED = ("pooler.", "cls.", "lm_head.", "vocab_", "embeddings.position_ids", "head.", "decoder.")
+"""Beginnings of tensors that hidden states do without: poolers, heads of language models, and a buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLayer:
+    """up: gate and up, one upon the other, where there is a gate."""
+
+    qkv: Linear
+    output: Linear
+    attn_norm: Norm | None
+    up: Linear
+    down: Linear
+    ffn_norm: Norm
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderWeights:
+    """places: the vectors of a position and a type, added: row type * num_places + position; None where there are
+    neither. final_norm: of the last states. head: two linears, with a norm before the second or None, or no head."""
+
+    embed: Weight
+    places: Weight | None
+    embed_norm: Norm
+    layers: tuple[EncoderLayer, ...]
+    final_norm: Norm | None
+    head: tuple[Linear, Norm | None, Linear] | None
+    num_bytes: int
+
+
+def load_encoder_weights(
+    checkpoint: Checkpoint,
+    config: EncoderConfig,
+    ops: Ops,
+    *,
+    quantization: str | None = None,
+    progress: Progress | None = None,
+) -> EncoderWeights:
+    """Pack every tensor, holding one matrix at a time beside what is packed. `quantization`: as for decoders; the
+    position table and the head stay as they are. Raises BadCheckpoint naming what is missing, unexpected or
+    misshaped."""
+    check_tensors(checkpoint, config)
+    return _Loader(checkpoint, config, ops, quantization, progress or (lambda done, total: None)).load()
+
+
+class _Loader:
+    def __init__(
+        self, checkpoint: Checkpoint, config: EncoderConfig, ops: Ops, quantization: str | None, progress: Progress
+    ) -> None:
+        self._tensors = checkpoint.tensors
+        self._config = config
+        self._ops = ops
+        self._quantization = quantization
+        self._progress = progress
+        self._bytes_in_all = sum(tensor.data.nbytes for tensor in checkpoint.tensors.values())
+        self._bytes_read = 0
+        self._num_bytes = 0
+
+    def load(self) -> EncoderWeights:
+        config, names = self._config, role_names(self._config)
+        layers = tuple(
+            self._layer(layer, {role: name.format(layer) for role, name in names.items()})
+            for layer in range(config.num_layers)
+        )
+        ends = quantization_of_ends(self._quantization)
+        head = None
+        if config.has_head:
+            norm = self._norm("head_norm", names["head_norm"]) if "head_norm" in names else None
+            head = self._linear(names, ("head",), None), norm, self._linear(names, ("score",), None)
+        return EncoderWeights(
+            embed=self._pack([self._matrix(names["embed"], ends)]),
+            places=self._pack([self._places(names)]) if config.num_places else None,
+            embed_norm=self._norm("embed_norm", names["embed_norm"]),
+            layers=layers,
+            final_norm=self._norm("final_norm", names["final_norm"]) if "final_norm" in names else None,
+            head=head,
+            num_bytes=self._num_bytes,
+        )
+
+    def _layer(self, layer: int, at: dict[str, str]) -> EncoderLayer:
+        def linear(role: str) -> Linear:
+            parts = tuple(part for part in _STACKED.get(role, (role,)) if part in at)
+            return self._linear(at, parts or (role if role in at else "gate_up",), self._quantization)
+
+        return EncoderLayer(
+            qkv=linear("qkv"),
+            output=linear("output"),
+            attn_norm=self._norm("attn_norm", at["attn_norm"]) if has_norm(self._config, layer) else None,
+            up=linear("up"),
+            down=linear("down"),
+            ffn_norm=self._norm("ffn_norm", at["ffn_norm"]),
+        )
+
+    def _places(self, names: dict[str, str]) -> RawTensor:
+        config = self._config
+        table = np.zeros((1, config.width), np.float32)
+        if "positions" in names:
+            table = self._values(f"{names['positions']}.weight").reshape(-1, config.width)[config.first_position :]
+        if "types" in names:
+            types = self._values(f"{names['types']}.weight").reshape(-1, 1, config.width)
+            table = (types + table).reshape(-1, config.width)
+        return RawTensor("f32", len(table), config.width, np.ascontiguousarray(table).view(np.uint8).reshape(-1))
+
+    def _linear(self, at: dict[str, str], roles: tuple[str, ...], quantization: str | None) -> Linear:
+        weight = self._pack([self._matrix(at[role], quantization) for role in roles])
+        if not self._config.biases.union({"score"}).intersection(roles):
+            return Linear(weight, None)
+        return Linear(weight, self._keep(np.concatenate([self._values(f"{at[role]}.bias") for role in roles])))
+
+    def _norm(self, role: str, name: str) -> Norm:
+        has_bias = role in self._config.biases
+        bias = self._values(f"{name}.bias") if has_bias else np.zeros(self._config.width, np.float32)
+        return Norm(self._keep(self._values(f"{name}.weight")), self._keep(bias))
+
+    def _matrix(self, name: str, quantization: str | None) -> RawTensor:
+        tensor = self._tensors[f"{name}.weight"]
+        raw = as_run(tensor, self._ops, quantization)
+        self._bytes_read += tensor.data.nbytes
+        self._progress(self._bytes_read, self._bytes_in_all)
+        return raw
+
+    def _pack(self, parts: list[RawTensor]) -> Weight:
+        weight = self._ops.pack(parts)
+        self._num_bytes += weight.num_bytes
+        return weight
+
+    def _keep(self, values: np.ndarray) -> Array:
+        self._num_bytes += values.nbytes
+        return self._ops.vector(values)
+
+    def _values(self, name: str) -> np.ndarray:
+        tensor = self._tensors[name]
+        return dequantise(tensor.kind, tensor.data, tensor.num_values)
+
+
+def role_names(config: EncoderConfig) -> dict[str, str]:
+    """Role -> name of its tensors in this file, less '.weight' and '.bias'; those of layers have a place for the
+    layer's number. Of a classifier also "head" and "score", its two linears, and "head_norm" where there is one."""
+    family = config.family
+    names = {role: config.prefix + name for role, name in family.names.items()}
+    if config.has_head:
+        dense, out = (name.format(config.prefix) for name in family.head)
+        names |= {"head": dense, "score": out} | ({"head_norm": family.head_norm} if family.head_norm else {})
+    return names
+
+
+def has_norm(config: EncoderConfig, layer: int) -> bool:
+    """Whether a layer's attention has a norm: the first one follows that of the embeddings where norms come before."""
+    return layer > 0 or not config.family.pre_norm
+
+
+def expected_shapes(config: EncoderConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """(role, tensor name, shape) of every tensor that the model has."""
+    c = config
+    square = (c.width, c.width)
+    matrices = {
+        "embed": (c.vocab_size, c.width),
+        "positions": (c.first_position + c.num_places, c.width),
+        "types": (c.num_types, c.width),
+        **dict.fromkeys(("q", "k", "v", "output", "head"), square),
+        "qkv": (3 * c.width, c.width),
+        **dict.fromkeys(("gate", "up"), (c.ffn_width, c.width)),
+        "gate_up": (2 * c.ffn_width, c.width),
+        "down": (c.width, c.ffn_width),
+        "score": (c.output_width, c.width),
+    }
+    for role, pattern in role_names(config).items():
+        for layer in range(c.num_layers if "{}" in pattern else 1):
+            if role == "attn_norm" and not has_norm(c, layer):
+                continue
+            name, shape = pattern.format(layer), (c.width,) if role in _NORMS else matrices[role]
+            yield role, f"{name}.weight", shape
+            if role in c.biases or role == "score":
+                yield role, f"{name}.bias", shape[:1]
+
+
+def check_tensors(checkpoint: Checkpoint, config: EncoderConfig) -> None:
+    expected = {name: shape for _, name, shape in expected_shapes(config)}
+    tensors = checkpoint.tensors
+    found = [
+        ("is missing", [name for name in expected if name not in tensors]),
+        ("has unexpected", [name for name in tensors if name not in expected and not _is_unused(name, config)]),
+        ("has misshaped", [_shapes(tensors[n], s) for n, s in expected.items() if _is_misshaped(tensors.get(n), s)]),
+    ]
+    problems = [f"{verb} {listed(names)}" for verb, names in found if names]
+    if problems:
+        raise BadCheckpoint(f"{checkpoint.path} ({config.architecture}) {'; '.join(problems)}.")
+
+
+def _is_unused(name: str, config: EncoderConfig) -> bool:
+    return name.removeprefix(config.prefix).startswith(_UNUSED)
+
+
+def _is_misshaped(tensor: Tensor | QuantisedTensor | None, shape: tuple[int, ...]) -> bool:
+    return tensor is not None and tuple(tensor.shape) != shape
+
+
+def _shapes(tensor: Tensor | QuantisedTensor, expected: tuple[int, ...]) -> str:
+    return f"{tensor.name} {tuple(tensor.shape)} instead of {expected}"
 
 
 def hidden(

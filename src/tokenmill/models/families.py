@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .families_latent import LATENT_GGUF_FAMILIES, LATENT_HF_FAMILIES
-from .families_moe import MOE_GGUF_FAMILIES, MOE_HF_FAMILIES
+from .families_moe import LATENT_GGUF_FAMILIES, LATENT_HF_FAMILIES, MOE_GGUF_FAMILIES, MOE_HF_FAMILIES
 from .family import Family as Family
 from .moe import MoeFamily
 

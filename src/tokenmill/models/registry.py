@@ -8,7 +8,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ..core.block import KVGroup
+from ..core.experts import ExpertLoad
 from ..formats.checkpoint import Checkpoint
 from ..ops.api import Array, Ops
 from ..ops.forward import ForwardOps
@@ -17,8 +20,41 @@ from .config import ModelConfig, RopeConfig, config_from_checkpoint
 from .kv import kv_groups, layer_kvs
 from .lora import LoraLimits, with_tables
 from .rope import RopeTables, query_scale_table, rope_frequencies, rope_table
-from .tally import ExpertTally, with_tally
-from .weights import ModelWeights, Progress, load_weights
+from .weights import LayerWeights, ModelWeights, Progress, load_weights
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTally:
+    """layers: numbers of those that are mixtures. counts: int64 [M, E], the rows that each expert computed; whoever
+    computes adds to it, any thread may read."""
+
+    layers: tuple[int, ...]
+    counts_ME: np.ndarray
+
+    def load(self) -> ExpertLoad:
+        """So far. Costs a microsecond for each dozen of experts."""
+        return ExpertLoad(self.layers, tuple(map(tuple, self.counts_ME.tolist())))
+
+
+def with_tally(weights: ModelWeights) -> tuple[ModelWeights, ExpertTally | None]:
+    """The same weights, whose experts count, and the counts; None of a model that has no experts."""
+    moe = {index: layer.moe for index, layer in enumerate(weights.layers) if layer.moe is not None}
+    if not moe:
+        return weights, None
+    num_experts = {each.experts.down.num_matrices for each in moe.values()}
+    assert len(num_experts) == 1, f"layers of {num_experts} experts"
+    tally = ExpertTally(tuple(moe), np.zeros((len(moe), *num_experts), np.int64))
+    rows = dict(zip(tally.layers, tally.counts_ME, strict=True))
+    layers = tuple(
+        _counting(layer, rows[index]) if index in rows else layer for index, layer in enumerate(weights.layers)
+    )
+    return replace(weights, layers=layers), tally
+
+
+def _counting(layer: LayerWeights, counts_E: np.ndarray) -> LayerWeights:
+    assert layer.moe is not None
+    experts = replace(layer.moe.experts, tally=counts_E)
+    return replace(layer, moe=replace(layer.moe, experts=experts))
 
 
 @dataclass(frozen=True, slots=True)

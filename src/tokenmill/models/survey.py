@@ -17,9 +17,9 @@ from ..formats.quantised import QuantisedTensor, stored_bytes
 from ..formats.tensor import Tensor
 from ..ops.api import BLOCK_BYTES, GROUP
 from .config import ModelConfig, config_from_checkpoint
+from .encoder import check_tensors as check_encoder_tensors
+from .encoder import expected_shapes as encoder_shapes
 from .encoder_config import EncoderConfig, encoder_config, is_encoder
-from .encoder_weights import check_tensors as check_encoder_tensors
-from .encoder_weights import expected_shapes as encoder_shapes
 from .kv import kv_groups
 from .moe import MoeConfig
 from .names import GLOBAL_NAMES, WHOLE_NAMES

@@ -18,8 +18,8 @@ from ..ops.api import Array, Ops
 from ..ops.forward import ForwardOps
 from . import decoder, encoder
 from .config import ModelConfig, config_from_checkpoint
+from .encoder import load_encoder_weights
 from .encoder_config import EncoderConfig, encoder_config, is_encoder
-from .encoder_weights import load_encoder_weights
 from .families import HF_FAMILIES
 from .kv import layer_kvs
 from .names import GLOBAL_NAMES

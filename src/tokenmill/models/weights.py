@@ -17,16 +17,15 @@ import numpy as np
 from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
 from ..formats.ggml import dequantise
+from ..formats.mapping import release
 from ..formats.quantised import QuantisedTensor
-from ..formats.release import release
 from ..formats.tensor import Tensor
 from ..ops.api import BLOCK_BYTES, GROUP, Array, Experts, Ops, RawTensor, Weight, same_order
 from .config import ModelConfig
 from .moe import ONE_BY_ONE, PAIRED
 from .names import GLOBAL_NAMES
-from .repack import DENSE_KINDS, in_input_order, raw_matrix
+from .repack import DENSE_KINDS, as_matrix, expert_matrices, in_input_order, latent_matrices, of_one_kind, raw_matrix
 from .roles import expected_shapes, expert_names, layer_names, stacked_roles
-from .stacks import as_matrix, expert_matrices, latent_matrices, of_one_kind
 
 _NAMED_IN_ERRORS = 6
 

@@ -11,6 +11,7 @@ tenants, lengths and times, no texts; its mode is 0600.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import mmap
@@ -18,9 +19,13 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ..core.flight import SIZE, FlightWriter
+from ..core.step_records import MAGIC, LogFacts, StepWriter
+from ..core.step_records import SIZE as STEP_LOG_SIZE
+from .journal import keep_older
 
 SUFFIX = ".flight"
 NUM_KEPT = 8
@@ -133,3 +138,42 @@ def _is_in_use(path: Path) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+NUM_STEP_LOGS = 3
+
+
+@contextlib.contextmanager
+def step_file(path: str, facts: LogFacts) -> Iterator[StepWriter | None]:
+    """Record into a new file at `path`, which stays. None, with a line in the log, where it cannot be made.
+    facts: but for pid and times."""
+    try:
+        memory = _make_step_log(path)
+    except OSError as error:
+        log.warning("Steps are not recorded: %s cannot be written: %s.", path, error)
+        yield None
+        return
+    began_s = time.monotonic()
+    facts = replace(facts, pid=os.getpid(), began_s=began_s, unix_s=time.time() - began_s)
+    yield StepWriter(memory, facts)
+
+
+def _make_step_log(path: str) -> mmap.mmap:
+    _refuse_others(path)
+    keep_older(path, NUM_STEP_LOGS)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, STEP_LOG_SIZE)  # a step must not find the disk full
+        return mmap.mmap(fd, STEP_LOG_SIZE, flags=mmap.MAP_SHARED)
+    except OSError:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _refuse_others(path: str) -> None:
+    """Raises OSError where the file is there and is no step log: it may be something dear that was named by mistake."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise FileExistsError(errno.EEXIST, "something that is no step log has this name")

@@ -20,7 +20,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .older import keep_older
+
+def keep_older(path: str, num_kept: int) -> None:
+    """FILE becomes FILE.1, FILE.1 becomes FILE.2, and so on up to FILE.num_kept; the oldest goes. Raises OSError."""
+    names = [path, *(f"{path}.{number}" for number in range(1, num_kept + 1))]
+    for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(newer, older)
+
 
 MAX_BYTES = 1 << 30
 NUM_KEPT = 3

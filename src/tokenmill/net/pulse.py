@@ -7,9 +7,11 @@ sends nothing; one that is only slow does. The reader decides what silence means
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 PULSE_S = 1.0
@@ -53,3 +55,43 @@ def take_pulses(read_fd: int) -> bool:
         return bool(os.read(read_fd, 4096))
     except BlockingIOError:
         return False
+
+
+async def read_to_end(fd: int) -> bytes:
+    """All that comes, until nobody has the other end any more; `fd` stays open."""
+    loop = asyncio.get_running_loop()
+    data, closed = bytearray(), loop.create_future()
+
+    def read() -> None:
+        part = os.read(fd, 65536)
+        data.extend(part)
+        if not part and not closed.done():
+            closed.set_result(None)
+
+    loop.add_reader(fd, read)
+    try:
+        await closed
+    finally:
+        loop.remove_reader(fd)
+    return bytes(data)
+
+
+def open_lifeline() -> tuple[int, int]:
+    """(read end for the child, write end to be kept open by the parent). Pass the first through `pass_fds`, then close
+    it in the parent; only the parent may hold the second."""
+    return os.pipe()
+
+
+def exit_when_parent_ends(read_fd: int, *, grace_s: float = 5.0, tell: Callable[[], object] | None = None) -> None:
+    """In the child: `grace_s` seconds after the parent has ended, leave with status 1 if still running. tell: called
+    at once, on another thread."""
+
+    def watch() -> None:
+        while os.read(read_fd, 1):
+            pass
+        if tell is not None:
+            tell()
+        time.sleep(grace_s)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from ..core.errors import LinkRefused
 from ..core.ports import Clock
 from .framing import Pipe
-from .handshake import GREETING_BYTES, Identity, greet_front_end, greet_worker
+from .handshake import GREETING_BYTES, Identity, greet_front_end, greet_worker, secure
 from .link import EngineLink, FrontLink
-from .tls import secure
 
 _BACKLOG = 64
 _RETRY_ACCEPT_S = 1.0

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..core.block import KVGroup
-from .disk import DiskOps
 from .draws import NEVER as NEVER
 from .draws import Draws as Draws
 from .draws import Mask as Mask
@@ -23,6 +22,7 @@ from .pool import KVPool
 from .weights import BLOCK_BYTES as BLOCK_BYTES
 from .weights import GROUP as GROUP
 from .weights import QUANTISATIONS as QUANTISATIONS
+from .weights import DiskOps
 from .weights import RawTensor as RawTensor
 from .weights import Stack as Stack
 from .weights import Weight as Weight

@@ -31,12 +31,12 @@ from .api import (
     StepBatch,
     StepLimits,
 )
-from .disk import AllInMemory
 from .draws import Mask
 from .pool import HostPool
 from .reference_kv import ReferenceKV
 from .reference_sample import draw, sample, token_logprobs
 from .reference_weights import ReferenceWeight, pack, quantise, round_activations
+from .weights import AllInMemory
 from .work import ThreadQueue
 
 

@@ -29,9 +29,7 @@ from ..api.openai.tokenize import MAX_TOKENIZE_CHARS, tokenize_body
 from ..api.prompts import Mixed, Prompt
 from ..core.errors import InvalidRequest
 from ..core.terms import Terms
-from ..text.bad_words import bad_word_ids
-from ..text.breakers import breaker_ids
-from ..text.calls import TextCall
+from ..text.calls import TextCall, bad_word_ids, breaker_ids
 from ..text.load import TextModel
 from ..text.standins import Rendered
 from .helper import Caller, Helper

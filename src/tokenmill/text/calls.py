@@ -14,6 +14,7 @@ from ..core.events import Ready
 from ..core.request import PoolingParams, Request, SamplingParams
 from ..core.terms import USUAL, Terms
 from .load import TextModel
+from .tokenizer import Tokenizer
 
 Input = tuple[Sequence[int], int]
 """Token ids, and where the second text of a pair begins in them, or 0."""
@@ -195,3 +196,27 @@ def with_prompt(text: TextModel, name: str | None, inputs: Sequence[str | Sequen
     chosen = text.default_prompt if name is None else name
     prompt = text.prompts[chosen] if chosen else ""
     return [prompt + given if isinstance(given, str) else given for given in inputs]
+
+
+def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+    """Each word as it is spelled at the beginning of a text, and, where that is another token sequence of the same
+    length, in the middle of one, behind a space. Other ways to spell a word remain. Raises InvalidRequest."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip()
+        first, spaced = (tuple(tokenizer.encode(text, add_special=False, shared=False)) for text in (bare, f" {bare}"))
+        if not bare or not first:
+            raise InvalidRequest(f"bad_words holds {word!r}, which is no word.", param="bad_words")
+        found[first] = None
+        if len(spaced) == len(first) and spaced[0] != first[0]:
+            found[spaced] = None
+    return tuple(found)
+
+
+def breaker_ids(tokenizer: Tokenizer, sampling: SamplingParams) -> tuple[int, ...]:
+    """The last token of each text as it is spelled after a letter, as text-generation-webui takes them; none where DRY
+    is off."""
+    if not sampling.dry_multiplier:
+        return ()
+    spelled = (tokenizer.encode(f"a{text}", add_special=False, shared=False) for text in sampling.dry_sequence_breakers)
+    return tuple(sorted({ids[-1] for ids in spelled}))

@@ -11,12 +11,11 @@ from typing import Protocol
 from ..core.events import FINISH_STOP, Timing
 from ..core.request import Request
 from ..core.step import TokenLogprob
-from .detokenize import Detokenizer
-from .harmony import HarmonyParser
+from .detokenize import Detokenizer, StopMatcher
 from .parts import CallArguments, CallStart, Content, Parser, Part
 from .reasoning import ReasoningParser
-from .stops import StopMatcher
 from .tokenizer import Tokenizer
+from .tools.harmony import HarmonyParser
 
 
 class Produced(Protocol):

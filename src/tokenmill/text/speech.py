@@ -9,14 +9,13 @@ from collections.abc import Callable
 import msgspec
 
 from ..core.errors import ConfigError
-from .harmony import HarmonyParser
 from .parts import Parser
 from .reasoning import ALIASES, REASONING, ReasoningFamily, ReasoningParser, ReasoningUse, reasoning_of
 from .tokenizer import Tokenizer
 from .tools.families import ALIASES as TOOL_ALIASES
 from .tools.families import FAMILIES, family_of
 from .tools.family import Family
-from .tools.harmony import HARMONY
+from .tools.harmony import HARMONY, HarmonyParser
 from .tools.reading import CallParser, Calls
 from .tools.use import ToolUse
 

@@ -18,8 +18,8 @@ import tokenizers
 from tokenizers import AddedToken, models
 
 from ..core.errors import InvalidRequest
+from .pretokenizers import find_byte_decoder
 from .segments import PIECE_CHARS, SegmentCache, can_cut, cut_text
-from .spellings import find_byte_decoder
 
 _NOTHING: frozenset[int] = frozenset()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,12 +14,13 @@ import numpy as np
 
 from ..core.block import KVGroup
 from ..core.config import EngineConfig
+from ..core.errors import ConfigError
 from ..core.experts import ExpertLoad
 from ..formats.checkpoint import Checkpoint, open_checkpoint, weights_digest
 from ..formats.hub import default_cache_dir
 from ..kv.connector.worker.transfers import Transfers, open_folder
 from ..kv.transfer.saved.folder import KVFolder
-from ..models.config import ModelConfig
+from ..models.config import ModelConfig, config_from_checkpoint
 from ..models.encoder_config import EncoderConfig
 from ..models.lora import Base
 from ..models.registry import Model, load_model
@@ -26,13 +28,13 @@ from ..models.vectors import VectorModel, load_vector_model
 from ..models.weights import Progress
 from ..ops.api import Ops, Program, StepBatch, StepLimits
 from ..ops.pool import KVPool
+from ..ops.weights import DiskWeights
 from ..text.grammar.matcher import Vocabulary
 from ..text.load import load_text
 from .adapters import Adapters
 from .executor import ModelExecutor
 from .grammars import Grammars
 from .memory import HeldBytes, MemoryPlan, plan_memory, step_limits
-from .on_disk import kept_on_disk
 from .pooling import PoolingRunner
 from .runner import Runner
 from .spec import WorkerSpec
@@ -270,3 +272,30 @@ def numerics_id(digest: str, model: Model | VectorModel, groups: Sequence[KVGrou
     if moe is not None and moe.routing.min_share:
         facts.append(f"experts of a share of at least {moe.routing.min_share!r}")
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
+
+
+PACKING = "packing-1"
+"""How stored weights become packed ones. Raise it with every change to models/weights.py, models/repack.py or the tiles
+of native/src/pack.cpp that can change a packed byte, or their order."""
+
+
+def kept_on_disk(
+    checkpoint: Checkpoint, ops: Ops, spec: WorkerSpec, cache_dir: Path | None
+) -> AbstractContextManager[None]:
+    """What is packed inside is kept on disk as the spec says. cache_dir: default, the user's. Raises ConfigError where
+    the model or the backend has no use for that, or the memory given is too little."""
+    experts, others = spec.expert_memory, spec.weight_memory
+    if experts is None and others is None:
+        return nullcontext()
+    if spec.gives_vectors:
+        param = "weight_memory" if experts is None else "expert_memory"
+        raise ConfigError(f"--{param.replace('_', '-')} is for models that give tokens.", param=param)
+    if experts is not None and config_from_checkpoint(checkpoint).moe is None:
+        raise ConfigError("--expert-memory is for mixtures of experts; this model has none.", param="expert_memory")
+    cache_dir = cache_dir or default_cache_dir()
+    digest = weights_digest(checkpoint.path, cache_dir)
+    kept = f"{experts is not None} {others is not None}"
+    facts = [PACKING, digest, spec.quantization or "as stored", ops.family, kept]
+    key = hashlib.sha256("\n".join(facts).encode()).hexdigest()
+    path = cache_dir / "packed" / f"{digest[:16]}-{key[:16]}.weights"
+    return ops.on_disk(DiskWeights(path, key, experts, others))

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Self
 from ...core.config import BLOCK_SIZE
 from ...core.errors import ConfigError, TokenmillError
 from ...core.units import format_bytes
-from ...net.lifeline import open_lifeline
-from ...net.pipe import read_to_end
+from ...net.pulse import open_lifeline, read_to_end
 from ...net.unix import private_address
 from ...node.machine import MachineFacts, left_of
 from ...node.options import EngineOptions

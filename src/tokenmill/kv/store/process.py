@@ -22,7 +22,7 @@ from ...core.errors import ConfigError
 from ...core.tiers import DISK, HOST, PEER, REMOTE, Join, Tier
 from ...core.units import MiB, format_bytes
 from ...net.clock import MonotonicClock
-from ...net.lifeline import exit_when_parent_ends
+from ...net.pulse import exit_when_parent_ends
 from ...node.machine import MemoryReader, MemoryState
 from ...node.pressure import Pressure
 from ..tiers.config import EVERYBODY, TierConfig

@@ -17,12 +17,11 @@ import numpy as np
 from ...core.block import KVGroup
 from ...core.experts import WeightReads
 from ..api import LowRank, Mask, RawTensor, SampleBatch, StepLimits
-from ..disk import DiskWeights
 from ..draws import COLUMN_DTYPES
 from ..forward import ForwardOps
 from ..pool import HostPool
+from ..weights import DiskWeights
 from ..work import ThreadQueue, WorkQueue
-from .direct import call_directly
 from .fuse import fuse
 from .library import (
     KV_TYPES,
@@ -39,7 +38,7 @@ from .operation import NativeKV, NativeLora, NativeStack, NativeWeight, Symbolic
 from .pack import Packer
 from .program import NativeProgram
 from .queue import NativeQueue
-from .record import Recorder
+from .record import Recorder, call_directly
 from .shelf import Shelf, open_shelf, told_as_config
 
 

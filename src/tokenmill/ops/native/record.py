@@ -5,19 +5,31 @@ Quantising the input of a quantised linear is an operation of its own here, made
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..api import GROUP, Experts, HeadGeometry, LatentGeometry, Routing
-from .library import LatentStruct
-from .moe import experts_struct, inner_values, routing_struct
+from ..api import (
+    GROUP,
+    SIGMOID,
+    SOFTMAX,
+    SOFTMAX_CHOSEN,
+    Experts,
+    HeadGeometry,
+    LatentGeometry,
+    Routing,
+    StepBatch,
+    StepLimits,
+)
+from .library import LatentStruct, MoeStruct
 from .operation import (
     F32,
     GELU,
     GELU_ERF,
     LOGIT_ROWS,
+    QUANTISED,
     SILU,
     TOKEN_ROWS,
     NativeKV,
@@ -289,3 +301,131 @@ class Recorder:
 
 def _struct_of(latent: LatentGeometry) -> LatentStruct:
     return LatentStruct(latent.num_heads, latent.nope_dim, latent.rope_dim, latent.latent_dim, latent.value_dim)
+
+
+_SCORES = {SOFTMAX: 0, SOFTMAX_CHOSEN: 1, SIGMOID: 2}
+_ACTIVATIONS = {"silu": SILU, "gelu": GELU, "swiglu": 3}
+
+
+def routing_struct(routing: Routing, bias_E: np.ndarray | None) -> MoeStruct:
+    """Of moe_route. The bias must live as long."""
+    return MoeStruct(
+        num_experts=routing.num_experts,
+        top_k=routing.top_k,
+        score=_SCORES[routing.score],
+        num_groups=routing.num_groups,
+        top_groups=routing.top_groups,
+        group_score=routing.group_score,
+        normalise=routing.normalise,
+        floor=routing.floor,
+        scale=routing.scale,
+        min_share=routing.min_share,
+        bias=_address(bias_E, np.float32, (routing.num_experts,)),
+    )
+
+
+def experts_struct(experts: Experts, top_k: int) -> tuple[MoeStruct, int]:
+    """Of moe_ffn, and the number of its activation. The arrays must live as long."""
+    num_experts, width, inner = experts.down.num_matrices, experts.down.num_rows, experts.down.num_cols
+    assert (experts.gate_up.num_matrices, experts.gate_up.num_rows) == (num_experts, 2 * inner), experts
+    struct = MoeStruct(
+        num_experts=num_experts,
+        top_k=top_k,
+        limit=experts.activation.limit,
+        alpha=experts.activation.alpha,
+        gate_up_bias=_address(experts.gate_up_bias, np.float32, (num_experts, 2 * inner)),
+        down_bias=_address(experts.down_bias, np.float32, (num_experts, width)),
+        tally=_address(experts.tally, np.int64, (num_experts,)),
+    )
+    return struct, _ACTIVATIONS[experts.activation.kind]
+
+
+def inner_values(rows: int, top_k: int, down: NativeStack) -> Value:
+    """Room for what `down` takes, of every row and each of its experts. Codes take up to twice as many places, so that
+    rows of one expert lie in as few panels as they can."""
+    if down.form == F32:
+        return Value(rows, top_k * down.num_cols)
+    return Value(rows, 2 * top_k * down.num_cols, QUANTISED)
+
+
+def _address(array: np.ndarray | None, dtype: type[np.generic], shape: tuple[int, ...]) -> int | None:
+    if array is None:
+        return None
+    assert array.dtype == dtype and array.shape == shape and array.flags.c_contiguous, (array.dtype, array.shape, shape)
+    return int(array.ctypes.data)
+
+
+_OF_THE_STEP = {
+    "tokens_T": "tokens_T",
+    "positions_T": "positions_T",
+    "rows_L": "logit_rows_L",
+    "adapters_T": "adapters_T",
+}
+"""Parameters that are arrays of the step's, and the batch's name for each."""
+
+_WRITTEN_INTO = ("y_TN", "y_TD")
+"""Parameters that must be values of the program."""
+
+
+def call_directly(ops: Any, name: str, *args: Any, **kwargs: Any) -> np.ndarray:
+    """The function `name` of ForwardOps on arrays, by a NativeOps. Arguments that are no KV batch make up a step of one
+    sequence without KV."""
+    given = dict(inspect.signature(getattr(Recorder, name)).bind(None, *args, **kwargs).arguments)
+    del given["self"]
+    of_step = {
+        field: np.ascontiguousarray(given.pop(parameter), np.int32)
+        for parameter, field in _OF_THE_STEP.items()
+        if parameter in given
+    }
+    batch = given.pop("batch", None)
+    has_batch = batch is not None
+    if not has_batch:
+        rows = [value for value in (*given.values(), *given.get("parts", ())) if isinstance(value, np.ndarray)]
+        batch = batch_of(len(rows[0]) if rows else len(of_step["tokens_T"]), **of_step)
+
+    def forward(recorder: Recorder, symbols: SymbolicBatch) -> Value:
+        arguments = dict(given)
+        for parameter in _WRITTEN_INTO:
+            if parameter in arguments:
+                arguments[parameter] = recorder.scale(arguments[parameter], 1.0)
+        arguments |= {
+            parameter: getattr(symbols, field) for parameter, field in _OF_THE_STEP.items() if field in of_step
+        }
+        if has_batch:
+            arguments["batch"] = symbols
+        made = getattr(recorder, name)(**arguments)
+        if made is None:  # a program has an output
+            written = given["qkv_TW" if "qkv_TW" in given else "c_TX"]
+            made = recorder.add(written, written)
+        return made
+
+    return run_forward(ops, forward, batch)
+
+
+def run_forward(ops: Any, forward: Callable[[Any, Any], Value], batch: StepBatch) -> np.ndarray:
+    """Compile a forward pass for one batch, and run it."""
+    limits = StepLimits(
+        max_tokens=len(batch.tokens_T),
+        max_seqs=len(batch.context_lens_S),
+        max_blocks_per_seq=batch.block_tables_SB.shape[1],
+        max_logit_rows=len(batch.logit_rows_L),
+    )
+    program = ops.compile(forward, limits)
+    try:
+        return np.array(program(batch))
+    finally:
+        ops.drop(program)
+
+
+def batch_of(num_tokens: int, **arrays: np.ndarray) -> StepBatch:
+    """A step of one sequence without KV."""
+    zeros = np.zeros(num_tokens, np.int32)
+    return StepBatch(
+        tokens_T=arrays.get("tokens_T", zeros),
+        positions_T=arrays.get("positions_T", zeros),
+        row_starts_S1=np.array([0, num_tokens], np.int32),
+        context_lens_S=np.array([num_tokens], np.int32),
+        block_tables_SB=np.zeros((1, 1), np.int32),
+        logit_rows_L=arrays.get("logit_rows_L", zeros[:0]),
+        adapters_T=arrays.get("adapters_T"),
+    )

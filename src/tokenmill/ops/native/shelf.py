@@ -14,7 +14,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,21 +23,60 @@ from ...core.experts import WeightReads
 from ...core.memory import give_back, map_private
 from ...core.units import format_bytes
 from ..api import RawTensor
-from ..disk import DiskWeights
-from .library import KINDS, PartStruct, StackStruct, check
+from ..weights import DiskWeights
+from .library import KINDS, ExtentStruct, PartStruct, RingItemStruct, StackStruct, StoreFactsStruct, check
 from .operation import NativeStack, NativeWeight
-from .packed_file import (
-    PAGE,
-    Extent,
-    NotUsable,
-    StoredPart,
-    StoredWeight,
-    Writer,
-    open_for_reading,
-    read_index,
-)
-from .ring import lay_out, least_bytes
-from .store_border import ExtentStruct, RingItemStruct, StoreFactsStruct
+from .packed_file import PAGE, Extent, NotUsable, StoredPart, StoredWeight, Writer, open_for_reading, read_index
+
+_RING_BYTES = 12 * 2**20
+"""What a disk needs to have under way and ahead to be busy, where there is as much."""
+_LEAST_ITEMS = 3
+"""Of the largest weights, that the ring holds at least: one in use, one that is complete, one on its way."""
+
+
+class Place(NamedTuple):
+    """Offset in the memory for weights; `stays`: the bytes are its own, else others' too."""
+
+    offset: int
+    stays: bool
+
+
+def least_bytes(sizes: Sequence[int]) -> int:
+    """The smallest budget there is a layout for."""
+    return min(sum(sizes), _LEAST_ITEMS * max(sizes))
+
+
+def lay_out(sizes: Sequence[int], num_bytes: int) -> list[Place]:
+    """Places for weights of `sizes` bytes (multiples of the page size), in the order of their use, in `num_bytes`.
+
+    Those that stay are spread evenly among the others, so that there is time to read while they are computed with."""
+    assert num_bytes >= least_bytes(sizes), (num_bytes, least_bytes(sizes))
+    total = sum(sizes)
+    if total <= num_bytes:
+        return _one_after_the_other(sizes)
+    ring = max(_LEAST_ITEMS * max(sizes), min(_RING_BYTES, num_bytes // 4))
+    room = num_bytes - ring
+    places: list[Place] = []
+    kept = at = passed = 0
+    for size in sizes:
+        passed += size
+        if kept + size <= min(room, room * passed // total + size // 2):
+            places.append(Place(ring + kept, True))
+            kept += size
+            continue
+        at = 0 if at + size > ring else at
+        places.append(Place(at, False))
+        at += size
+    return places
+
+
+def _one_after_the_other(sizes: Sequence[int]) -> list[Place]:
+    places, at = [], 0
+    for size in sizes:
+        places.append(Place(at, True))
+        at += size
+    return places
+
 
 if TYPE_CHECKING:
     from .pack import Packer

@@ -16,9 +16,8 @@ from ..tokenizer import Tokenizer
 from ..tools.demand import calls_to_lark
 from .constraint import Constraint, Thinking
 from .gbnf import is_gbnf, to_lark
-from .lark import quote, quote_regex
+from .patterns import plain_sets
 from .schema import prepare
-from .tags import tags_to_lark
 
 MAX_CHARS = 1 << 18
 """Of a grammar or pattern."""
@@ -164,3 +163,83 @@ def _ranges(ids: set[int]) -> list[str]:
         else:
             runs.append([token, token])
     return [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+
+
+def quote(text: str) -> str:
+    """A string of Lark that matches `text` alone."""
+    return '"' + "".join(map(_spell, text)) + '"'
+
+
+def quote_regex(pattern: str) -> str:
+    """A regular expression of Lark that matches as `pattern` does. Digits and letters of \\d and \\w are ASCII ones:
+    nobody who asks for a number wants it in another script."""
+    return "/" + _OUTSIDE.sub(_respell, plain_sets(pattern)) + "/"
+
+
+def _respell(found: re.Match[str]) -> str:
+    text = found[0]
+    return _ASCII.get(text) or {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}.get(text, text)
+
+
+_OUTSIDE = re.compile(r"\\.|/|\n", re.DOTALL)
+_ASCII = {r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[a-zA-Z0-9_]", r"\W": "[^a-zA-Z0-9_]"}
+"""Sets, which may stand within other sets."""
+
+
+def _spell(char: str) -> str:
+    if char in '"\\':
+        return "\\" + char
+    return f"\\x{ord(char):02x}" if ord(char) < 32 or ord(char) == 127 else char
+
+
+MAX_STRUCTURES = 256
+
+
+def tags_to_lark(value: Any, param: str, spell: Callable[[str], str], finish: Callable[[Any], dict[str, Any]]) -> str:
+    """`value`: {"structures": [{"begin", "schema", "end"}], "triggers": [text, ...]}.
+
+    spell   text as Lark, with special tokens in it by their ids
+    finish  a schema with what the library is to be told beside it
+
+    Raises InvalidRequest.
+    """
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{param} must be an object with structures and triggers.", param=param)
+    structures, triggers = value.get("structures"), value.get("triggers")
+    if not isinstance(structures, list) or not 1 <= len(structures) <= MAX_STRUCTURES:
+        raise InvalidRequest(f"{param}.structures must be an array of 1 to {MAX_STRUCTURES} structures.", param=param)
+    if not isinstance(triggers, list) or not all(isinstance(text, str) and text for text in triggers) or not triggers:
+        raise InvalidRequest(f"{param}.triggers must be an array of strings that are not empty.", param=param)
+    idle = set(triggers)
+    rules = []
+    for number, structure in enumerate(structures):
+        where = f"{param}.structures[{number}]"
+        begin, end, schema = _read(structure, where, param)
+        found = [text for text in triggers if begin.startswith(text)]
+        if not found:
+            raise InvalidRequest(f"{where}.begin must begin with one of the triggers.", param=param)
+        idle.difference_update(found)
+        trigger = min(found, key=len)  # of several, this one comes up first in a text
+        grammar = json.dumps(finish(prepare(schema, f"{where}.schema")), ensure_ascii=False)
+        mark = spell(trigger)
+        lazy = "" if "<[" in mark else "[lazy]"  # text never runs over a special token
+        rules.append(f"tag{number}_head{lazy}: TEXT {mark}")
+        rules.append(f"tag{number}: tag{number}_head {spell(begin[len(trigger) :])} %json {grammar} {spell(end)}")
+    if idle:
+        message = f"{param}.triggers: no structure begins with {min(idle)[:100]!r}, so nothing could come after it."
+        raise InvalidRequest(message, param=param)
+    tags = " | ".join(f"tag{number}" for number in range(len(structures)))
+    return "\n".join([f"start: ({tags})* rest", "rest: TEXT", "TEXT: /(?s:.*)/", *rules, ""])
+
+
+def _read(structure: Any, where: str, param: str) -> tuple[str, str, Any]:
+    if not isinstance(structure, dict):
+        raise InvalidRequest(f"{where} must be an object.", param=param)
+    if unknown := sorted(structure.keys() - {"begin", "schema", "end"}):
+        raise InvalidRequest(f"{where}.{unknown[0][:100]} is not known here; leave it out.", param=param)
+    begin, end = structure.get("begin"), structure.get("end", "")
+    if not isinstance(begin, str) or not begin:
+        raise InvalidRequest(f"{where}.begin must be a string that is not empty.", param=param)
+    if not isinstance(end, str):
+        raise InvalidRequest(f"{where}.end must be a string.", param=param)
+    return begin, end, structure.get("schema", True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Sequence
 
 _ESCAPED = ('"', "\\")
 _NAMED = frozenset("\b\t\n\f\r")
@@ -124,3 +125,101 @@ def _mend_set(text: str) -> str:
     if len(members) == 1 and _is_unspeakable(members[0]):
         raise CannotMend(f"the set {text}")
     return text
+
+
+_YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DAY = (
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+_DATE = f"(?:{_YEAR}-{_DAY}|{_LEAP}-02-29)"
+_HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_HOUR}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:[zZ]|[+-]{_HOUR})"
+
+_END, _MID = "[a-zA-Z0-9]", "[a-zA-Z0-9-]"
+_HOST_LABEL = (  # without "--" in the third and fourth place, which only encoded international names may have
+    f"(?:{_END}(?:{_MID}?{_END})?"
+    f"|{_END}{_MID}{{2}}{_END}"
+    f"|{_END}{_MID}(?:{_MID}{_END}|{_END}{_MID}){_MID}{{0,58}}{_END})"
+)
+
+_PERCENT = "%[0-9a-fA-F]{2}"
+_CHAR = r"[a-zA-Z0-9\-._~!$&'()*+,;=:@]"
+_SEGMENT = f"(?:{_CHAR}|{_PERCENT})*"
+_SEGMENT_NZ = f"(?:{_CHAR}|{_PERCENT})+"
+_SEGMENT_NC = rf"(?:[a-zA-Z0-9\-._~!$&'()*+,;=@]|{_PERCENT})+"
+_REG_NAME = rf"(?:[a-zA-Z0-9\-._~!$&'()*+,;=]|{_PERCENT})*"
+_TAIL = rf"(?:\?(?:[a-zA-Z0-9\-._~!$&'()*+,;=:@/?]|{_PERCENT})*)?(?:#(?:[a-zA-Z0-9\-._~!$&'()*+,;=:@/?]|{_PERCENT})*)?"
+_AUTHORITY = rf"{_REG_NAME}(?::[0-9]{{0,5}})?"
+_PATH = f"//{_AUTHORITY}(?:/{_SEGMENT})*|/(?:{_SEGMENT_NZ}(?:/{_SEGMENT})*)?"
+_URI_REFERENCE = (
+    rf"(?:[a-zA-Z][a-zA-Z0-9+\-.]*:(?:{_PATH}|{_SEGMENT_NZ}(?:/{_SEGMENT})*|)"
+    rf"|(?:{_PATH}|{_SEGMENT_NC}(?:/{_SEGMENT})*|)){_TAIL}"
+)
+
+_POINTER = "(?:/(?:[^~/]|~[01])*)*"
+
+PATTERNS: dict[str, str] = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}[tT]{_TIME}",
+    "hostname": rf"{_HOST_LABEL}(?:\.{_HOST_LABEL})*",
+    "uri-reference": _URI_REFERENCE,
+    "json-pointer": _POINTER,
+}
+"""Formats that are enforced by a pattern of ours, which matches a whole string."""
+
+BUILT_IN = frozenset({"duration", "email", "ipv4", "ipv6", "uri", "uuid"})
+"""Formats that the library enforces."""
+
+FREE = frozenset({"binary", "byte", "password", "unknown"})
+"""Formats of strings that say how a text is meant, not what it is, as OpenAPI has them."""
+
+NUMERIC = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float", "double"})
+"""Formats that say something of numbers only: hints on how to keep them, as OpenAPI has it."""
+
+
+MAX_CHARS = 4000
+
+_ANY = r"[\s\S]*"
+_SPECIAL = frozenset(r"\.^$*+?()[]{}|/-&~#")
+
+_Trie = dict[str, "_Trie"]
+_WHOLE = ""
+"""The key that says that a text ends here."""
+
+
+class TooLong(Exception):
+    """The texts together are longer than a pattern should be."""
+
+
+def other_strings(texts: Sequence[str]) -> str:
+    """A pattern that matches a whole string that is none of `texts`; "" where there are none. It begins with one text's
+    first letters and then leaves all of them, as paths out of a trie."""
+    if not texts:
+        return ""
+    if sum(map(len, texts)) > MAX_CHARS:
+        raise TooLong
+    trie: _Trie = {}
+    for text in texts:
+        place = trie
+        for char in text:
+            place = place.setdefault(char, {})
+        place[_WHOLE] = {}
+    return mend(f"^(?:{_leave(trie)})$")
+
+
+def _leave(trie: _Trie) -> str:
+    chars = sorted(char for char in trie if char != _WHOLE)
+    ways = [] if _WHOLE in trie else [""]
+    ways.append(f"[^{''.join(map(_escape, chars))}]{_ANY}" if chars else rf"[\s\S]{_ANY}")
+    ways += [f"{_escape(char)}(?:{_leave(trie[char])})" for char in chars]
+    return "|".join(ways)
+
+
+def _escape(char: str) -> str:
+    if char in _SPECIAL:
+        return "\\" + char
+    return f"\\x{ord(char):02x}" if ord(char) < 32 else char

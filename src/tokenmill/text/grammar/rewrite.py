@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ...core.errors import InvalidRequest
-from .formats import BUILT_IN, FREE, NUMERIC, PATTERNS
 from .keywords import COUNTS, KNOWN, NUMBERS, REFUSED, TYPES, meant
-from .names import MAX_LISTED, has_strings, listed_names, name_pattern, one_of
 from .negate import Negation
-from .patterns import CannotMend, check_text, mend
+from .patterns import BUILT_IN, FREE, NUMERIC, PATTERNS, CannotMend, check_text, mend
 
 MAX_PATTERN_CHARS = 4096
 MAX_ENUM = 10_000
@@ -383,3 +381,45 @@ _METHODS = {
     "uniqueItems": _Rewriting._unique_items,
     "unevaluatedProperties": _Rewriting._unevaluated_properties,
 }
+
+
+MAX_LISTED = 100
+"""Names that become properties of their own. More of them are found by a pattern, and may come in any order."""
+
+
+def has_strings(schema: dict[str, Any]) -> bool:
+    named = schema.get("type", "string")
+    return named == "string" or (isinstance(named, list) and "string" in named)
+
+
+def listed_names(schema: Schema) -> list[str] | None:
+    """The strings that `schema` allows, if it lists them."""
+    if not isinstance(schema, dict) or not has_strings(schema) or not schema.keys() <= {"type", "enum", "const"}:
+        return None
+    if len(schema.keys() & {"enum", "const"}) != 1:
+        return None
+    values = schema["enum"] if "enum" in schema else [schema["const"]]
+    return [name for name in values if isinstance(name, str)]
+
+
+def name_pattern(schema: Schema) -> str | None:
+    """A pattern of the strings that `schema` allows; None: none can be told."""
+    if not isinstance(schema, dict) or not has_strings(schema):
+        return None
+    rest = {keyword: value for keyword, value in schema.items() if keyword != "type"}
+    if len(rest) == 1:
+        [(keyword, value)] = rest.items()
+        if keyword == "pattern":
+            return str(value)
+        if keyword == "anyOf":
+            found = [name_pattern(option) for option in value if isinstance(option, dict) and has_strings(option)]
+            if all(pattern is not None for pattern in found) and len(found) == 1:
+                return found[0]
+    if rest and set(rest) <= {"minLength", "maxLength"}:
+        return rf"^[\s\S]{{{rest.get('minLength', 0)},{rest.get('maxLength', '')}}}$"
+    return None
+
+
+def one_of(names: list[str]) -> str:
+    """A pattern of these strings."""
+    return f"^(?:{'|'.join(map(re.escape, names))})$"
