@@ -27,7 +27,7 @@ from gguf_writer import gguf_bytes  # noqa: E402
 
 from tokenmill.core.errors import BadCheckpoint  # noqa: E402
 from tokenmill.formats.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
-from tokenmill.formats.joining import join_quantised  # noqa: E402
+from tokenmill.formats.quantization_config import join_quantised  # noqa: E402
 from tokenmill.formats.safetensors import open_safetensors, read_json  # noqa: E402
 from tokenmill.models.config import config_from_checkpoint  # noqa: E402
 from tokenmill.models.families import HF_FAMILIES  # noqa: E402

@@ -18,9 +18,9 @@ import pytest
 
 from tokenmill.core.events import Ready, WorkerFacts
 from tokenmill.core.ports import Clock
-from tokenmill.net.clock import new_event_loop
 from tokenmill.net.handshake import Identity, mutual_tls
 from tokenmill.net.link import FrontLink
+from tokenmill.net.system import new_event_loop
 from tokenmill.net.tcp import Credentials, LinkBounds, WorkerListener, join
 from tokenmill.net.unix import UnixEngineEnd, UnixFrontEnd, private_address
 

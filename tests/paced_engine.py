@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from tokenmill.bench.load.timer import Timer
 from tokenmill.core.events import FINISH_LENGTH, Abort, EngineStats, Output, Ready, StepOutputs, Submit, Timing
 from tokenmill.core.request import Request
-from tokenmill.net.clock import MonotonicClock, run_event_loop
+from tokenmill.net.system import MonotonicClock, run_event_loop
 from tokenmill.net.unix import UnixEngineEnd
 
 READY = Ready("toy", 8192, 262, (2,), "paced", 16, 1 << 20, max_num_seqs=4096, max_num_batched_tokens=1 << 20)

@@ -39,8 +39,8 @@ from tokenmill.core.tiers import TierFacts
 from tokenmill.engine.build import LocalEngineEnd, build_engine, local_link
 from tokenmill.engine.recorders import FlightRecorder
 from tokenmill.helper.parent import HelperProcess, materials
-from tokenmill.net.clock import MonotonicClock, new_event_loop, new_id, new_seed
-from tokenmill.net.flight_file import new_path
+from tokenmill.net.mapped_files import new_path
+from tokenmill.net.system import MonotonicClock, new_event_loop, new_id, new_seed
 from tokenmill.sched.admission import max_running
 from tokenmill.server.app import Resources, build_app
 from tokenmill.server.client import EngineClient
@@ -50,9 +50,9 @@ from tokenmill.server.repeats.store import AnswerStore
 from tokenmill.server.responses.store import ResponseStore
 from tokenmill.server.run import serve
 from tokenmill.server.upstream.upstream import Upstream
-from tokenmill.text.chat import ChatTemplate
+from tokenmill.text.chat_template import ChatTemplate
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
-from tokenmill.text.load import TextModel
+from tokenmill.text.text_model import TextModel
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 EOS = 2

@@ -11,7 +11,7 @@ import pytest
 
 from tiny import tensor, tiny_config
 from tokenmill.formats.checkpoint import Checkpoint
-from tokenmill.models import registry
+from tokenmill.models import loader as registry
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.families import HF_FAMILIES
 from tokenmill.models.moe import PAIRED, MoeConfig

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tokenmill.text.chat_format import Speech
 from tokenmill.text.parts import CallArguments, CallStart, Content, Parser, Part, Reasoning
-from tokenmill.text.speech import Speech
-from tokenmill.text.tools.use import Tool, ToolUse
+from tokenmill.text.tools.tool_choice import Tool, ToolUse
 
 WEATHER = Tool(
     "get_weather",

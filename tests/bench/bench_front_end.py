@@ -118,7 +118,7 @@ def _line(process: subprocess.Popen[str]) -> str:
 def front_end(address: str, folder: str) -> None:
     """The front end's process: print the URL, serve until standard input ends, print what was seen."""
     from scripted import Served, make_text_model
-    from tokenmill.net.clock import MonotonicClock
+    from tokenmill.net.system import MonotonicClock
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's end closes standard input
     text = make_text_model(max_context=8192)

@@ -26,8 +26,8 @@ from tokenmill.kv.connector.worker.tiers import TierCopies
 from tokenmill.kv.store.child import KVStoreProcess
 from tokenmill.kv.store.options import TierOptions
 from tokenmill.kv.transfer.client import StoreClient
-from tokenmill.net.clock import run_event_loop
-from tokenmill.ops.pool import HostPool
+from tokenmill.net.system import run_event_loop
+from tokenmill.ops.kv_pool import HostPool
 
 GROUP = KVGroup("all", num_layers=30, num_kv_heads=3, head_dim=64)
 """Of SmolLM2 135M: 368,640 bytes for 16 tokens."""

@@ -39,7 +39,7 @@ from tokenmill import LLM, SamplingParams
 from tokenmill.bench import machine
 from tokenmill.bench.report import summarise
 from tokenmill.formats.checkpoint import open_checkpoint
-from tokenmill.models.survey import survey
+from tokenmill.models.summary import survey
 
 SETTLE_S = 0.3
 DEFAULT = ("prefill:512", "decode:128", "16x128")

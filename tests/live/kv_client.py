@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from tokenmill.core.tiers import BlockFacts, Lease, TierKey
 from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.client import StoreClient
-from tokenmill.net.clock import run_event_loop
+from tokenmill.net.system import run_event_loop
 
 SIZE = 40_000
 NUMERICS = "numerics"

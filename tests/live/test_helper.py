@@ -22,10 +22,10 @@ from tokenmill.api.jobs import CompileGrammar, Encode, Read, Render, Tokenize, u
 from tokenmill.core.errors import InvalidRequest, Unavailable
 from tokenmill.helper import parent
 from tokenmill.helper.parent import HelperProcess, materials
-from tokenmill.text.chat import ChatTemplate
+from tokenmill.text.chat_template import ChatTemplate
 from tokenmill.text.grammar.build import to_grammar
 from tokenmill.text.grammar.constraint import Constraint
-from tokenmill.text.standins import Rendered
+from tokenmill.text.special_tokens import Rendered
 
 HELLO = ({"role": "user", "content": "hello"},)
 

@@ -13,8 +13,8 @@ import pytest
 from scripted import Served, make_text_model
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
-from tokenmill.text.chat import ChatTemplate
-from tokenmill.text.speech import make_speech
+from tokenmill.text.chat_format import make_speech
+from tokenmill.text.chat_template import ChatTemplate
 from tool_answers import ANSWERS, TOOLS, Said
 
 CHATML = (

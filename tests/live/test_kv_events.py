@@ -12,7 +12,7 @@ import pytest
 from serving import Server, wait_until
 
 from kv_tree import Tree
-from tokenmill.net.kv_wire import END_SEQ, decode_batch, replayed
+from tokenmill.net.kv_events import END_SEQ, decode_batch, replayed
 
 zmq = pytest.importorskip("zmq")
 BLOCK = 16

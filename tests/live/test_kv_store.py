@@ -24,7 +24,7 @@ from tokenmill.core.errors import ConfigError
 from tokenmill.kv.store.child import KVStoreProcess
 from tokenmill.kv.store.options import TierOptions
 from tokenmill.kv.transfer.client import StoreClient
-from tokenmill.net.clock import run_event_loop
+from tokenmill.net.system import run_event_loop
 
 CLIENT = Path(__file__).with_name("kv_client.py")
 HOST = 16 << 20

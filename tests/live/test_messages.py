@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from scripted import Served, make_text_model
-from tokenmill.text.chat import ChatTemplate
-from tokenmill.text.speech import make_speech
+from tokenmill.text.chat_format import make_speech
+from tokenmill.text.chat_template import ChatTemplate
 
 VERSION = {"anthropic-version": "2023-06-01"}
 BODY: dict[str, Any] = {"model": "toy", "max_tokens": 20, "messages": [{"role": "user", "content": "hi"}]}

@@ -13,9 +13,9 @@ import pytest
 from scripted import Served, make_text_model
 from tokenmill.api.ollama.parse import _messages
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.text.chat import ChatTemplate
+from tokenmill.text.chat_format import Speech
+from tokenmill.text.chat_template import ChatTemplate
 from tokenmill.text.fim import FimTokens
-from tokenmill.text.speech import Speech
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from scripted import Served, make_text_model
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.server.responses.store import ResponseStore
-from tokenmill.text.chat import ChatTemplate
-from tokenmill.text.speech import make_speech
+from tokenmill.text.chat_format import make_speech
+from tokenmill.text.chat_template import ChatTemplate
 
 TEMPLATE = (
     "{% if tools %}Tools: {{ tools | tojson }} Call by <tool_call>{{ '\n' }}{% endif %}"

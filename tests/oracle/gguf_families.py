@@ -21,9 +21,9 @@ from tokenmill.formats.tensor import Tensor
 from tokenmill.models.config import ModelConfig, config_from_checkpoint
 from tokenmill.models.families import GGUF_FAMILIES
 from tokenmill.models.moe import MERGED, PAIRED, STACKED
-from tokenmill.models.names import GLOBAL_NAMES, WHOLE_NAMES
 from tokenmill.models.repack import raw_matrix
 from tokenmill.models.roles import EXPERT_ROLES, expert_names, layer_names
+from tokenmill.models.tensor_names import GLOBAL_NAMES, WHOLE_NAMES
 from tokenmill.ops.api import SIGMOID
 from tokenmill.ops.reference_weights import dequantise as dequantise_raw
 

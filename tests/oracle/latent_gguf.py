@@ -12,8 +12,8 @@ import numpy as np
 from tokenmill.formats.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.formats.ggml import dequantise
 from tokenmill.models.config import ModelConfig, config_from_checkpoint
-from tokenmill.models.names import GLOBAL_NAMES, LAYER_NAMES, WHOLE_NAMES
 from tokenmill.models.roles import EXPERT_ROLES, expert_names, layer_names
+from tokenmill.models.tensor_names import GLOBAL_NAMES, LAYER_NAMES, WHOLE_NAMES
 from tokenmill.ops.api import SIGMOID
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))

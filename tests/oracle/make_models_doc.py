@@ -18,11 +18,11 @@ from families_moe import MOE_CASES
 from gguf_families import ARCHITECTURES
 from latent_gguf import GGUF_NAMES
 
-from tokenmill.formats.language import WRAPPERS
+from tokenmill.formats.multimodal import WRAPPERS
 from tokenmill.models.encoder_families import FAMILIES as ENCODER_FAMILIES
 from tokenmill.models.families import GGUF_FAMILIES, HF_FAMILIES
 from tokenmill.models.repack import BLOCK_KINDS, DIRECT_KINDS
-from tokenmill.text.folder_tokenizer import VOCABULARY_FILES
+from tokenmill.text.hf_tokenizer import VOCABULARY_FILES
 
 PAGE = Path(__file__).parents[2] / "docs" / "use" / "models.md"
 

@@ -19,8 +19,8 @@ from test_families import TOLERANCE, make_model, our_logits, random_tokens, thei
 
 from tokenmill.core.errors import BadCheckpoint
 from tokenmill.formats.integers import IntegerMatrix, expanded, read_quantised
-from tokenmill.formats.joining import join_quantised
 from tokenmill.formats.quantised import QuantisedTensor
+from tokenmill.formats.quantization_config import join_quantised
 from tokenmill.formats.safetensors import open_safetensors
 from tokenmill.formats.tensor import Tensor
 from tokenmill.models.repack import packed_kind, raw_matrix

@@ -37,7 +37,7 @@ from tokenmill.models.encoder_config import EncoderConfig, encoder_config  # noq
 from tokenmill.models.encoder_families import FAMILIES, NOMIC_OWN, encoder_family  # noqa: E402
 from tokenmill.models.families import HF_FAMILIES  # noqa: E402
 from tokenmill.models.rope import rope_frequencies  # noqa: E402
-from tokenmill.models.unread import WITHOUT_EFFECT, unread_keys  # noqa: E402
+from tokenmill.models.unsupported_keys import WITHOUT_EFFECT, unread_keys  # noqa: E402
 
 KNOWN_REFUSALS = re.compile(
     "must not be|must be a positive integer|must be a number|by layer type|with two kinds of layer|partial_rotary_fac"

@@ -20,7 +20,7 @@ from tokenmill.core.step import Introduction, PlanRow, StepPlan
 from tokenmill.formats.checkpoint import open_checkpoint
 from tokenmill.formats.safetensors import open_safetensors
 from tokenmill.models.config import config_from_checkpoint
-from tokenmill.models.registry import load_model
+from tokenmill.models.loader import load_model
 from tokenmill.ops.api import StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.record import Recorder

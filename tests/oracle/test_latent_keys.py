@@ -12,8 +12,8 @@ from tokenmill.core.errors import BadCheckpoint
 from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.formats.config_keys import CONFIG_KEYS
 from tokenmill.models.config import ModelConfig, config_from_checkpoint
-from tokenmill.models.kv import kv_groups
-from tokenmill.models.unread import unread_keys
+from tokenmill.models.kv_groups import kv_groups
+from tokenmill.models.unsupported_keys import unread_keys
 from tokenmill.ops.api import SIGMOID, SOFTMAX
 
 ABSENT = object()

@@ -19,8 +19,8 @@ from test_families import LENGTH, make_model, random_tokens
 from adapters import merged, random_pairs, write_adapter
 from tokenmill.formats.adapter import open_adapter
 from tokenmill.formats.checkpoint import Checkpoint, open_checkpoint
+from tokenmill.models.loader import load_model
 from tokenmill.models.lora import Base, LoraLimits, changes_of, fill_slot
-from tokenmill.models.registry import load_model
 from tokenmill.ops.api import StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from test_tokenizer import PUBLIC_TEXT, TEXTS, check_transformers, transformers_tokenizer
 
-from tokenmill.text.folder_tokenizer import tokenizer_from_folder
 from tokenmill.text.gguf_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, tokenizer_from_gguf
+from tokenmill.text.hf_tokenizer import tokenizer_from_folder
 from tokenmill.text.tokenizer import Tokenizer
 
 sentencepiece = pytest.importorskip("sentencepiece")

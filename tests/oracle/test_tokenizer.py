@@ -23,8 +23,8 @@ import pytest
 
 from tokenmill.formats.gguf import GGUFFile
 from tokenmill.formats.hub import cached_path
-from tokenmill.text.folder_tokenizer import tokenizer_from_folder
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
+from tokenmill.text.hf_tokenizer import tokenizer_from_folder
 from tokenmill.text.tokenizer import Tokenizer
 
 HERE = Path(__file__).resolve().parent

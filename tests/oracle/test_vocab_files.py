@@ -17,7 +17,7 @@ from test_sentencepiece import OWN, byte_level, texts, train
 
 from tokenmill.core.errors import BadCheckpoint
 from tokenmill.helper.child import file_stamp
-from tokenmill.text.folder_tokenizer import read_tokenizer_config, tokenizer_from_folder
+from tokenmill.text.hf_tokenizer import read_tokenizer_config, tokenizer_from_folder
 from tokenmill.text.pretokenizers import ALPHABET, SCHEMES
 from tokenmill.text.tokenizer import Tokenizer
 

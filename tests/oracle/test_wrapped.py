@@ -14,10 +14,10 @@ from test_families import LENGTH, TOLERANCE, our_logits, random_tokens
 
 from tokenmill.core.errors import BadCheckpoint
 from tokenmill.formats.checkpoint import open_checkpoint
-from tokenmill.formats.language import WRAPPERS, language_part
+from tokenmill.formats.multimodal import WRAPPERS, language_part
 from tokenmill.formats.safetensors import read_json
 from tokenmill.models.config import config_from_checkpoint
-from tokenmill.models.survey import survey
+from tokenmill.models.summary import survey
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 

@@ -27,7 +27,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.engine.core import EngineCore
 from tokenmill.formats.checkpoint import open_checkpoint
-from tokenmill.models import registry
+from tokenmill.models import loader as registry
 from tokenmill.models.lora import LoraLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps

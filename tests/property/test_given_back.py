@@ -16,7 +16,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.build import build_engine, local_link
 from tokenmill.engine.journal import Handled
 from tokenmill.kv.blocks.manager import BlockManager
-from tokenmill.net.clock import MonotonicClock
+from tokenmill.net.system import MonotonicClock
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.sim.run import Report, run_scenario
 from tokenmill.sim.workload import make_scenario

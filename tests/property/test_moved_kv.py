@@ -20,8 +20,8 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.build import LocalFrontEnd, build_engine, local_link
 from tokenmill.kv.connector.worker.moves import PeerMoves
 from tokenmill.kv.transfer.peer import client
-from tokenmill.models import registry
-from tokenmill.net.clock import MonotonicClock
+from tokenmill.models import loader as registry
+from tokenmill.net.system import MonotonicClock
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build

@@ -19,8 +19,8 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.build import build_engine, local_link
 from tokenmill.kv.connector.worker import transfers
 from tokenmill.kv.transfer.saved.folder import KVFolder
-from tokenmill.models import registry
-from tokenmill.net.clock import MonotonicClock
+from tokenmill.models import loader as registry
+from tokenmill.net.system import MonotonicClock
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build

@@ -21,7 +21,7 @@ from tokenmill.bench.structured.spelling import OutOfBudget, Speller
 from tokenmill.core.errors import ConfigError, InvalidRequest, Unavailable
 from tokenmill.text.grammar.build import to_grammar
 from tokenmill.text.grammar.constraint import Constraint
-from tokenmill.text.load import TextModel
+from tokenmill.text.text_model import TextModel
 
 PAIR = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}
 DATA = next(

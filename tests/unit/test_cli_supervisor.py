@@ -24,7 +24,7 @@ from tokenmill.cli.supervisor import Supervisor, next_delay_s
 from tokenmill.cluster.events import Cause
 from tokenmill.core.events import Ready
 from tokenmill.core.units import KiB, MiB
-from tokenmill.net.clock import MonotonicClock
+from tokenmill.net.system import MonotonicClock
 from tokenmill.net.unix import UnixFrontEnd, private_address
 from tokenmill.node.options import EngineOptions
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tokenmill.cli.watchdog import LOOK_S, Watchdog
-from tokenmill.net import pulse
-from tokenmill.net.pulse import beating, open_pulse, take_pulses
+from tokenmill.net import child_process as pulse
+from tokenmill.net.child_process import beating, open_pulse, take_pulses
 from tokenmill.ops.api import RawTensor
 from tokenmill.ops.native import NativeOps, available
 

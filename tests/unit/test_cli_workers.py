@@ -39,9 +39,9 @@ from tokenmill.core.events import (
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.core import EngineCore
-from tokenmill.net.clock import MonotonicClock
 from tokenmill.net.codec import encode
 from tokenmill.net.link import EngineLink, FrontLink
+from tokenmill.net.system import MonotonicClock
 from tokenmill.net.tcp import Credentials, WorkerListener, join
 from tokenmill.node.options import EngineOptions
 from tokenmill.node.resolve import asked_answering

@@ -20,7 +20,7 @@ from tokenmill.core.step import StepPlan, StepResult
 from tokenmill.engine import background as beats
 from tokenmill.engine.background import BEAT_S, keep_beating
 from tokenmill.engine.build import build_engine, local_link
-from tokenmill.net.clock import MonotonicClock
+from tokenmill.net.system import MonotonicClock
 from tokenmill.server.client import EngineClient
 from tokenmill.sim.executor import ToyExecutor
 

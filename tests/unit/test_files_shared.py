@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.net.clock import new_id
+from tokenmill.net.system import new_id
 from tokenmill.server.files.store import FileRecord, FileStore, has_place
 
 

@@ -36,7 +36,7 @@ from tokenmill.core.flight import (
     find_request,
     read_flight,
 )
-from tokenmill.net.flight_file import flight_file, keep_copy, keep_lost, new_path, prune
+from tokenmill.net.mapped_files import flight_file, keep_copy, keep_lost, new_path, prune
 
 
 def written() -> tuple[bytearray, FlightWriter]:
@@ -211,7 +211,7 @@ def test_a_file_outlives_a_killed_writer_and_is_told_of(tmp_path: Path, capsys: 
     path = str(tmp_path / "engine-1-0.flight")
     code = (
         "import os, signal, sys\n"
-        "from tokenmill.net.flight_file import flight_file\n"
+        "from tokenmill.net.mapped_files import flight_file\n"
         "from tokenmill.core.flight import CHUNK, RequestRecord\n"
         "with flight_file(sys.argv[1], 'toy') as file:\n"
         "    w = file.writer\n"

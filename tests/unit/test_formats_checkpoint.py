@@ -18,7 +18,7 @@ from tokenmill.formats import digest
 from tokenmill.formats.checkpoint import open_checkpoint, weights_digest
 from tokenmill.formats.digest import file_digest
 from tokenmill.formats.mapping import map_file, release
-from tokenmill.text.folder_tokenizer import tokenizer_from_folder
+from tokenmill.text.hf_tokenizer import tokenizer_from_folder
 
 
 def make_folder(path: Path) -> Path:
@@ -133,8 +133,8 @@ def test_weights_digest_of_a_folder_sees_weights_and_config(tmp_path: Path) -> N
 def test_formats_and_text_do_not_import_numpy() -> None:
     """The front end must start fast: only formats/ggml.py may need numpy."""
     code = (
-        "import sys, tokenmill.formats.checkpoint, tokenmill.formats.hub, tokenmill.text.load, "
-        "tokenmill.text.detokenize; sys.exit('numpy' in sys.modules)"
+        "import sys, tokenmill.formats.checkpoint, tokenmill.formats.hub, tokenmill.text.text_model, "
+        "tokenmill.text.detokenizer; sys.exit('numpy' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fuzz_formats import GPT_OSS, check, sound_folder, sound_gguf, sound_safetensors
 from tokenmill.formats.checkpoint import open_checkpoint
-from tokenmill.formats.joining import join_quantised
+from tokenmill.formats.quantization_config import join_quantised
 from tokenmill.formats.safetensors import open_safetensors
 from tokenmill.models.config import config_from_checkpoint
 from tokenmill.models.weights import load_weights

@@ -13,7 +13,7 @@ from tokenmill.core.errors import BadCheckpoint
 from tokenmill.formats.blocks import READERS
 from tokenmill.formats.ggml import dequantise
 from tokenmill.formats.integers import IntegerMatrix, read_quantised
-from tokenmill.formats.joining import join_quantised
+from tokenmill.formats.quantization_config import join_quantised
 from tokenmill.formats.tensor import BLOCK_LAYOUT, Tensor
 from tokenmill.models.repack import BLOCK_KINDS, in_input_order, raw_matrix
 from tokenmill.ops.native import NativeOps, available

@@ -22,7 +22,7 @@ from tokenmill.formats import digest, hub
 from tokenmill.formats import wheel as wheels
 from tokenmill.formats.adapter import open_adapter
 from tokenmill.formats.hub import WheelModel, cached_path, list_models, remove_model, resolve_model, verify_model
-from tokenmill.formats.sentence import SentenceConfig, read_sentence_config
+from tokenmill.formats.sentence_transformers import SentenceConfig, read_sentence_config
 
 CONTENT = b"GGUF" + bytes(100_000)
 

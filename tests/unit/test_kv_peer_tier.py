@@ -42,7 +42,7 @@ from tokenmill.kv.transfer.peer.server import Listener
 from tokenmill.kv.transfer.remote.peer import PURPOSE, PeerTier, peer_door
 from tokenmill.kv.transfer.remote.sealed import Limits
 from tokenmill.kv.transfer.seal import OVERHEAD, Seal
-from tokenmill.net.clock import MonotonicClock
+from tokenmill.net.system import MonotonicClock
 
 MODEL = "model A"
 BLOCKS = [block(number) for number in range(20)]

@@ -47,7 +47,7 @@ from tokenmill.kv.store.server import KVStore, Parts, listen
 from tokenmill.kv.transfer.arena import PAGE, SharedArena
 from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.client import PART_BYTES, StoreClient
-from tokenmill.net.clock import MonotonicClock, run_event_loop
+from tokenmill.net.system import MonotonicClock, run_event_loop
 
 SIZE = 3 * PAGE + 5
 SLOT = 4 * PAGE

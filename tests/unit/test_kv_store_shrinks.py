@@ -15,7 +15,7 @@ from tokenmill.kv.tiers.manager import TierManager
 from tokenmill.kv.transfer.arena import SharedArena
 from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.client import StoreClient
-from tokenmill.net.clock import MonotonicClock, run_event_loop
+from tokenmill.net.system import MonotonicClock, run_event_loop
 
 SIZE = 300_000
 HOST = 64 * MiB

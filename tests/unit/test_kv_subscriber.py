@@ -23,9 +23,9 @@ from tokenmill.control.tenants.tenant import ANYONE, Tenant
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.kv_events import CLEARED, REMOVED, STORED, TokenEvent
 from tokenmill.core.tiers import DISK, HOST
+from tokenmill.net.kv_events import KVEventsConfig, decode_batch, encode_batch, replayed
 from tokenmill.net.kv_publisher import KVPublisher
 from tokenmill.net.kv_subscriber import KVSubscriber
-from tokenmill.net.kv_wire import KVEventsConfig, decode_batch, encode_batch, replayed
 from tokenmill.server.helper import Caller
 from tokenmill.server.upstream.choice import best
 from tokenmill.server.upstream.prefixes import Known, Prefixes

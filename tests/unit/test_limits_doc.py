@@ -16,7 +16,7 @@ from tokenmill.net import handshake
 from tokenmill.net.tcp import LinkBounds
 from tokenmill.server import budget, helper, tokens
 from tokenmill.server.responses import store
-from tokenmill.text import chat
+from tokenmill.text import chat_template as chat
 from tokenmill.text.grammar import matcher
 from tokenmill.worker import grammars
 

@@ -20,9 +20,9 @@ from tokenmill.core.errors import BadCheckpoint, InvalidRequest
 from tokenmill.core.events import LoadAdapter
 from tokenmill.formats.adapter import open_adapter
 from tokenmill.formats.checkpoint import Checkpoint
+from tokenmill.models.loader import Model, load_model
 from tokenmill.models.lora import Base, LoraLimits
-from tokenmill.models.names import GLOBAL_NAMES, LAYER_NAMES
-from tokenmill.models.registry import Model, load_model
+from tokenmill.models.tensor_names import GLOBAL_NAMES, LAYER_NAMES
 from tokenmill.ops.api import RawTensor, StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps

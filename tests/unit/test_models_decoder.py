@@ -7,7 +7,7 @@ import pytest
 
 from tiny import VOCAB_SIZE, tiny_checkpoint
 from tokenmill.models.config import config_from_checkpoint
-from tokenmill.models.registry import load_model
+from tokenmill.models.loader import load_model
 from tokenmill.models.rope import rope_frequencies
 from tokenmill.ops.api import StepBatch
 from tokenmill.ops.reference import ReferenceOps

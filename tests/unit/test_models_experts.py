@@ -13,9 +13,9 @@ from test_lora_model import Running, close
 from adapters import merged, random_pairs, write_adapter
 from tokenmill.core.errors import BadCheckpoint
 from tokenmill.formats.checkpoint import Checkpoint
+from tokenmill.formats.experts import as_published
 from tokenmill.formats.ggml import dequantise
-from tokenmill.formats.joining import join_quantised
-from tokenmill.formats.paired import as_published
+from tokenmill.formats.quantization_config import join_quantised
 from tokenmill.formats.tensor import Tensor
 from tokenmill.models.config import config_from_checkpoint
 from tokenmill.models.roles import expected_shapes

@@ -17,7 +17,7 @@ from tiny_latent import MODELS, latent_checkpoint
 from tokenmill.core.errors import BadCheckpoint
 from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.formats.ggml import dequantise
-from tokenmill.formats.joining import join_quantised
+from tokenmill.formats.quantization_config import join_quantised
 from tokenmill.formats.tensor import Tensor
 from tokenmill.models.config import config_from_checkpoint
 from tokenmill.models.weights import LatentWeights, load_weights

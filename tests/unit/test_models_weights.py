@@ -14,7 +14,7 @@ from tokenmill.formats.integers import IntegerMatrix, read_quantised
 from tokenmill.formats.quantised import QuantisedTensor
 from tokenmill.formats.tensor import Tensor
 from tokenmill.models.config import RopeConfig, config_from_checkpoint
-from tokenmill.models.registry import load_model
+from tokenmill.models.loader import load_model
 from tokenmill.models.rope import rope_frequencies, rope_table
 from tokenmill.models.weights import load_weights
 from tokenmill.ops.api import RawTensor

@@ -43,8 +43,8 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.core.tiers import TierEvent, TierEvents, WatchTiers
 from tokenmill.net import codec
-from tokenmill.net.clock import MonotonicClock, new_id, new_seed, seeds_from
-from tokenmill.net.pulse import open_lifeline
+from tokenmill.net.child_process import open_lifeline
+from tokenmill.net.system import MonotonicClock, new_id, new_seed, seeds_from
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=8).map(tuple)
 TEXT = st.text(max_size=12)
@@ -217,7 +217,7 @@ def test_the_clock_does_not_go_back() -> None:
 
 CHILD = """
 import sys, time
-from tokenmill.net.pulse import exit_when_parent_ends
+from tokenmill.net.child_process import exit_when_parent_ends
 exit_when_parent_ends(int(sys.argv[1]), grace_s=0.0)
 print("up", flush=True)
 time.sleep(60)

@@ -199,7 +199,7 @@ def test_an_engine_gives_up_when_no_front_end_is_there() -> None:
 
 PEER = """
 import asyncio, sys
-from tokenmill.net.clock import MonotonicClock
+from tokenmill.net.system import MonotonicClock
 from tokenmill.core.events import Drain, EngineStats, StepOutputs
 from tokenmill.net.unix import UnixEngineEnd, UnixFrontEnd
 CLOCK = MonotonicClock()

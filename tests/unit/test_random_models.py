@@ -13,8 +13,8 @@ from tokenmill.formats.checkpoint import open_checkpoint
 from tokenmill.formats.ggml import dequantise
 from tokenmill.models.config import config_from_checkpoint
 from tokenmill.models.roles import expected_shapes
-from tokenmill.text.folder_tokenizer import tokenizer_from_folder
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
+from tokenmill.text.hf_tokenizer import tokenizer_from_folder
 
 TEXT = "the same words, 1234 of them:\n\tnaïve"
 

@@ -10,7 +10,7 @@ import pytest
 from tokenmill.api.openai.parse import Call, Rules
 from tokenmill.api.responses.parse import parse_continued, parse_response
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.text.speech import Speech
+from tokenmill.text.chat_format import Speech
 
 RULES = Rules(
     vocab_size=100, defaults={"temperature": 0.5}, speech=Speech("hermes", knows_tools=True, knows_calls=True)

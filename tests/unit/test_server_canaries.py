@@ -26,7 +26,7 @@ from tokenmill.control.models.registry import LOCAL, ModelBook, ServedModel
 from tokenmill.core.errors import BadCheckpoint, ConfigError, InvalidRequest, NotFound
 from tokenmill.core.events import Ready
 from tokenmill.core.slo import Targets
-from tokenmill.net.clock import MonotonicClock
+from tokenmill.net.system import MonotonicClock
 from tokenmill.server.adapters import ServedAdapter
 from tokenmill.server.upstream.address import UpstreamAddress
 from tokenmill.server.upstream.upstream import Upstream

@@ -19,9 +19,9 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.tiers import HOST, TierFacts
 from tokenmill.server.kv.keeping import Keeper
 from tokenmill.server.kv.later import KVLater
-from tokenmill.text.chat import ChatTemplate
+from tokenmill.text.chat_format import make_speech
+from tokenmill.text.chat_template import ChatTemplate
 from tokenmill.text.choice import Choice
-from tokenmill.text.speech import make_speech
 
 TEMPLATE = (
     "{# <tool_call> #}{% if tools %}{{ tools | tojson }}{% endif %}"

@@ -10,7 +10,7 @@ import pytest
 from tokenmill.api.errors import headers
 from tokenmill.core.errors import BodyTooLarge, Overloaded
 from tokenmill.core.policy import Refusal
-from tokenmill.net.clock import MonotonicClock
+from tokenmill.net.system import MonotonicClock
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.limits import Limits

@@ -35,7 +35,7 @@ from tokenmill.core.experts import ExpertLoad, WeightReads
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.slo import Targets
 from tokenmill.core.terms import Terms
-from tokenmill.net.clock import MonotonicClock
+from tokenmill.net.system import MonotonicClock
 from tokenmill.server.helper import Caller
 from tokenmill.server.repeats.metrics import RepeatMetrics
 from tokenmill.server.result_cache import ResultCache

@@ -12,8 +12,8 @@ from scripted import make_text_model
 from tokenmill.api.endpoints import ENDPOINTS
 from tokenmill.api.rules import Rules
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.text.chat_format import Speech
 from tokenmill.text.fim import FimTokens
-from tokenmill.text.speech import Speech
 
 RULES = Rules(
     make_text_model().tokenizer.vocab_size,

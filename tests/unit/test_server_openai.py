@@ -11,7 +11,7 @@ from tokenmill.api.openai.parse import Rules, parse_chat, parse_completion
 from tokenmill.api.openai.tokenize import parse_detokenize, parse_tokenize
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import EXPORT, IMPORT
-from tokenmill.text.speech import Speech
+from tokenmill.text.chat_format import Speech
 
 RULES = Rules(vocab_size=100, defaults={"temperature": 0.5, "top_k": 7})
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}

@@ -11,10 +11,10 @@ from tokenmill.api.openai.parse import Call, Conversation
 from tokenmill.api.prompts import Mixed
 from tokenmill.core.request import SamplingParams
 from tokenmill.server.tokens import Encoder
-from tokenmill.text.chat import ChatTemplate
+from tokenmill.text.chat_template import ChatTemplate
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
-from tokenmill.text.load import TextModel
-from tokenmill.text.standins import Rendered
+from tokenmill.text.special_tokens import Rendered
+from tokenmill.text.text_model import TextModel
 
 SPECIAL = ["<s>", "<|im_start|>"]
 

@@ -10,8 +10,8 @@ from tokenmill.api.openai.parse import Call, parse_chat
 from tokenmill.api.parsers import constraint_of
 from tokenmill.api.rules import Rules
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.text.chat_format import Speech
 from tokenmill.text.grammar.constraint import Thinking
-from tokenmill.text.speech import Speech
 
 RULES = Rules(100, speech=Speech("hermes", True, "think", knows_calls=True))
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -21,8 +21,8 @@ from tokenmill.plan.play import About, simulate
 from tokenmill.plan.prompts import PromptWriter
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 from tokenmill.sim.service import Service
-from tokenmill.text.chat import ChatTemplate, Renderer
-from tokenmill.text.load import TextModel
+from tokenmill.text.chat_template import ChatTemplate, Renderer
+from tokenmill.text.text_model import TextModel
 
 TEMPLATE = (
     "{% for message in messages %}<|end|>{{ message.role }}\n{{ message.content | trim }}<|end|>\n{% endfor %}"

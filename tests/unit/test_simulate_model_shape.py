@@ -15,7 +15,7 @@ from tokenmill.cli import main as cli
 from tokenmill.core.errors import ConfigError
 from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.models.config import ModelConfig, config_from_checkpoint
-from tokenmill.models.survey import survey
+from tokenmill.models.summary import survey
 from tokenmill.plan.model_shape import read_shape, shape_of
 from tokenmill.sim.models import model_named
 

@@ -31,7 +31,7 @@ from tokenmill.core.step_records import (
 )
 from tokenmill.engine.build import build_engine, local_link
 from tokenmill.engine.recorders import FlightRecorder, StepLog
-from tokenmill.net.flight_file import NUM_KEPT, step_file
+from tokenmill.net.mapped_files import NUM_KEPT, step_file
 from tokenmill.sim.executor import ToyExecutor
 from tokenmill.sim.loop import VirtualLoop
 

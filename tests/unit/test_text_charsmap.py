@@ -12,8 +12,8 @@ import pytest
 from tokenizers import normalizers
 
 from tokenmill.core.errors import BadCheckpoint
-from tokenmill.text.folder_tokenizer import tokenizer_from_folder
 from tokenmill.text.gguf_tokenizer import check_charsmap, tokenizer_from_gguf
+from tokenmill.text.hf_tokenizer import tokenizer_from_folder
 
 TEXT = "".join(map(chr, range(1, 600))) + "axa"
 SIZE, BASE, LEAF = 512, 256, 300

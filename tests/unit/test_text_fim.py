@@ -17,7 +17,7 @@ from tokenmill.formats.quantised import QuantisedTensor
 from tokenmill.formats.tensor import Tensor
 from tokenmill.text.fim import FimTokens, find_fim, infill
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
-from tokenmill.text.load import About, about
+from tokenmill.text.text_model import About, about
 from tokenmill.text.tokenizer import Tokenizer
 
 MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"]

@@ -10,17 +10,17 @@ import pytest
 from scripted import EOS, make_text_model
 from tokenmill.core.events import FINISH_STOP, Output
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.text.chat_format import Speech, make_speech
 from tokenmill.text.choice import Choice
 from tokenmill.text.grammar.build import to_grammar
 from tokenmill.text.grammar.constraint import Constraint, Thinking
 from tokenmill.text.grammar.matcher import GrammarFailed, Vocabulary
-from tokenmill.text.load import _load_gguf
 from tokenmill.text.parts import CallStart, Content, Parser, Reasoning
 from tokenmill.text.reasoning import REASONING, ReasoningUse
-from tokenmill.text.speech import Speech, make_speech
-from tokenmill.text.tools.demand import Demand
+from tokenmill.text.text_model import _load_gguf
+from tokenmill.text.tools.call_grammar import Demand
 from tokenmill.text.tools.harmony import ANALYSIS, CALL, END, FINAL, NEXT, PREAMBLE, RETURN, arrange, describe_all
-from tokenmill.text.tools.use import ToolUse
+from tokenmill.text.tools.tool_choice import ToolUse
 from tool_answers import NOW, PARIS, TOOLS, USE, Said, read
 from unit.tiny_tokenizer import byte_metadata
 

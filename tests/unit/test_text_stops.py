@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenmill.text.detokenize import StopMatcher
+from tokenmill.text.detokenizer import StopMatcher
 
 
 def naive(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:

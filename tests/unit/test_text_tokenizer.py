@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tiny_tokenizer import DEFINED, SPECIAL, byte_metadata
 
 from tokenmill.core.errors import BadCheckpoint, InvalidRequest
-from tokenmill.text.folder_tokenizer import tokenizer_from_folder
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
+from tokenmill.text.hf_tokenizer import tokenizer_from_folder
 from tokenmill.text.pretokenizers import SCHEMES
 from tokenmill.text.tokenizer import Tokenizer, _encode_batch
 

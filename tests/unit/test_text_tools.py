@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.core.errors import ConfigError
+from tokenmill.text.chat_format import Speech, make_speech
 from tokenmill.text.parts import CallArguments, CallStart, Content, Parser
 from tokenmill.text.reasoning import REASONING, ReasoningUse, is_open
-from tokenmill.text.speech import Speech, make_speech
 from tokenmill.text.tools.families import FAMILIES, family_of
-from tokenmill.text.tools.use import ToolUse
+from tokenmill.text.tools.tool_choice import ToolUse
 from tool_answers import ANSWERS, REASONED, TOOLS, USE, Said, read, speech
 from unit.tiny_tokenizer import byte_tokenizer
 

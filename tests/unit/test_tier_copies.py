@@ -18,7 +18,7 @@ from tokenmill.core.errors import EngineFailed
 from tokenmill.core.tiers import BlockFacts, Lease, TierKey
 from tokenmill.kv.connector.worker.tiers import SAVING_NICE, TierCopies
 from tokenmill.kv.transfer.arena import PAGE, SharedArena
-from tokenmill.ops.pool import HostPool
+from tokenmill.ops.kv_pool import HostPool
 
 GROUPS = [
     KVGroup("full", num_layers=2, num_kv_heads=2, head_dim=16, block_size=8),

@@ -26,7 +26,7 @@ from tokenmill.control.tenants.settings import TenantSettings
 from tokenmill.control.tenants.store import TenantStore
 from tokenmill.control.usage.books import Books
 from tokenmill.core.errors import ConfigError
-from tokenmill.net.clock import MonotonicClock
+from tokenmill.net.system import MonotonicClock
 from tokenmill.server.helper import HEAVY_BYTES
 from tokenmill.server.models.door import named_in
 from tokenmill.server.upstream.address import UpstreamAddress

@@ -19,12 +19,12 @@ from tiny import tiny_checkpoint
 from tiny_moe import moe_checkpoint, moe_config, read_tiny_moe
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.experts import WeightReads
-from tokenmill.models.registry import load_model
+from tokenmill.models.loader import load_model
 from tokenmill.ops.api import Program, Routing, StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import TILE_ISAS
+from tokenmill.ops.native.offload import lay_out, least_bytes
 from tokenmill.ops.native.packed_file import PAGE, NotUsable, read_index
-from tokenmill.ops.native.shelf import lay_out, least_bytes
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.ops.weights import DiskWeights
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tokenmill.ops.native import NativeOps, available
-from tokenmill.ops.work import ThreadQueue
+from tokenmill.ops.work_queue import ThreadQueue
 
 native = pytest.mark.skipif(available() is not None, reason=str(available()))
 

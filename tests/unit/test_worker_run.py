@@ -15,8 +15,8 @@ from tokenmill.core.block import KVGroup, full_groups
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, StepPlan
 from tokenmill.ops.api import Routing, StepLimits
+from tokenmill.ops.kv_pool import HostPool
 from tokenmill.ops.native import NativeOps, available
-from tokenmill.ops.pool import HostPool
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
 from tokenmill.worker.memory import LOGITS_BYTES, HeldBytes, plan_memory, step_limits

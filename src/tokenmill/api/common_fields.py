@@ -11,8 +11,8 @@ from ..core.errors import ConfigError, InvalidRequest
 from ..core.sampling import MAX_LOGPROBS, SamplingParams
 from ..core.terms import NUM_PRIORITY_CLASSES, Terms
 from ..text.beams import BeamSearchParams
+from ..text.chat_format import Speech
 from ..text.reasoning import ReasoningUse
-from ..text.speech import Speech
 from .fields import Fields
 
 _NEUTRAL = {

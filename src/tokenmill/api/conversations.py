@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ..core.errors import InvalidRequest
-from ..text.speech import Speech, call_ids, known_of
+from ..text.chat_format import Speech, call_ids, known_of
 from ..text.tools.hermes import as_text, describe
 from .common_fields import template_switch
 from .fields import Fields, kind_name

@@ -17,11 +17,11 @@ import msgspec
 
 from ..core.errors import BadCheckpoint, ContextTooLong, InvalidRequest
 from ..core.units import MiB
-from ..text.chat import ChatTemplate, Renderer
+from ..text.chat_template import ChatTemplate, Renderer
 from ..text.grammar.build import to_grammar
 from ..text.grammar.constraint import Constraint
 from ..text.grammar.matcher import Vocabulary
-from ..text.standins import Rendered
+from ..text.special_tokens import Rendered
 from ..text.tokenizer import Tokenizer
 from .endpoints import ENDPOINTS, AnyCall, parse_body
 from .fields import parse_object

@@ -8,11 +8,11 @@ from functools import partial
 
 import msgspec
 
+from ..text.chat_format import Speech
 from ..text.grammar.constraint import Constraint, Thinking
 from ..text.parts import Parser
 from ..text.reasoning import is_open
-from ..text.speech import Speech
-from ..text.tools.demand import Demand
+from ..text.tools.call_grammar import Demand
 from .common_fields import BUDGET
 from .openai.parse import Call
 

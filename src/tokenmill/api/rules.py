@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..text.chat_format import Speech
 from ..text.fim import FimTokens
-from ..text.load import TextModel
-from ..text.speech import Speech
+from ..text.text_model import TextModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from ..core.errors import InvalidRequest
+from ..text.chat_format import Speech
 from ..text.grammar.constraint import Constraint
-from ..text.speech import Speech
-from ..text.tools.demand import Demand
-from ..text.tools.use import Tool, ToolUse
+from ..text.tools.call_grammar import Demand
+from ..text.tools.tool_choice import Tool, ToolUse
 from .fields import Fields, kind_name
 
 MAX_TOOLS = 1024

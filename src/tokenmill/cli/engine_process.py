@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import TokenmillError
 from ..core.events import WorkerFacts
-from ..net.clock import run_event_loop
-from ..net.pulse import exit_when_parent_ends
+from ..net.child_process import exit_when_parent_ends
+from ..net.system import run_event_loop
 from .launch import Launch
 from .logs import set_up_logging
 from .quiet import until_quiet
@@ -80,8 +80,8 @@ async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> No
     from ..engine.background import keep_beating, keep_lean, keep_telling_load
     from ..engine.build import build_engine
     from ..kv.events.relay import TierEventRelay
-    from ..net.clock import MonotonicClock
-    from ..net.pulse import beating
+    from ..net.child_process import beating
+    from ..net.system import MonotonicClock
     from ..net.unix import UnixEngineEnd
     from ..node.heap import forget_peak
     from ..node.joining import join_store, joining_later
@@ -171,7 +171,7 @@ def ready_of(engine: Engine, launch: Launch, base_bytes: int) -> Ready:
 
 def worker_facts(launch: Launch) -> WorkerFacts:
     """Of this process, whose life they name."""
-    from ..net.clock import new_id
+    from ..net.system import new_id
     from ..node.machine import host_id
 
     incarnation = new_id("engine")
@@ -182,7 +182,7 @@ def worker_facts(launch: Launch) -> WorkerFacts:
 def flight_recorder(path: str, model: str) -> Iterator[FlightRecorder | None]:
     """What records an engine's last steps in the file at `path`; "": nothing does."""
     from ..engine.recorders import FlightRecorder
-    from ..net.flight_file import flight_file
+    from ..net.mapped_files import flight_file
 
     if not path:
         yield None

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ..node.sampling import SamplingChoice
     from ..server.app import Resources
     from ..server.client import EngineClient
-    from ..text.load import TextModel
+    from ..text.text_model import TextModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def _open_resources(
     """What the application uses but the idle job. `held` closes it, what was opened last first, but the audit log after
     all else: it is opened when nothing else can keep the server from its start, and hears of the end."""
     from ..control.signing import load_signer
-    from ..net.clock import MonotonicClock, new_id, new_seed, seeds_from
+    from ..net.system import MonotonicClock, new_id, new_seed, seeds_from
     from ..server.app import Resources
 
     options, config, tracing = given.options, given.config, given.tracing

@@ -16,8 +16,8 @@ from ..formats.config_keys import ARCHITECTURES, model_type_of
 from ..formats.hub import local_model
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
-from ..models.survey import Survey, check, imagine, survey
-from ..models.unread import wanted_keys
+from ..models.summary import Survey, check, imagine, survey
+from ..models.unsupported_keys import wanted_keys
 from ..node.load import model_facts
 from ..node.machine import read_machine
 from ..node.notes import NOTE, notes

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Self
 
 from ..core.errors import ConfigError, TokenmillError
-from ..net.pulse import take_pulses
+from ..net.child_process import take_pulses
 from .keeper_process import MAX_MESSAGE
 from .launch import Launch
 from .lives import Death, Ends, EngineCrashed, why_ended

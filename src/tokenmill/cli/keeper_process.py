@@ -94,8 +94,8 @@ def _load(launch: Launch, control: socket.socket) -> tuple[Loaded, int]:
 def _import_all() -> None:
     """What engines need, once for all of them."""
     from ..engine import build, journal  # noqa: F401
-    from ..net import clock, flight_file, pulse, unix  # noqa: F401
     from ..net import journal as journal_file  # noqa: F401
+    from ..net import system as clock  # noqa: F401
     from . import poison  # noqa: F401
 
     with contextlib.suppress(ImportError):

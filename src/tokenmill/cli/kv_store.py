@@ -8,7 +8,7 @@ import sys
 from ..core.errors import TokenmillError
 from ..kv.store.child import report
 from ..kv.store.process import StoreLaunch
-from ..net.clock import run_event_loop
+from ..net.system import run_event_loop
 from .logs import set_up_logging
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
 from ..models.moe import MoeConfig
-from ..models.survey import Survey
+from ..models.summary import Survey
 from ..ops.api import SIGMOID, SOFTMAX_CHOSEN
 from ..plan.model_shape import shape_facts
 

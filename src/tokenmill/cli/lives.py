@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, Self
 
 from ..cluster.events import Cause
 from ..core.errors import ConfigError, TokenmillError
-from ..net.pulse import open_lifeline, open_pulse, read_to_end, take_pulses
+from ..net.child_process import open_lifeline, open_pulse, read_to_end, take_pulses
 from ..net.unix import private_address
 from .launch import Launch
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Self
 
 from ..core.events import Ready
-from ..net.flight_file import prune
+from ..net.mapped_files import prune
 from ..node.machine import read_machine
 from ..server.client import EngineClient
 from .engines import until_first_ends

@@ -176,7 +176,7 @@ def _kept_files(args: argparse.Namespace) -> Iterator[_Kept]:
 @contextlib.contextmanager
 def _folder(args: argparse.Namespace) -> Iterator[FileStore | None]:
     """The folder of files, taken; None: there is none, or a server has it."""
-    from ..net.clock import new_id
+    from ..net.system import new_id
     from ..server.files.store import FileStore
 
     folder = state_path(args.files_dir, "files")

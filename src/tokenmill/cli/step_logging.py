@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def step_logging(path: str, engine: Engine, model: str, beside: Watcher | None) -> Iterator[Watcher | None]:
     """What hears of an engine's steps: its step log in the file at `path`, and `beside`; "": `beside` alone."""
     from ..engine.recorders import StepLog
-    from ..net.flight_file import step_file
+    from ..net.mapped_files import step_file
 
     if not path:
         yield beside

@@ -22,8 +22,8 @@ from pathlib import Path
 from ..cluster.events import Cause
 from ..core.events import Drain, FromEngine, Ready, ToEngine
 from ..core.ports import FrontEnd
-from ..net.clock import MonotonicClock
-from ..net.flight_file import keep_copy, keep_lost, new_path
+from ..net.mapped_files import keep_copy, keep_lost, new_path
+from ..net.system import MonotonicClock
 from ..net.unix import UnixFrontEnd
 from ..node.machine import oom_kills
 from ..server.attached import AttachedEngine

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..cluster.canary import Version
 from ..core.errors import ConfigError, InvalidRequest
 from ..core.options import check, option, seconds
-from ..net.kv_wire import is_endpoint
+from ..net.kv_events import is_endpoint
 
 if TYPE_CHECKING:
     from ..control.models.canaries import Canaries
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..helper.parent import HelperProcess
     from ..server.upstream.prefixes import Prefixes
     from ..server.upstream.upstream import Upstream
-    from ..text.load import TextModel
+    from ..text.text_model import TextModel
 
 UPSTREAMS = "more models"
 """The heading in the help of `serve`."""

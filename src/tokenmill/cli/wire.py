@@ -124,7 +124,7 @@ def _serve_with(
         if is_given and not engines.are_here:
             raise ConfigError(f"{flag} is about an engine, and there is none here: give it to workers.")
     with contextlib.closing(access), engines:
-        from ..net.clock import run_event_loop
+        from ..net.system import run_event_loop
 
         run_event_loop(run_front_end(given, engines, launch, tiers.machine))
     return 0

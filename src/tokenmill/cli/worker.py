@@ -35,10 +35,10 @@ from ..engine.shell import EngineShell
 from ..formats.checkpoint import weights_digest
 from ..formats.hub import default_cache_dir
 from ..kv.events.relay import TierEventRelay
-from ..net.clock import MonotonicClock, run_event_loop
-from ..net.flight_file import keep_copy, new_path, prune
+from ..net.child_process import exit_when_parent_ends
 from ..net.handshake import Identity
-from ..net.pulse import exit_when_parent_ends
+from ..net.mapped_files import keep_copy, new_path, prune
+from ..net.system import MonotonicClock, run_event_loop
 from ..net.tcp import Credentials, join
 from ..node.joining import join_store, joining_later
 from ..node.pressure import Pressure

@@ -15,9 +15,9 @@ from pathlib import Path
 from ..cluster.links import unasked, unlike
 from ..core.events import Ready, WorkerFacts
 from ..formats.checkpoint import weights_digest
-from ..net.clock import MonotonicClock
 from ..net.handshake import Identity
 from ..net.link import FrontLink
+from ..net.system import MonotonicClock
 from ..net.tcp import Credentials, LinkBounds, WorkerListener
 from ..server.attached import AttachedEngine
 from ..server.client import EngineClient

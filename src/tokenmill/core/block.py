@@ -1,6 +1,7 @@
 """Names for KV: a block, its key, a sequence's ordered list of blocks (block table), and the layout of one block.
 
-This file and `kv/blocks` know block *ids*. The backend owns block *bytes* (`ops.pool`); neither side imports the other.
+This file and `kv/blocks` know block *ids*. The backend owns block *bytes* (`ops.kv_pool`); neither side imports the
+other.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import BadCheckpoint
-from .patterns import BadPattern, matches_tail
+from .bounded_regex import BadPattern, matches_tail
 from .safetensors import open_safetensors, read_json
 from .tensor import Tensor
 

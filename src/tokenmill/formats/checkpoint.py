@@ -15,12 +15,12 @@ from typing import Any
 from ..core.errors import BadCheckpoint
 from .config_keys import model_type_of
 from .digest import file_digest, weight_files
+from .experts import as_published, turn_experts
 from .gguf import open_gguf
-from .joining import join_quantised
-from .language import language_part
-from .paired import as_published, turn_experts
+from .multimodal import language_part
 from .pickled import require_torch
 from .quantised import QuantisedTensor
+from .quantization_config import join_quantised
 from .safetensors import open_safetensors, pickled_weights, read_json, weights_of
 from .tensor import Tensor
 

@@ -3,7 +3,7 @@
 A key that is left out and a key that is null say different things: the first means the default of the type's class in
 transformers, the second is a value, which only some keys take ("no window", "follows from the others"). A key that a
 type does not list is not read for it, whatever a file says there: Llama has no windows. Keys that decide nothing
-(dropout, how weights were drawn, caches) are in no list here; models/unread.py knows them.
+(dropout, how weights were drawn, caches) are in no list here; models/unsupported_keys.py knows them.
 
 How RoPE settings are spelled inside `rope_parameters` or `rope_scaling` is told in models/config_json.py.
 """

@@ -32,7 +32,7 @@ from .digest import file_digest, hash_file, remembered_digest, weight_files
 from .gguf import split_parts
 from .pickled import require_torch
 from .safetensors import PICKLED_NAMES, choose_weights, list_shards
-from .sentence import MODULES_NAME, module_configs
+from .sentence_transformers import MODULES_NAME, module_configs
 from .wheel import FETCH_PREFIX, Progress, WheelModel, fetch_wheel, is_intact
 
 ALIASES = {

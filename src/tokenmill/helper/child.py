@@ -32,7 +32,7 @@ import msgspec
 
 from ..api.jobs import GRAMMAR_S, JOB_BYTES, JOB_S, MAX_RESULT_BYTES, RENDER_BYTES, RENDER_S, Jobs, Materials
 from ..core.errors import InvalidRequest, TokenmillError, Unavailable
-from ..text.chat import ChatTemplate, Renderer
+from ..text.chat_template import ChatTemplate, Renderer
 from ..text.tokenizer import Tokenizer
 
 LENGTH = 4
@@ -213,7 +213,7 @@ def _preload() -> None:
 
 def file_stamp(path: str) -> tuple[int, int]:
     """Size of the file that has the tokenizer, and when it was changed, in nanoseconds; zeros where there is none."""
-    from ..text.folder_tokenizer import tokenizer_file
+    from ..text.hf_tokenizer import tokenizer_file
 
     file = tokenizer_file(Path(path)) if os.path.isdir(path) else path
     try:
@@ -226,8 +226,8 @@ def file_stamp(path: str) -> tuple[int, int]:
 def _load_tokenizer(launch: HelperLaunch) -> Tokenizer:
     """Raises Unavailable when it would not be the front end's any more."""
     from ..formats.gguf import open_gguf
-    from ..text.folder_tokenizer import tokenizer_from_folder
     from ..text.gguf_tokenizer import tokenizer_from_gguf
+    from ..text.hf_tokenizer import tokenizer_from_folder
 
     if file_stamp(launch.path) != launch.stamp:
         raise Unavailable("The model's file has changed since the server read it; the server must be started again.")

@@ -45,7 +45,7 @@ from ..net.framing import Pipe
 from ..node.heap import trim_heap
 from ..node.machine import oom_kills
 from ..text.grammar.matcher import BYTES_PER_TOKEN
-from ..text.load import TextModel
+from ..text.text_model import TextModel
 from .child import LENGTH, RESULT, Failure, HelperLaunch, file_stamp
 from .fair_queueing import Turns
 

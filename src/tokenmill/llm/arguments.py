@@ -28,7 +28,7 @@ from ..kv.store.options import TierOptions
 from ..node import foreign
 from ..node.options import EngineOptions, TextOptions
 from ..text.grammar.constraint import Constraint
-from ..text.load import TextModel
+from ..text.text_model import TextModel
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Mapping[str, Any]

@@ -29,7 +29,7 @@ from ..server.vectors import cosine, floats
 from ..text.beams import Beams, BeamSearchParams
 from ..text.calls import require_vectors, with_prompt
 from ..text.choice import Piece
-from ..text.load import TextModel
+from ..text.text_model import TextModel
 from .arguments import (
     ChatOptions,
     Message,

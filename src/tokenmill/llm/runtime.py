@@ -22,7 +22,7 @@ from ..formats.hub import Progress, ResolvedModel, default_cache_dir, resolve_mo
 from ..helper.parent import HelperProcess, materials
 from ..kv.store.child import machine_beside, own_store
 from ..kv.store.options import TierOptions
-from ..net.clock import MonotonicClock, new_event_loop, new_seed, seeds_from
+from ..net.system import MonotonicClock, new_event_loop, new_seed, seeds_from
 from ..node.joining import join_store, joining_later
 from ..node.load import load_engine
 from ..node.machine import MachineFacts, read_machine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..text.load import TextModel
+from ..text.text_model import TextModel
 
 Render = Callable[[Sequence[Any], bool], tuple[Sequence[int], str]]
 """(messages, whether the answer is opened) -> token ids and text of the prompt"""

@@ -25,9 +25,9 @@ from .family import LATENT_HEADS, Family
 from .fields import Fields
 from .moe import MoeConfig
 from .moe_config import Mixtures, gguf_experts, hf_experts, num_mtp_layers
-from .names import GLOBAL_NAMES, LAYER_NAMES, WHOLE_NAMES
 from .rope import RopeConfig
-from .unread import refuse_what_is_not_done
+from .tensor_names import GLOBAL_NAMES, LAYER_NAMES, WHOLE_NAMES
+from .unsupported_keys import refuse_what_is_not_done
 
 MAX_LAYERS = 10_000
 """More than any model has; a damaged count must not be turned into a list of that length."""

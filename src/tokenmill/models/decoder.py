@@ -17,7 +17,7 @@ from typing import Any
 from ..ops.api import Array
 from ..ops.forward import ForwardOps
 from .config import ModelConfig
-from .kv import LayerKV
+from .kv_groups import LayerKV
 from .rope import RopeTables
 from .weights import LayerWeights, Linear, ModelWeights, MoeWeights, Norm
 

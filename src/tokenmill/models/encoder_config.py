@@ -19,7 +19,7 @@ from .config_json import ROPE_KEYS, read_object
 from .encoder_families import ACTIVATIONS, FAMILIES, EncoderFamily, encoder_family
 from .fields import Fields
 from .rope import RopeConfig
-from .unread import refuse
+from .unsupported_keys import refuse
 
 _WITHOUT_HEAD = ("Model", "ForMaskedLM")
 _CLASSIFIER = "ForSequenceClassification"

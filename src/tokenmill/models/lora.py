@@ -26,9 +26,9 @@ from ..formats.tensor import Tensor
 from ..ops.api import LowRank, Ops, RawTensor
 from ..ops.reference_weights import dequantise as values_of
 from .config import ModelConfig
-from .names import GLOBAL_NAMES
 from .repack import in_input_order
 from .roles import layer_names, role_shapes, stacked_roles
+from .tensor_names import GLOBAL_NAMES
 from .weights import LayerWeights, Linear, ModelWeights, as_run, quantization_of_ends, rows_in_order
 
 HEAD, EMBED = "head", "embed"

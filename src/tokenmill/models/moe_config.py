@@ -17,7 +17,7 @@ from ..ops.api import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN, ExpertActivation, Routin
 from .family import LATENT_HEADS, Family
 from .fields import Fields
 from .moe import MERGED, SPLIT, STACKED, MoeConfig
-from .names import LAYER_NAMES
+from .tensor_names import LAYER_NAMES
 
 MAX_EXPERTS = 4096
 """More than any model has; a damaged count must not be turned into a list of that length."""

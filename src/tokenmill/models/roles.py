@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from .config import ModelConfig
 from .family import HEADS, LATENT_HEADS, LOW_RANK
 from .moe import MERGED, ONE_BY_ONE, PAIRED, SPLIT
-from .names import GLOBAL_NAMES, LAYER_NAMES, SPLIT_NAMES, WHOLE_NAMES
+from .tensor_names import GLOBAL_NAMES, LAYER_NAMES, SPLIT_NAMES, WHOLE_NAMES
 
 NORMS = frozenset({"attn_norm", "ffn_norm", "attn_post_norm", "ffn_post_norm"})
 """Roles of norms over the model's width, which have a bias where the family's norms do."""

@@ -21,10 +21,10 @@ from .config import ModelConfig, config_from_checkpoint
 from .encoder import load_encoder_weights
 from .encoder_config import EncoderConfig, encoder_config, is_encoder
 from .families import HF_FAMILIES
-from .kv import layer_kvs
-from .names import GLOBAL_NAMES
-from .registry import load_model
+from .kv_groups import layer_kvs
+from .loader import load_model
 from .rope import rope_frequencies, rope_table
+from .tensor_names import GLOBAL_NAMES
 from .weights import Progress
 
 STEP_BLOCK = 16

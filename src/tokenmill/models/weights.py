@@ -23,9 +23,9 @@ from ..formats.tensor import Tensor
 from ..ops.api import BLOCK_BYTES, GROUP, Array, Experts, Ops, RawTensor, Weight, same_order
 from .config import ModelConfig
 from .moe import ONE_BY_ONE, PAIRED
-from .names import GLOBAL_NAMES
 from .repack import DENSE_KINDS, as_matrix, expert_matrices, in_input_order, latent_matrices, of_one_kind, raw_matrix
 from .roles import expected_shapes, expert_names, layer_names, stacked_roles
+from .tensor_names import GLOBAL_NAMES
 
 _NAMED_IN_ERRORS = 6
 

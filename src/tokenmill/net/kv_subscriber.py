@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.kv_events import CLEARED, TokenEvent
-from .kv_wire import SEQ_BYTES, decode_batch, import_zmq, replayed
+from .kv_events import SEQ_BYTES, decode_batch, import_zmq, replayed
 
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_WAITING = 10_000

@@ -18,8 +18,8 @@ from ..formats.checkpoint import Checkpoint
 from ..kv.connector.scheduler.saves import SAVE_BYTES
 from ..models.config import ModelConfig, config_from_checkpoint
 from ..models.encoder_config import EncoderConfig
-from ..models.kv import kv_groups
-from ..models.registry import Model
+from ..models.kv_groups import kv_groups
+from ..models.loader import Model
 from ..models.roles import active_share
 from ..models.vectors import VectorModel, vector_config
 from ..models.weights import Progress

@@ -12,7 +12,7 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.tensor import Tensor
 from ..models.encoder_config import is_encoder
 from ..models.repack import DENSE_KINDS
-from ..models.unread import unread_keys
+from ..models.unsupported_keys import unread_keys
 
 NOTE = "note"
 """The name of a note among facts."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..core.errors import ConfigError
 from ..core.request import PoolingParams
 from ..formats.checkpoint import Checkpoint
-from ..formats.sentence import read_sentence_config
+from ..formats.sentence_transformers import read_sentence_config
 from ..models.encoder_config import EncoderConfig, is_encoder
 from ..models.vectors import is_bare_decoder, vector_config
 

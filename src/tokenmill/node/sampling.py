@@ -16,7 +16,7 @@ from typing import Any
 from ..core.errors import ConfigError, InvalidRequest
 from ..core.sampling import SETTINGS, SamplingParams
 from ..formats.checkpoint import Checkpoint
-from ..text.sampling import recommended
+from ..text.generation_config import recommended
 
 LLAMA_CPP: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """llama.cpp's own defaults, which those who choose GGUF files expect."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from ..core.errors import ConfigError
 from ..formats.checkpoint import Checkpoint
-from ..text.chat import MAX_TEMPLATE_CHARS
-from ..text.load import TextModel, load_text
+from ..text.chat_template import MAX_TEMPLATE_CHARS
+from ..text.text_model import TextModel, load_text
 from .options import TextOptions
 from .sampling import SamplingChoice, choose_sampling
 

@@ -18,7 +18,7 @@ from .draws import NEVER as NEVER
 from .draws import Draws as Draws
 from .draws import Mask as Mask
 from .draws import SampleBatch as SampleBatch
-from .pool import KVPool
+from .kv_pool import KVPool
 from .weights import BLOCK_BYTES as BLOCK_BYTES
 from .weights import GROUP as GROUP
 from .weights import QUANTISATIONS as QUANTISATIONS
@@ -27,7 +27,7 @@ from .weights import RawTensor as RawTensor
 from .weights import Stack as Stack
 from .weights import Weight as Weight
 from .weights import same_order as same_order
-from .work import WorkQueue
+from .work_queue import WorkQueue
 
 Array = Any
 """What a backend computes on: an ndarray for the reference, a buffer handle while the native backend records."""

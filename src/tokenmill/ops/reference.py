@@ -32,12 +32,12 @@ from .api import (
     StepLimits,
 )
 from .draws import Mask
-from .pool import HostPool
+from .kv_pool import HostPool
 from .reference_kv import ReferenceKV
 from .reference_sample import draw, sample, token_logprobs
 from .reference_weights import ReferenceWeight, pack, quantise, round_activations
 from .weights import AllInMemory
-from .work import ThreadQueue
+from .work_queue import ThreadQueue
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from datetime import datetime
 
 from ..core.errors import ConfigError, InvalidRequest
-from ..text.chat import Renderer
-from ..text.load import TextModel
+from ..text.chat_template import Renderer
+from ..text.text_model import TextModel
 
 Frame = Callable[[tuple[str, ...]], tuple[tuple[int, ...], ...]]
 """Roles of messages -> tokens before the first, between each two, and after the last."""

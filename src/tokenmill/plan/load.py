@@ -15,7 +15,7 @@ from ..bench.load.material import Vocabulary
 from ..bench.load.run import Load
 from ..bench.load.search_options import add_search_arguments
 from ..core.errors import ConfigError
-from ..text.load import TextModel, fetch_text
+from ..text.text_model import TextModel, fetch_text
 from .chat_frame import chat_frame
 from .play import About
 

@@ -14,7 +14,7 @@ from ..formats.checkpoint import open_checkpoint
 from ..formats.hub import local_model
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
-from ..models.survey import survey
+from ..models.summary import survey
 from ..sim.fields import Fields
 from ..sim.models import ModelShape, read_model
 

@@ -35,7 +35,7 @@ from ..control.usage.meter import Meter
 from ..control.usage.metrics import UsageMetrics
 from ..core.errors import TokenmillError
 from ..core.ports import Clock
-from ..text.load import TextModel
+from ..text.text_model import TextModel
 from .admin.tenants import routes as tenant_routes
 from .admin.usage import routes as usage_routes
 from .admin.workers import routes as worker_routes

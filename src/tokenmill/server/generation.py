@@ -31,8 +31,8 @@ from ..core.ports import Clock
 from ..core.request import IDLE_PRIORITY, Request
 from ..text.calls import context_limit, make_requests, require_tokens
 from ..text.choice import Choice
-from ..text.load import TextModel
-from ..text.standins import Rendered
+from ..text.special_tokens import Rendered
+from ..text.text_model import TextModel
 from .adapters import ServedAdapter
 from .answer import Answer
 from .beam_search import search_call

@@ -12,7 +12,7 @@ from ..api.fields import parse_object
 from ..api.jobs import Read, unpack, unpack_ids
 from ..api.openai.parse import Rules
 from ..core.errors import BodyTooLarge
-from ..text.standins import Rendered
+from ..text.special_tokens import Rendered
 from .helper import Caller, Helper, is_heavy
 
 Check = Callable[[dict[str, Any]], Any]

@@ -19,7 +19,7 @@ from ..control.observe.metrics import render
 from ..control.tenants.tenant import ADMIN
 from ..control.workers.metrics import WorkerMetrics
 from ..core.errors import InvalidRequest, Overloaded, TokenmillError, Unavailable
-from ..text.standins import Rendered
+from ..text.special_tokens import Rendered
 from .adapters import ServedAdapter
 from .generation import Generation
 from .helper import caller_of

@@ -30,8 +30,8 @@ from ..api.prompts import Mixed, Prompt
 from ..core.errors import InvalidRequest
 from ..core.terms import Terms
 from ..text.calls import TextCall, bad_word_ids, breaker_ids
-from ..text.load import TextModel
-from ..text.standins import Rendered
+from ..text.special_tokens import Rendered
+from ..text.text_model import TextModel
 from .helper import Caller, Helper
 
 THREAD_CHARS = 2_000

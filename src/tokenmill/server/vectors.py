@@ -30,7 +30,7 @@ from ..core.policy import Newcomer
 from ..core.ports import Clock
 from ..core.request import PoolingParams, Request
 from ..text.calls import Input, context_limit, make_pooling_requests, require_vectors, with_prompt
-from ..text.load import TextModel
+from ..text.text_model import TextModel
 from .client import EngineClient
 from .config import ServerConfig
 from .deltas import Stream

@@ -13,7 +13,7 @@ from ..core.errors import ContextTooLong, InvalidRequest
 from ..core.events import Ready
 from ..core.request import PoolingParams, Request, SamplingParams
 from ..core.terms import USUAL, Terms
-from .load import TextModel
+from .text_model import TextModel
 from .tokenizer import Tokenizer
 
 Input = tuple[Sequence[int], int]

@@ -11,7 +11,7 @@ from typing import Protocol
 from ..core.events import FINISH_STOP, Timing
 from ..core.request import Request
 from ..core.step import TokenLogprob
-from .detokenize import Detokenizer, StopMatcher
+from .detokenizer import Detokenizer, StopMatcher
 from .parts import CallArguments, CallStart, Content, Parser, Part
 from .reasoning import ReasoningParser
 from .tokenizer import Tokenizer

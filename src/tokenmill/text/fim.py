@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .standins import Rendered
+from .special_tokens import Rendered
 from .tokenizer import Tokenizer
 
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {

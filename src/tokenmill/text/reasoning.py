@@ -9,7 +9,7 @@ import msgspec
 
 from .parts import Content, Parser, Part, Reasoning
 from .tools.harmony import ANALYSIS, CHANNEL, END, FINAL, NEXT
-from .tools.reading import unfinished
+from .tools.parser import unfinished
 
 
 @dataclass(frozen=True, slots=True)

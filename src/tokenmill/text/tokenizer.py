@@ -19,7 +19,7 @@ from tokenizers import AddedToken, models
 
 from ..core.errors import InvalidRequest
 from .pretokenizers import find_byte_decoder
-from .segments import PIECE_CHARS, SegmentCache, can_cut, cut_text
+from .token_cache import PIECE_CHARS, SegmentCache, can_cut, cut_text
 
 _NOTHING: frozenset[int] = frozenset()
 

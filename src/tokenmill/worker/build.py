@@ -22,15 +22,15 @@ from ..kv.connector.worker.transfers import Transfers, open_folder
 from ..kv.transfer.saved.folder import KVFolder
 from ..models.config import ModelConfig, config_from_checkpoint
 from ..models.encoder_config import EncoderConfig
+from ..models.loader import Model, load_model
 from ..models.lora import Base
-from ..models.registry import Model, load_model
 from ..models.vectors import VectorModel, load_vector_model
 from ..models.weights import Progress
 from ..ops.api import Ops, Program, StepBatch, StepLimits
-from ..ops.pool import KVPool
+from ..ops.kv_pool import KVPool
 from ..ops.weights import DiskWeights
 from ..text.grammar.matcher import Vocabulary
-from ..text.load import load_text
+from ..text.text_model import load_text
 from .adapters import Adapters
 from .executor import ModelExecutor
 from .grammars import Grammars

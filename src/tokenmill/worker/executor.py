@@ -6,7 +6,7 @@
 
 While a step computes, the loop takes in the results of the one before, plans the next and prepares it. The order in
 which plans come is that in which they are computed; whatever else touches the model's memory (an adapter that is put in
-place) takes its turn in the same queue. See runner.py for the three parts of a step, ops/work.py for the queue.
+place) takes its turn in the same queue. See runner.py for the three parts of a step, ops/work_queue.py for the queue.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from ..core.step import StepPlan, StepResult
 from ..kv.connector.worker.moves import PeerMoves
 from ..kv.connector.worker.tiers import TierCopies
 from ..kv.connector.worker.transfers import Transfers
-from ..ops.pool import KVPool
-from ..ops.work import Ticket, WorkQueue
+from ..ops.kv_pool import KVPool
+from ..ops.work_queue import Ticket, WorkQueue
 from .adapters import Adapters
 from .grammars import Grammars
 from .pooling import PoolingRunner

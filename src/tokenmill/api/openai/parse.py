@@ -17,8 +17,8 @@ from ...core.slo import NO_WISH, Wish
 from ...text.beams import BeamSearchParams
 from ...text.grammar.constraint import Constraint
 from ...text.reasoning import ReasoningUse
-from ...text.standins import Rendered
-from ...text.tools.use import ToolUse
+from ...text.special_tokens import Rendered
+from ...text.tools.tool_choice import ToolUse
 from ..common_fields import budget_field, read_beams, read_class, read_keep, read_reasoning
 from ..constraints import read_constraint
 from ..conversations import Conversation as Conversation

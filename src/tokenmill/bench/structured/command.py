@@ -17,7 +17,7 @@ from rich.table import Table
 
 from ... import __version__
 from ...core.errors import ConfigError
-from ...text.load import TextModel
+from ...text.text_model import TextModel
 from .. import machine
 from ..output import console_beside, write_json
 from ..quality.api import ApiSubject

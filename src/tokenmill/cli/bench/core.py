@@ -25,8 +25,8 @@ from ...core.step import RowResult, StepPlan, StepResult
 from ...engine.build import build_engine, local_link
 from ...engine.core import EngineCore
 from ...engine.journal import Recorder, entry_line, header_line
-from ...net.clock import MonotonicClock, run_event_loop
 from ...net.journal import journal_file
+from ...net.system import MonotonicClock, run_event_loop
 
 PROMPT_TOKENS = 256
 LAST_S = 0.05

@@ -19,7 +19,7 @@ import numpy as np
 from ...bench.kernels import Case, run
 from ...core.units import GiB
 from ...formats.checkpoint import open_checkpoint
-from ...models.registry import Model, load_model
+from ...models.loader import Model, load_model
 from ...node.load import describe_kernels
 from ...ops.api import BLOCK_BYTES, GROUP, RawTensor, SampleBatch, StepBatch, StepLimits
 from ...ops.native import NativeOps

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from ...bench.load import command, neighbour, overload_command
-from ...text.load import TextModel, fetch_text
+from ...text.text_model import TextModel, fetch_text
 from ...text.tokenizer import Tokenizer
 from ..models import progress_bar
 

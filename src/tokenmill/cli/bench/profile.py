@@ -37,16 +37,16 @@ from ...core.step import StepResult
 from ...engine.build import build_engine, local_link
 from ...engine.core import EngineCore
 from ...formats.checkpoint import open_checkpoint
-from ...models.registry import Model, load_model
-from ...net.clock import MonotonicClock
+from ...models.loader import Model, load_model
 from ...net.codec import decode, encode
+from ...net.system import MonotonicClock
 from ...node.load import describe_kernels
 from ...ops.native import NativeOps
 from ...ops.native.operation import Operation
 from ...ops.native.program import NativeCall, NativeProgram
 from ...server.deltas import Delta
 from ...text.choice import Choice
-from ...text.load import TextModel, load_text
+from ...text.text_model import TextModel, load_text
 from ...worker.executor import ModelExecutor
 from ...worker.memory import step_limits
 from ...worker.runner import PreparedStep, Runner

@@ -7,7 +7,7 @@ import argparse
 from ...bench.structured.command import run
 from ...formats.checkpoint import open_text
 from ...formats.hub import resolve_model
-from ...text.load import TextModel, load_text
+from ...text.text_model import TextModel, load_text
 from ..models import progress_bar
 
 

@@ -21,7 +21,7 @@ from ...core.tiers import DISK, HOST, USUAL_FACTS
 from ...core.units import GiB, format_bytes
 from ...formats.checkpoint import open_checkpoint
 from ...formats.hub import local_model
-from ...models.survey import survey
+from ...models.summary import survey
 from ...node.machine import read_machine
 from ...node.options import KV_CACHE_DTYPES
 from ...sim.kv_reuse import Run, Worth, lru_s, num_reused, runs_of, total_s, working_set, worth_of

@@ -15,7 +15,7 @@ from ...core.errors import ConfigError
 from ...kv.store.child import KVStoreProcess
 from ...kv.store.options import TierOptions
 from ...kv.store.process import check_store
-from ...net.clock import run_event_loop
+from ...net.system import run_event_loop
 from ..logs import FORMATS, set_up_logging
 from ..options import add_options, given_options
 from ..plan import print_facts

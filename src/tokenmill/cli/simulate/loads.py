@@ -26,7 +26,7 @@ from ...plan.load import about_of, make_load
 from ...plan.play import About
 from ...plan.sweep import Evaluate, Point, load_at, points_of, repeats, search, settings_of
 from ...sim.service import Service
-from ...text.load import TextModel
+from ...text.text_model import TextModel
 from .progress import Bar
 from .trace import TraceWriter
 

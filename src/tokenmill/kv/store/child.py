@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Self
 from ...core.config import BLOCK_SIZE
 from ...core.errors import ConfigError, TokenmillError
 from ...core.units import format_bytes
-from ...net.pulse import open_lifeline, read_to_end
+from ...net.child_process import open_lifeline, read_to_end
 from ...net.unix import private_address
 from ...node.machine import MachineFacts, left_of
 from ...node.options import EngineOptions

@@ -21,8 +21,8 @@ from ...core.config import BLOCK_SIZE
 from ...core.errors import ConfigError
 from ...core.tiers import DISK, HOST, PEER, REMOTE, Join, Tier
 from ...core.units import MiB, format_bytes
-from ...net.clock import MonotonicClock
-from ...net.pulse import exit_when_parent_ends
+from ...net.child_process import exit_when_parent_ends
+from ...net.system import MonotonicClock
 from ...node.machine import MemoryReader, MemoryState
 from ...node.pressure import Pressure
 from ..tiers.config import EVERYBODY, TierConfig

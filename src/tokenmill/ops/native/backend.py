@@ -19,9 +19,9 @@ from ...core.experts import WeightReads
 from ..api import LowRank, Mask, RawTensor, SampleBatch, StepLimits
 from ..draws import COLUMN_DTYPES
 from ..forward import ForwardOps
-from ..pool import HostPool
+from ..kv_pool import HostPool
 from ..weights import DiskWeights
-from ..work import ThreadQueue, WorkQueue
+from ..work_queue import ThreadQueue, WorkQueue
 from .fuse import fuse
 from .library import (
     KV_TYPES,
@@ -34,12 +34,12 @@ from .library import (
     load_library,
 )
 from .memory import WeightArena, aligned_bytes
+from .offload import Shelf, open_shelf, told_as_config
 from .operation import NativeKV, NativeLora, NativeStack, NativeWeight, SymbolicBatch, Value
 from .pack import Packer
 from .program import NativeProgram
 from .queue import NativeQueue
 from .record import Recorder, call_directly
-from .shelf import Shelf, open_shelf, told_as_config
 
 
 class NativeOps:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ..work import REST_S, Ticket
+from ..work_queue import REST_S, Ticket
 from .library import CallStruct
 from .program import NativeCall
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from ...text.load import About
+from ...text.text_model import About
 
 API_VERSION = "0.13.0"
 """Of Ollama, whose API is spoken here. Clients ask for it before they use what later versions have."""

@@ -19,7 +19,7 @@ from ...api.openai.parse import Call
 from ...api.responses.parse import INCLUDES
 from ...core.errors import ContextTooLong, InvalidRequest, NotFound, TokenmillError, Unavailable
 from ...text.calls import require_tokens
-from ...text.standins import Rendered
+from ...text.special_tokens import Rendered
 from ..deltas import Stream
 from ..generation import Generation
 from ..helper import caller_of

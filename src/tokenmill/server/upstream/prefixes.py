@@ -16,7 +16,7 @@ from ...api.rules import rules_of
 from ...cluster.token_index import TokenIndex
 from ...core.errors import TokenmillError
 from ...core.kv_events import TokenEvent
-from ...text.load import TextModel
+from ...text.text_model import TextModel
 from ..helper import Caller, Helper
 from ..reading import read_call
 from ..tokens import Encoder

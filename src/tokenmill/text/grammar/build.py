@@ -13,7 +13,7 @@ from typing import Any
 
 from ...core.errors import InvalidRequest
 from ..tokenizer import Tokenizer
-from ..tools.demand import calls_to_lark
+from ..tools.call_grammar import calls_to_lark
 from .constraint import Constraint, Thinking
 from .gbnf import is_gbnf, to_lark
 from .patterns import plain_sets

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .blame import is_about_one_of, refusal
 from .patterns import TooLong, other_strings
+from .refusals import is_about_one_of, refusal
 
 Schema = dict[str, Any] | bool
 

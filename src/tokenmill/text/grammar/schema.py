@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from ...core.errors import InvalidRequest
-from .blame import find_fault, plain, refusal
 from .negate import CannotNegate, Negation, settle_one_of
+from .refusals import find_fault, plain, refusal
 from .rewrite import rewrite
 
 MAX_REFS = 1000

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .family import Family, Form
 from .json_calls import read_value
-from .reading import MAX_NAME, Calls, Malformed, Reading, ending, literal, space, until
+from .parser import MAX_NAME, Calls, Malformed, Reading, ending, literal, space, until
 
 ALL, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 ONE, ONE_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"

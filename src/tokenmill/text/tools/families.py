@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from .deepseek import ALL, DEEPSEEK_V3, DEEPSEEK_V31
 from .family import Family
+from .granite import GRANITE, PHI
 from .harmony import CHANNEL, HARMONY
 from .hermes import GENERIC, HERMES
-from .lists import GRANITE, PHI
 from .llama import LLAMA3, TAG
 from .mistral import ARGS, MARK, MISTRAL, MISTRAL_LIST
 from .qwen_coder import FUNCTION, QWEN_CODER

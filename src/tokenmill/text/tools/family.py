@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .reading import Calls, Reading
+from .parser import Calls, Reading
 
 Spell = Callable[[str], str]
 """Text as Lark, marks that are tokens of their own among it; nothing for no text."""

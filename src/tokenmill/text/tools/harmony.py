@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ..parts import Content, Part, Reasoning
 from .family import Family, Form
-from .reading import Calls, Malformed, Reading, unfinished
+from .parser import Calls, Malformed, Reading, unfinished
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"

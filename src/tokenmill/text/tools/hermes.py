@@ -9,7 +9,7 @@ from typing import Any
 
 from .family import Family, Form
 from .json_calls import read_calls
-from .reading import Calls, Reading
+from .parser import Calls, Reading
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .reading import MAX_NAME, Calls, Malformed, Reading, as_json, ending, is_whole, space
+from .parser import MAX_NAME, Calls, Malformed, Reading, as_json, ending, is_whole, space
 
 MAX_DEPTH = 64
 _ARGUMENTS = ("arguments", "parameters")

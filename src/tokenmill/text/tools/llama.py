@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from .family import Family, Form
 from .json_calls import read_calls
-from .python_calls import read_python_call, read_python_list
-from .reading import Calls, Reading, space
+from .parser import Calls, Reading, space
+from .pythonic import read_python_call, read_python_list
 
 TAG = "<|python_tag|>"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .family import Family, Form
 from .json_calls import read_calls, read_value
-from .reading import MAX_NAME, Calls, Malformed, Reading, literal, space
+from .parser import MAX_NAME, Calls, Malformed, Reading, literal, space
 
 MARK, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 ID_SIZE = 9

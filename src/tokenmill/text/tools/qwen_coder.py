@@ -13,8 +13,8 @@ from typing import Any
 
 from .family import TEXT_VALUE, VALUE_END, Family, Form, Spell
 from .json_calls import read_calls
-from .reading import MAX_NAME, Calls, Malformed, Reading, as_json, ending, literal, space, until
-from .use import Tool
+from .parser import MAX_NAME, Calls, Malformed, Reading, as_json, ending, literal, space, until
+from .tool_choice import Tool
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"

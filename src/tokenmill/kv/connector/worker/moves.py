@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from ....core.errors import EngineFailed
 from ....core.moves import EndMove, PullBlocks, Pulled, SendBlocks
-from ....ops.pool import KVPool
+from ....ops.kv_pool import KVPool
 from ...transfer.peer.board import BlockMemory, Board, Refused
 from ...transfer.peer.client import Connect, PeerClient, connect_plainly
 from ...transfer.peer.frames import BadPeer, Connection

@@ -26,7 +26,7 @@ from ....core.block import BlockMove
 from ....core.effects import DropBlocks, FetchBlocks, FindBlocks, NoteStepCosts, PinBlocks, PromoteBlocks, SaveBlocks
 from ....core.errors import EngineFailed
 from ....core.tiers import Lease, TierEvents, TierFacts
-from ....ops.pool import KVPool
+from ....ops.kv_pool import KVPool
 from ...transfer.checksum import block_sum
 from ...transfer.client import StoreClient
 

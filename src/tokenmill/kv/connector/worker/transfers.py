@@ -17,7 +17,7 @@ from ....core.block import BlockMove, cut_moves
 from ....core.effects import FetchBlocks, FindBlocks, SaveBlocks
 from ....core.errors import ConfigError, EngineFailed
 from ....core.units import MiB
-from ....ops.pool import KVPool
+from ....ops.kv_pool import KVPool
 from ...transfer.saved.extent import BadExtent, StoredBlock
 from ...transfer.saved.folder import KVFolder
 

@@ -12,14 +12,14 @@ import pytest
 
 from scripted import EOS, make_text_model
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.text.chat_format import Speech, make_speech
 from tokenmill.text.grammar.build import to_grammar
 from tokenmill.text.grammar.constraint import Constraint, Thinking
 from tokenmill.text.grammar.matcher import GrammarFailed, Vocabulary
-from tokenmill.text.speech import Speech, make_speech
-from tokenmill.text.tools.demand import Demand
+from tokenmill.text.tools.call_grammar import Demand
 from tokenmill.text.tools.families import FAMILIES
 from tokenmill.text.tools.family import VALUE_END
-from tokenmill.text.tools.use import Tool, ToolUse
+from tokenmill.text.tools.tool_choice import Tool, ToolUse
 from tool_answers import ANSWERS, NOW, SEARCH, TOOLS, WEATHER, Said, arguments, read
 
 TOKENIZER = make_text_model().tokenizer

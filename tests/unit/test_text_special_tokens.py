@@ -11,8 +11,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.text.chat import ChatTemplate, Renderer
-from tokenmill.text.standins import Rendered
+from tokenmill.text.chat_template import ChatTemplate, Renderer
+from tokenmill.text.special_tokens import Rendered
 from tokenmill.text.tokenizer import Tokenizer
 
 CHATML = (

@@ -11,9 +11,9 @@ from tiny_tokenizer import DEFINED, SPECIAL, byte_metadata
 
 from tokenmill.core.errors import BadCheckpoint
 from tokenmill.formats.checkpoint import Checkpoint
-from tokenmill.text.chat import Renderer
+from tokenmill.text.chat_template import Renderer
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
-from tokenmill.text.load import TextModel, load_text
+from tokenmill.text.text_model import TextModel, load_text
 
 END = byte_metadata()["tokenizer.ggml.tokens"].index(SPECIAL)
 USER = [{"role": "user", "content": "x"}]

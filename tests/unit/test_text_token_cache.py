@@ -22,10 +22,11 @@ from tokenmill.control.tenants.tenant import Tenant
 from tokenmill.core.request import SamplingParams
 from tokenmill.server.helper import Caller
 from tokenmill.server.tokens import KNOWN_CHARS, Encoder
-from tokenmill.text import segments, tokenizer
+from tokenmill.text import token_cache as segments
+from tokenmill.text import tokenizer
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
 from tokenmill.text.pretokenizers import ALPHABET, SCHEMES
-from tokenmill.text.segments import KEPT_BYTES, SegmentCache, can_cut, cut_text
+from tokenmill.text.token_cache import KEPT_BYTES, SegmentCache, can_cut, cut_text
 from tokenmill.text.tokenizer import Tokenizer
 
 NAMES = sorted({scheme: name for name, scheme in SCHEMES.items()}.values())

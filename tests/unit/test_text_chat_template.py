@@ -9,7 +9,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tokenmill.core.errors import BadCheckpoint, InvalidRequest
-from tokenmill.text.chat import MAX_TEMPLATE_CHARS, ChatTemplate, Renderer
+from tokenmill.text.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate, Renderer
 
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content']}}{{'<|im_end|>\\n'}}"

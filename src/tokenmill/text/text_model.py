@@ -14,12 +14,12 @@ from ..formats.config_keys import architecture_of, keys_of, value_of
 from ..formats.hub import resolve_model
 from ..formats.quantised import stored_bytes
 from ..formats.safetensors import pickled_weights, read_json
-from ..formats.sentence import read_sentence_config
-from .chat import MAX_TEMPLATE_CHARS, ChatTemplate
+from ..formats.sentence_transformers import read_sentence_config
+from .chat_format import AUTO, Speech, make_speech
+from .chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
 from .fim import FimTokens, find_fim
-from .folder_tokenizer import read_tokenizer_config, token_content, tokenizer_from_folder
 from .gguf_tokenizer import CONTROL, gguf_token_id, tokenizer_from_gguf
-from .speech import AUTO, Speech, make_speech
+from .hf_tokenizer import read_tokenizer_config, token_content, tokenizer_from_folder
 from .tokenizer import Tokenizer
 from .tools.harmony import CALL, END, RETURN
 

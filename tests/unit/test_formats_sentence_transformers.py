@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tokenmill.core.errors import BadCheckpoint
-from tokenmill.formats.sentence import SentenceConfig, read_sentence_config
+from tokenmill.formats.sentence_transformers import SentenceConfig, read_sentence_config
 
 PREFIX = "sentence_transformers.models."
 TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": PREFIX + "Transformer"}

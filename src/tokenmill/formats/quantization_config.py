@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.errors import BadCheckpoint
-from . import compressed
-from .compressed import read_form, read_modelopt, refuse_unknown, refuse_unknown_algorithm
+from . import compressed_tensors as compressed
+from .compressed_tensors import read_form, read_modelopt, refuse_unknown, refuse_unknown_algorithm
 from .config_keys import model_type_of
-from .paired import MODEL_TYPE, split_experts
+from .experts import MODEL_TYPE, split_experts
 from .quantised import (
     BITSANDBYTES,
     QuantisedTensor,

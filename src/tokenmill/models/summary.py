@@ -20,11 +20,11 @@ from .config import ModelConfig, config_from_checkpoint
 from .encoder import check_tensors as check_encoder_tensors
 from .encoder import expected_shapes as encoder_shapes
 from .encoder_config import EncoderConfig, encoder_config, is_encoder
-from .kv import kv_groups
+from .kv_groups import kv_groups
 from .moe import MoeConfig
-from .names import GLOBAL_NAMES, WHOLE_NAMES
 from .repack import DENSE_KINDS, packed_kind
 from .roles import EXPERT_ROLES, expected_shapes, expert_names, layer_names
+from .tensor_names import GLOBAL_NAMES, WHOLE_NAMES
 from .vectors import body_of, is_bare_decoder
 from .weights import check_tensors
 

@@ -24,7 +24,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..core.errors import BadCheckpoint, InvalidRequest
-from .standins import Rendered, Specials, StandIns
+from .special_tokens import Rendered, Specials, StandIns
 
 MAX_TEMPLATE_CHARS = 1 << 20
 MAX_PROMPT_CHARS = 1 << 23

@@ -16,8 +16,8 @@ from .tools.families import ALIASES as TOOL_ALIASES
 from .tools.families import FAMILIES, family_of
 from .tools.family import Family
 from .tools.harmony import HARMONY, HarmonyParser
-from .tools.reading import CallParser, Calls
-from .tools.use import ToolUse
+from .tools.parser import CallParser, Calls
+from .tools.tool_choice import ToolUse
 
 AUTO, NONE = "auto", "none"
 _TOOLS = re.compile(r"""(?<![.'"\w])tools\b(?!['"])""")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tokenmill.core.errors import BadCheckpoint
-from tokenmill.formats.joining import join_quantised
+from tokenmill.formats.quantization_config import join_quantised
 from tokenmill.formats.tensor import Tensor
 from tokenmill.models.repack import packed_kind, raw_matrix
 from tokenmill.ops.reference_weights import dequantise

@@ -6,7 +6,7 @@ import ast
 from typing import Any
 
 from .json_calls import MAX_DEPTH
-from .reading import MAX_NAME, Calls, Malformed, Reading, as_json, space
+from .parser import MAX_NAME, Calls, Malformed, Reading, as_json, space
 
 _MAX_CHARS, _MAX_UNQUOTED = 100_000, 4096
 _OPENING, _CLOSING = "([{", ")]}"

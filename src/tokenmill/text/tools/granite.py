@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .family import Family, Form
 from .json_calls import read_calls
-from .reading import Calls, Reading
+from .parser import Calls, Reading
 
 
 def _read(calls: Calls, marker: str) -> Reading:

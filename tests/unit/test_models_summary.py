@@ -15,11 +15,11 @@ from tiny_moe import CONFIG, gpt_oss_config, moe_checkpoint, moe_config
 from tokenmill.cli.layer_facts import as_json, layer_facts, router_words
 from tokenmill.core.experts import touched
 from tokenmill.formats.checkpoint import open_checkpoint
-from tokenmill.models import survey as surveying
+from tokenmill.models import summary as surveying
 from tokenmill.models.config import config_from_checkpoint
 from tokenmill.models.moe import MERGED
 from tokenmill.models.roles import active_share
-from tokenmill.models.survey import survey
+from tokenmill.models.summary import survey
 from tokenmill.models.weights import load_weights
 from tokenmill.ops.api import SIGMOID, Routing
 from tokenmill.ops.native import NativeOps, available

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from test_text_tokenizer import sentencepiece_metadata
 from tiny_tokenizer import SPECIAL, byte_tokenizer
 
-from tokenmill.text.detokenize import Detokenizer
+from tokenmill.text.detokenizer import Detokenizer
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
 
 TOKENIZER = byte_tokenizer()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.formats.patterns import BadPattern, matches_tail
+from tokenmill.formats.bounded_regex import BadPattern, matches_tail
 
 NAMES = (
     "model.layers.0.self_attn.q_proj", "model.layers.10.self_attn.k_proj", "model.layers.7.mlp.down_proj", "lm_head",

@@ -17,7 +17,7 @@ from ..ops.api import Array, Ops
 from ..ops.forward import ForwardOps
 from . import decoder
 from .config import ModelConfig, RopeConfig, config_from_checkpoint
-from .kv import kv_groups, layer_kvs
+from .kv_groups import kv_groups, layer_kvs
 from .lora import LoraLimits, with_tables
 from .rope import RopeTables, query_scale_table, rope_frequencies, rope_table
 from .weights import LayerWeights, ModelWeights, Progress, load_weights

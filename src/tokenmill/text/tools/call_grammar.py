@@ -12,7 +12,7 @@ from typing import Any
 from .families import FAMILIES
 from .family import TEXT_VALUE, VALUE_END, Form, Spell
 from .hermes import HERMES
-from .use import ToolUse
+from .tool_choice import ToolUse
 
 Finish = Callable[[Any, str], str]
 """A schema, and where it comes from, as the Lark that takes what fits."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..parts import CallArguments, CallStart, Content, Part, Reasoning
-from .use import Tool
+from .tool_choice import Tool
 
 MAX_NAME = 256
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tokenmill.core.block import KVGroup
-from tokenmill.ops.pool import HostPool
+from tokenmill.ops.kv_pool import HostPool
 
 
 def _resident_bytes() -> int:
