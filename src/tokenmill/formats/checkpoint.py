@@ -2,7 +2,7 @@
 
 A checkpoint is a GGUF file, or a folder as Hugging Face lays it out (config.json, safetensors, tokenizer.json). Names
 of keys and tensors stay those of the format; giving them meaning is the models' and the text room's work. Of a folder
-whose model also reads images, the view is of its language model (language.py).
+whose model also reads images, the view is of its language model (multimodal.py).
 """
 
 from __future__ import annotations

@@ -1,5 +1,14 @@
-"""Experts that a folder has all of a layer's in one tensor, inputs first, taken apart: those of GPT-OSS into one matrix
-for each expert,
+"""Experts that a folder has in one tensor a layer, taken apart under the names that the models were published with.
+Nothing is read or moved.
+
+As transformers 5 holds them (`save_original_format=False`):
+
+    P.experts.gate_up_proj [E, 2F, D]   becomes   P.experts.{e}.gate_proj.weight and .up_proj.weight [F, D]
+    P.experts.down_proj    [E, D, F]              P.experts.{e}.down_proj.weight [D, F]
+
+Mixtral's matrices are called w1, w3 and w2, in a block_sparse_moe; Granite was published with tensors of all experts.
+
+With inputs first, which are put last as the matrix is loaded, those of GPT-OSS
 
     P.gate_up_proj         dense [E, K, N]: inputs come first; rows of gate and up take turns
     P.gate_up_proj_blocks  u8 [E, N, K/32, 16], two 4-bit floats a byte, and P.gate_up_proj_scales u8 [E, N, K/32]:
@@ -7,11 +16,10 @@ for each expert,
     P.gate_up_proj_bias    [E, N]
     P.down_proj...         the same
 
-become P.{e}.gate_up_proj.weight [N, K] and .bias [N]; those of Qwen3-VL-MoE, dense with all gates before all ups, into
-P.{e}.gate_proj.weight, .up_proj.weight and .down_proj.weight. Nothing is read: what has its inputs first is turned
-round when it is loaded.
+become P.{e}.gate_up_proj.weight [N, K] and .bias [N]; those of Qwen3-VL-MoE, dense with all gates before all ups,
+become P.{e}.gate_proj.weight, .up_proj.weight and .down_proj.weight.
 
-    E experts  N outputs  K inputs
+    E experts  N outputs  K inputs  D model width  F FFN width
 """
 
 from __future__ import annotations

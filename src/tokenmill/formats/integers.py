@@ -1,5 +1,5 @@
-"""What a matrix stored as several tensors (quantised.py, compressed.py) means: integer codes with scales, or plain
-values.
+"""What a matrix stored as several tensors (quantised.py, compressed_tensors.py) means: integer codes with scales, or
+plain values.
 
 N outputs  K inputs  G groups of inputs
 """

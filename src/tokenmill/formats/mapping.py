@@ -1,11 +1,11 @@
-"""Maps a file read-only into memory, with failures as `BadCheckpoint`."""
+"""Maps a file read-only into memory, with failures as `BadCheckpoint`, and gives up what of it has been read, so that
+loading never holds a checkpoint twice.
+"""
 
 from __future__ import annotations
 
 import mmap
 from pathlib import Path
-
-import numpy as np
 
 from ..core.errors import BadCheckpoint
 
@@ -47,4 +47,6 @@ def release(view: memoryview) -> None:
 
 
 def _address(view: memoryview) -> int:
+    import numpy as np  # here, since front ends map files too and start without it
+
     return int(np.frombuffer(view, np.uint8).ctypes.data)

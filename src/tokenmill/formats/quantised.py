@@ -10,9 +10,9 @@
                          where scales are quantised too, weight.nested_absmax and weight.nested_quant_map of them
 
 with p codes in 32 bits, lowest first, one behind the other. The first four mean weight = scale * (code - zero). The
-layouts are those of AutoGPTQ, AutoAWQ, AutoRound and bitsandbytes; those of compressed-tensors are in compressed.py.
-Activations are never read from these files: what was to run with 8-bit activations runs with ours, which have a scale
-for each 32 values of a row.
+layouts are those of AutoGPTQ, AutoAWQ, AutoRound and bitsandbytes; those of compressed-tensors are in
+compressed_tensors.py. Activations are never read from these files: what was to run with 8-bit activations runs with
+ours, which have a scale for each 32 values of a row.
 
     N outputs  K inputs  G groups of inputs
 """

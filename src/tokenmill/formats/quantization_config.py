@@ -1,4 +1,6 @@
-"""The tensors of a folder, those that make up one quantised matrix joined into one that reads like any other."""
+"""The tensors of a folder by its `quantization_config`: those that make up one quantised matrix are joined into one
+that reads like any other.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,11 @@
-"""The shape of a model's attention, read from its settings: over heads, over latents (latent_config.py), or with
-queries that go through fewer channels."""
+"""The shape of a model's attention, read from its settings: over heads, over latents, or with queries that go through
+fewer channels.
+
+Latent attention is declared as in DeepSeek-V2 (arXiv 2405.04434). A YaRN scaling of these models stretches scores, too:
+not only the channels that turn but all of a query and a key by 1 + 0.1 * m * ln(factor), with a weight m of its own.
+Beside it the cosines are scaled by what is left of the usual factor, which is 1 where both weights are equal, as they
+are in every published model.
+"""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def _gguf_biases(checkpoint: Checkpoint, names: Mapping[str, str], num_layers: i
 
 
 def _gguf_rope(checkpoint: Checkpoint, fields: Fields, family: Family, max_context: int) -> RopeConfig:
-    """Divisors of Llama 3.x and Phi come as tensors. YaRN of latent attention: see latent_config.py."""
+    """Divisors of Llama 3.x and Phi come as tensors. YaRN of latent attention: see attention_config.py."""
     base = fields.number("rope.freq_base", 10000.0)
     scaling = fields.text("rope.scaling.type", "none")
     original = fields.count("rope.scaling.original_context_length", max_context)

@@ -6,6 +6,8 @@ positions and the types of a pair's two texts are one table, looked up by the ba
 Norms follow the residual additions, or come before attention and FFN. A classifier's head is a pass of its own, on what
 was pooled.
 
+Weights: names become roles, shapes are checked, neighbours are stacked.
+
     T tokens  L rows that are wanted  D model width  W fused qkv width  F FFN width  S pooled sequences  N outputs
 """
 

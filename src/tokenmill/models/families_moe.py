@@ -1,4 +1,4 @@
-"""The families that are mixtures of experts with ordinary attention; see families.py."""
+"""The families that are mixtures of experts, those with latent attention among them, and Step-3; see families.py."""
 
 from __future__ import annotations
 

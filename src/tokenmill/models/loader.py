@@ -1,4 +1,7 @@
-"""From an open checkpoint to a model that can run on one backend."""
+"""From an open checkpoint to a model that can run on one backend, and the counts of what its experts compute.
+
+E experts  M layers that are mixtures of experts
+"""
 
 from __future__ import annotations
 

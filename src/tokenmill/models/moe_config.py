@@ -1,7 +1,9 @@
 """How a checkpoint says what its mixtures of experts are: by the keys of its type, or by llama.cpp's.
 
 What a router would do by a key that is not read is refused by name: a model that chooses experts almost right gives
-words that look right.
+words that look right. Routers of DeepSeek-V2 (arXiv 2405.04434): scores are a softmax, and a group's score is that of
+its best expert. DeepSeek-V3 (arXiv 2412.19437) and Kimi-K2: scores are sigmoids, and a group's score is the sum of its
+best two.
 """
 
 from __future__ import annotations

@@ -24,7 +24,10 @@ more than float16's own precision (it is far below the matrix's largest), the ma
     sparse, or inputs first                   as stored      zeros are written out, or inputs put last
 
 With act-order columns are put in the order of their groups, and the matrix says which input each belongs to; matrices
-that are stacked but have different orders become f16.
+that are stacked but have different orders become f16. A layer's experts are packed as a stack of matrices, and so is
+what takes each head into and out of a latent space.
+
+    E experts  H heads  N outputs  K inputs
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""The heartbeat with which a process shows its parent that it makes progress: a byte through a pipe for every second in
-which it did.
+"""The pipes between a process and its child: the child's heartbeat, the end of the parent, what the child writes.
 
-The link's messages show only ends of steps, and a step may take long. A process that is stopped, or in an endless loop,
-sends nothing; one that is only slow does. The reader decides what silence means.
+*Heartbeat*: a byte for every second in which the child made progress. The link's messages show only ends of steps, and
+a step may take long. A process that is stopped, or in an endless loop, sends nothing; one that is only slow does. The
+reader decides what silence means.
+
+*Lifeline*: a pipe whose other end closes with the parent, however that ends. The link also reports a vanished peer
+(`unix`), and a healthy engine then stops by itself; this is for one that cannot, because it is loading or stuck in a
+native call. The kernel closes a dead process's descriptors, so a blocked read returns at once, also after kill -9.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ connects gets no proof with which it could test guesses of the secret. Instead o
 send a refusal. (Challenge and response as in ISO/IEC 9798-4; HMAC-SHA-256 as in RFC 2104.)
 
 This authenticates the peer, and what follows: all after the two proofs is tagged (`core.mac`), with a key for each
-direction that is derived from the secret and both hellos. It does not encrypt; between machines, TLS does.
+direction that is derived from the secret and both hellos. It does not encrypt; between machines TLS does, where both
+ends show a certificate signed by one authority (`mutual_tls`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""KV events as vLLM writes them (vllm/distributed/kv_events.py): msgpack of [time, [event, ...], rank].
+"""KV events as vLLM writes them (vllm/distributed/kv_events.py): msgpack of [time, [event, ...], rank]; and where they
+are published and read: options with vLLM's names, addresses as ZeroMQ has them.
 
 An event is a map with its "type"; before June 2026 it was an array that began with it, and both are read. What is read
 counts only as far as it says that a prompt without LoRA adapter, salt and images need not be computed: of blocks of the

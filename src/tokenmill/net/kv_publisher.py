@@ -1,4 +1,4 @@
-"""Publishes KV events over ZeroMQ, in vLLM's form (`kv_wire`).
+"""Publishes KV events over ZeroMQ, in vLLM's form (`kv_events`).
 
     PUB     [topic, number (8 bytes, big-endian), payload]
     ROUTER  asked with [b"", first number]: [b"", topic, number, payload] for each that is kept; then number -1

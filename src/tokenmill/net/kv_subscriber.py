@@ -1,4 +1,4 @@
-"""Reads KV events of a server of others over ZeroMQ (`kv_wire`), in order and without gaps.
+"""Reads KV events of a server of others over ZeroMQ (`kv_events`), in order and without gaps.
 
 What was missed is asked for again (`replay`). What cannot be had again is made up for by CLEARED: whoever hears must
 not believe what was told before. So it is when the server's life or the connection ends, and when it sends what cannot

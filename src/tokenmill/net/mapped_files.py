@@ -1,11 +1,12 @@
-"""The flight recorder's file: mapped into the engine's memory, so that what an engine wrote outlives it however that
-ends.
+"""Files that are mapped into the engine's memory: the flight recorder and the step log. A step neither waits for a disk
+nor makes a system call, and what was written outlives the engine however that ends.
 
-    FOLDER/engine-...flight   of an engine that runs; its process holds a lock on it
+    FOLDER/engine-...flight   flight recorder of an engine that runs; its process holds a lock on it
     FOLDER/lost-...flight     of one that died; failed-...: as a step failed; asked-...: copied because somebody asked
+    FILE, FILE.1, ...         step logs of the engine's last start and of `NUM_STEP_LOGS` before
 
-An engine that ends in order takes its file along. The last `NUM_KEPT` of the others are kept. A file holds ids,
-tenants, lengths and times, no texts; its mode is 0600.
+An engine that ends in order takes its flight recorder along; the last `NUM_KEPT` of the others are kept. The files hold
+lengths and times, the flight recorder ids and tenants too, neither has texts; their mode is 0600.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The real clock: CLOCK_MONOTONIC. Each process reads its own; messages carry ages instead of times (see `codec`)."""
+"""What a process has of the system: the clock, the event loop, entropy. No other code draws entropy, and a process's
+clock never leaves it: messages carry ages instead of times (see `codec`).
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A link lives as long as one engine process. The front end listens for one engine, the engine connects, and when either
 end is gone, the other's `receive` raises EOFError after everything that had arrived. A new engine gets a new link. The
 kernel closes a dead process's socket, so no heartbeat is needed to detect its death. (A peer that lives but makes no
-progress is detected by `pulse`.)
+progress is detected by `child_process`.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""What drawing tokens and telling their logprobs mean, in numpy. Part of the reference backend.
+"""What adjusting logits, drawing tokens and telling their logprobs mean, in numpy. Part of the reference backend;
+draws.py has the order of adjustments.
+
+Randomness is Philox4x32-10: a function of (key, counter), with no generator state (Salmon, Moraes, Dror and Shaw,
+"Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 
 L logit rows  V vocabulary
 """

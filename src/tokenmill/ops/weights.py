@@ -1,4 +1,6 @@
-"""Matrices on their way into a backend, and what a backend has made of them."""
+"""Matrices on their way into a backend, what a backend has made of them, and what a backend offers that can keep them
+on disk with a bounded part of them in memory.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """From prompts and settings to engine requests, and the same for vectors: what the server and `LLM` do alike.
 
-What was left open is resolved here: how many tokens fit, and the seed. Pure: what is encoded, rendered or sent is the
-callers' business.
+What was left open is resolved here: how many tokens fit, the seed, and the tokens of words that must not be written
+(vLLM's `bad_words`) or over which DRY sees no repetition (`dry_sequence_breakers`). Pure: what is encoded, rendered or
+sent is the callers' business.
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
-"""Tokens to text as they come, never splitting a character.
+"""Tokens to text as they come, never splitting a character, and stop strings in that text.
 
 A token is a run of bytes and may end inside a character; those bytes wait for the next token. Bytes that cannot become
 UTF-8 turn into U+FFFD exactly as if the whole output had been decoded at once.
+
+Stop strings are looked for character by character, so how the text is cut into pieces does not matter: the stop string
+that is complete first ends the stream, and of several complete at the same character the longest. Only what may still
+become a stop string is held back. One Knuth-Morris-Pratt automaton runs per stop string: its state is the length of the
+longest prefix of the stop string that the text ends with. So a character costs constant time, whatever repeats.
 """
 
 from __future__ import annotations

@@ -1,4 +1,12 @@
-"""A tokenizer from the metadata of a GGUF file: byte-level BPE, or SentencePiece's BPE and unigrams."""
+"""A tokenizer from the metadata of a GGUF file: byte-level BPE, or SentencePiece's BPE and unigrams.
+
+SentencePiece's table of characters to replace (`check_charsmap`) is checked before the tokenizers library walks it. It
+is a length, that many bytes of a double-array trie (32-bit units), and replacements that end with a NUL. The library
+trusts it: a unit that leads outside the array, or a leaf that names no replacement, would stop the process at the first
+text that meets it.
+
+    unit  bits 0-7 and 31: label | 8: a leaf follows | 9: the offset counts 256 | 10-30: offset
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,16 @@
-"""A tokenizer from a folder: its tokenizer.json, or what it has instead (vocab_files.py), and tokenizer_config.json."""
+"""A tokenizer from a Hugging Face folder: its tokenizer.json and tokenizer_config.json, or the files that older
+checkpoints and other tools have instead.
+
+    tekken.json             Mistral's: a pattern, special tokens, and byte strings by rank
+    tokenizer.model         SentencePiece's; or as tiktoken.model
+    sentencepiece.bpe.model SentencePiece's, with ids that are fairseq's, of XLM-RoBERTa and CamemBERT
+    tiktoken.model          byte strings and their ranks, a line for each
+    vocab.json, merges.txt  byte-level BPE
+    vocab.txt               WordPiece
+
+How text is cut into words, and what goes around it, most of these do not say: that is part of the class that
+tokenizer_config.json names. Unknown classes are refused, and a repository's own code is never run.
+"""
 
 from __future__ import annotations
 

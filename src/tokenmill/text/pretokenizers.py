@@ -1,4 +1,5 @@
-"""How text is cut into words before byte-level BPE, by the name a GGUF file gives in `tokenizer.ggml.pre`.
+"""How text is cut into words before byte-level BPE, by the name a GGUF file gives in `tokenizer.ggml.pre`; and how
+vocabularies spell bytes: byte-level (GPT-2), SentencePiece's marks, WordPiece.
 
 A word is the unit no merge may cross, so a wrong cut gives wrong tokens without any error: an unknown name is refused.
 Each scheme is a chain of regular expressions, applied in turn to the pieces the one before left, isolating what it

@@ -1,4 +1,6 @@
-"""Everything the front end needs of a model, from its checkpoint: tokenizer, chat template, end tokens, defaults."""
+"""Everything the front end needs of a model, from its checkpoint: tokenizer, chat template, end tokens, defaults, and
+what clients that list models want to know.
+"""
 
 from __future__ import annotations
 

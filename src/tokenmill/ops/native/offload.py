@@ -1,9 +1,12 @@
-"""Packed weights of which a bounded part is in memory: experts in slots, and the weights of layers in a ring, both read
-from a file that is made once.
+"""Packed weights that are offloaded to disk, of which a bounded part is in memory: experts in slots, and the weights of
+layers in a ring, both read from a file that is made once.
 
-While the model is loaded the shelf is asked for weight after weight. Where the file is there, it answers from its
-index, and nothing of the checkpoint is read; else it packs one matrix at a time into a new file. Threads and memory
-come with the first program, so a process that has loaded may be forked before.
+While the model is loaded it is asked for weight after weight. Where the file is there, it answers from its index, and
+nothing of the checkpoint is read; else it packs one matrix at a time into a new file. Threads and memory come with the
+first program, so a process that has loaded may be forked before.
+
+A step takes the weights of layers in one order; where they do not all fit into memory, some stay and the others share a
+ring (`lay_out`).
 """
 
 from __future__ import annotations

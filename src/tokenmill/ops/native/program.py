@@ -1,5 +1,9 @@
 """A recorded list of operations as one native program: values get bytes, the list C structs, a step one call.
 
+A step's arrays become the bytes of the C structs of that call. Asking an array for its address costs more than all
+else here, and most arrays of a step are those of the step before: the last array of each place is held, and its address
+and what has been checked of it go for the next step too.
+
 T tokens  S sequences  B blocks  L logit rows
 """
 

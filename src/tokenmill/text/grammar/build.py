@@ -1,7 +1,8 @@
 """A constraint made into a grammar of llguidance: JSON text that says what an answer may be, token by token.
 
 What the grammar would not enforce is refused here by name, so that an answer that ends by itself always fits what its
-caller asked for. Whether the grammar compiles within its limits is found out by who compiles it.
+caller asked for. Whether the grammar compiles within its limits is found out by who compiles it. A structural tag
+becomes Lark: free text in which what a trigger begins must go on as one of the structures does.
 """
 
 from __future__ import annotations

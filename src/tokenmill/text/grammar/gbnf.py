@@ -3,6 +3,12 @@
 The library's own converter does the work. Before it, what it would misread is spelled otherwise: escapes by code point,
 names that differ in case or dashes alone, alternatives that go on in the next line, "." (which is any character), what
 would be set operators of Rust's patterns, and repetitions of repetitions.
+
+The library may read some rules as one lexeme each, which is matched as far as it goes. That is quick, but wrong where
+the lexeme could go on into what comes after it: with `num ::= [0-9]+ ws` before a line break, white space would swallow
+that, and the answer could never end. Such rules are left to the parser, character by character: slower, by a
+millisecond or so a token, and right. (Texts in quotes stay lexemes: of "a" | "ab" before "b", the answer "ab" is not
+taken.) Characters are followed by samples: all of Latin, and some of what lies beyond.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What a schema does not allow, as a schema.
+"""What a schema does not allow, as a schema; and with it `oneOf` as `anyOf`.
 
 Works on rewritten schemas (see `schema`). Exact: where the opposite of a keyword cannot be said by the keywords that
-the library has, `CannotNegate` is raised; nothing is approximated.
+the library has, `CannotNegate` is raised; nothing is approximated. The library takes `oneOf` whose options it can tell
+apart by types, constants and required properties. Where it cannot, each option is joined with the opposite of those it
+may overlap with.
 """
 
 from __future__ import annotations

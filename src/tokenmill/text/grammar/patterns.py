@@ -1,13 +1,16 @@
-"""Patterns and texts of strings, spelled so that the library enforces them.
+"""Patterns and texts of strings, spelled so that the library enforces them; string formats, and all strings but some,
+as patterns.
 
 JSON text escapes quotes, backslashes and control characters. There llguidance 1.9 takes more than it is told to:
 
 - for a set of characters that has NUL but lacks a quote or backslash, the escaped ones too; without NUL in the set it
   does not, and no answer has a use for NUL;
-- for a control character that has no escape of its own (it has neither \\n nor \\t, ...), no character at all. Such are
+- for a control character that has no escape of its own (it has neither \n nor \t, ...), no character at all. Such are
   refused.
 
-`tests/unit/test_grammar_patterns.py` looks whether that is still so.
+`tests/unit/test_grammar_patterns.py` looks whether that is still so. The pattern of a format may take less than the
+format allows (no leap seconds, no rare forms of hosts), never more: what it takes passes the checkers of formats that
+callers use. Source: RFC 3339 (dates), RFC 3986 (URIs), RFC 6901 (JSON pointers), RFC 1123 (host names).
 """
 
 from __future__ import annotations

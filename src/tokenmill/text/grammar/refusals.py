@@ -1,7 +1,7 @@
-"""Which keyword of a schema the library stumbled over: it seldom says.
+"""What llguidance refuses of a schema, and which keyword it stumbled over, which it seldom says.
 
-The innermost part that it refuses for the same reason, and there the keyword without which it does not. Trying costs a
-compilation each, so there is a limit; beyond it the blame falls on a part further out.
+The keyword is found by trying: the innermost part that the library refuses for the same reason, and there the keyword
+without which it does not. Trying costs a compilation each, so there is a limit; beyond it a part further out is named.
 """
 
 from __future__ import annotations

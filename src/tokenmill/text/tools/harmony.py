@@ -1,8 +1,11 @@
-"""Harmony, the format of GPT-OSS: its marks, its calls, and histories as its chat template reads them.
+"""Harmony, the format of GPT-OSS: its marks, its calls, histories as its chat template reads them, and whole answers.
 
-A call is a message to `functions.NAME`, which <|call|>, an end token, closes; so an answer has one. The recipient
-stands behind the channel, as models write it, or behind the role, as templates do. The format is OpenAI's ("OpenAI
-harmony response format", 2025). Whole answers are read by `text.harmony`.
+An answer is messages one after the other, each with a header that names its channel and whom it is for. What is in the
+channel "analysis" is reasoning. A message to `functions.NAME`, which <|call|>, an end token, closes, is a call, so an
+answer has one; the recipient stands behind the channel, as models write it, or behind the role, as templates do. All
+else is content; what is for a tool that is not offered is content as the model wrote it, marks and all. The prompt has
+given the header's beginning, `<|start|>assistant`, or has begun a message's body. Text that has no header is content.
+The format is OpenAI's ("OpenAI harmony response format", 2025).
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 """Hermes and Qwen (2.5, 3), and models that were trained for no form of their own: an object between <tool_call> and
-</tool_call> for each call."""
+</tool_call> for each call.
+
+For chat templates that list no tools, these are described in a system message, in the form that the family's parser
+reads; for templates that know no calls either, calls and their results become text.
+"""
 
 from __future__ import annotations
 
