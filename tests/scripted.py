@@ -28,7 +28,7 @@ from tokenmill.control.observe.metrics import Metrics
 from tokenmill.control.observe.traces import Tracing
 from tokenmill.control.signing import Signer
 from tokenmill.control.tenants.access import Access
-from tokenmill.control.usage.books import Books
+from tokenmill.control.usage.accounting import Books
 from tokenmill.core import effects
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig

@@ -35,7 +35,7 @@ from tokenmill.cluster.events import Ended
 from tokenmill.control.audit.options import AuditOptions
 from tokenmill.control.signing import make_key
 from tokenmill.control.tenants.access import Access
-from tokenmill.control.usage.books import Books
+from tokenmill.control.usage.accounting import Books
 from tokenmill.core.masking import Mask
 from tokenmill.server.responses.store import ResponseStore
 

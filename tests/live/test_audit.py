@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from scripted import Served, make_text_model
-from tokenmill.control.audit.calls import CallWatch, digest_of
+from tokenmill.control.audit.entries import CallWatch, digest_of
 from tokenmill.control.audit.log import AuditLog
 from tokenmill.control.audit.verify import verify
 from tokenmill.control.signing import Signer, load_signer, make_key

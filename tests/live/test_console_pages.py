@@ -15,7 +15,7 @@ from test_console import give_key, opened
 from browser import Browser, Page
 from scripted import Served
 from tokenmill.control.tenants.store import TenantStore
-from tokenmill.control.usage.books import Books
+from tokenmill.control.usage.accounting import Books
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 
@@ -94,7 +94,7 @@ def test_a_time_without_steps_is_a_gap_in_the_charts(browser: Browser, served: S
 def test_the_audit_log_shows_its_signed_head(browser: Browser, tmp_path: Path) -> None:
     """Where none is kept, how to keep one; else the head that belongs elsewhere, and a failure for all to see."""
     pytest.importorskip("cryptography")
-    from tokenmill.control.audit import segments
+    from tokenmill.control.audit import chain as segments
     from tokenmill.control.audit.log import AuditLog
     from tokenmill.control.signing import load_signer, make_key
 

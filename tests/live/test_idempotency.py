@@ -20,7 +20,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from scripted import Served
-from tokenmill.control.usage.books import Books
+from tokenmill.control.usage.accounting import Books
 from tokenmill.core.errors import EngineFailed, Unavailable
 from tokenmill.server.repeats.store import AnswerStore
 from tokenmill.server.repeats.tape import Taped

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from scripted import Served
 from tokenmill.cluster.events import Ended
-from tokenmill.control.usage.books import Books
+from tokenmill.control.usage.accounting import Books
 from tokenmill.core.events import FINISH_STOP, Output, Ready
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.core.terms import Terms

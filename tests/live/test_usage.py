@@ -21,7 +21,7 @@ from test_batches import client_of, jsonl, line, wait
 from scripted import Served
 from tokenmill.control.tenants.access import Access
 from tokenmill.control.tenants.store import TenantStore
-from tokenmill.control.usage.books import Books
+from tokenmill.control.usage.accounting import Books
 from tokenmill.server.responses.store import ResponseStore
 
 WORDS = "one two three four five six seven eight nine ten "

@@ -16,13 +16,11 @@ import pytest
 pytest.importorskip("cryptography")
 
 from tokenmill.cli.main import main
+from tokenmill.control.audit import chain as segments
 from tokenmill.control.audit import log as log_module
-from tokenmill.control.audit import segments
-from tokenmill.control.audit.chain import START, Tip, head_of, line_after, tip_of
-from tokenmill.control.audit.log import AuditLog
+from tokenmill.control.audit.chain import START, Tip, files_of, head_of, line_after, tip_of
+from tokenmill.control.audit.log import AuditLog, Syslog
 from tokenmill.control.audit.options import AuditOptions
-from tokenmill.control.audit.segments import files_of
-from tokenmill.control.audit.syslog import Syslog
 from tokenmill.control.audit.verify import Finding, verify
 from tokenmill.control.signing import Signer, load_signer, load_verifier, make_key
 from tokenmill.core.errors import ConfigError

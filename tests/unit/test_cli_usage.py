@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.cli.main import main
-from tokenmill.control.usage.journal import Journal
-from tokenmill.control.usage.record import Account
+from tokenmill.control.usage.journal import Account, Journal
 
 
 @pytest.fixture

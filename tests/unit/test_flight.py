@@ -18,7 +18,7 @@ from scripted import Served
 from tokenmill.cli.flight import describe
 from tokenmill.cli.main import main
 from tokenmill.control.observe.perfetto import trace_of
-from tokenmill.control.observe.rings import Rings
+from tokenmill.control.observe.timeline import Rings
 from tokenmill.core import events
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig

@@ -10,9 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from scripted import Served
 from tokenmill.cluster.events import CopyEnded, Effects, Ended, MoveEnded
-from tokenmill.control.observe.happenings import NUM_KEPT, Happenings
-from tokenmill.control.observe.monitor import Monitor
-from tokenmill.control.observe.shown import state_of, summary
+from tokenmill.control.observe.monitor import NUM_KEPT, Happenings, Monitor
+from tokenmill.control.observe.requests import state_of, summary
 from tokenmill.control.observe.timeline import timeline
 from tokenmill.core.events import Output, Timing, WorkerFacts
 from tokenmill.core.moves import KVSource

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from scripted import Served
 from tokenmill.cluster.events import Ended
-from tokenmill.control.observe.book import RequestBook
 from tokenmill.control.observe.monitor import Monitor
+from tokenmill.control.observe.requests import RequestBook
 from tokenmill.control.observe.window import Window, quantile, spread
 from tokenmill.core.events import EngineStats, Output, Timing
 from tokenmill.core.request import Request, SamplingParams

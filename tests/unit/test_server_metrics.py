@@ -16,19 +16,18 @@ from scripted import Served
 from tokenmill.cluster.canary import Version
 from tokenmill.cluster.events import Ended
 from tokenmill.cluster.totals import Totals
+from tokenmill.control.audit.log import AuditMetrics
 from tokenmill.control.kv_store import EngineTierMetrics, TierMetrics
 from tokenmill.control.models.canaries import Canaries, CanaryMetrics
 from tokenmill.control.models.registry import ModelBook
-from tokenmill.control.observe.audit_metrics import AuditMetrics
-from tokenmill.control.observe.book import Record, RequestBook
-from tokenmill.control.observe.expert_metrics import ExpertMetrics
 from tokenmill.control.observe.metrics import Metrics, token_buckets
 from tokenmill.control.observe.monitor import Monitor
+from tokenmill.control.observe.requests import Record, RequestBook
 from tokenmill.control.observe.tenant_metrics import OTHER, TenantMetrics
 from tokenmill.control.slo.idle_job import IdleTime
 from tokenmill.control.slo.scorer import Scorer
-from tokenmill.control.usage.books import Books
-from tokenmill.control.usage.metrics import UsageMetrics
+from tokenmill.control.usage.accounting import Books, UsageMetrics
+from tokenmill.control.workers.metrics import ExpertMetrics
 from tokenmill.core.cost import UNKNOWN, Costs
 from tokenmill.core.events import EngineStats, Output, Ready, Timing
 from tokenmill.core.experts import ExpertLoad, WeightReads

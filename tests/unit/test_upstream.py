@@ -24,7 +24,7 @@ from tokenmill.cli.upstream_options import UpstreamOptions
 from tokenmill.control.tenants.access import Access
 from tokenmill.control.tenants.settings import TenantSettings
 from tokenmill.control.tenants.store import TenantStore
-from tokenmill.control.usage.books import Books
+from tokenmill.control.usage.accounting import Books
 from tokenmill.core.errors import ConfigError
 from tokenmill.net.system import MonotonicClock
 from tokenmill.server.helper import HEAVY_BYTES

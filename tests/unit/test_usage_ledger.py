@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from tokenmill.control.usage import ledger as ledger_module
-from tokenmill.control.usage.journal import Journal
+from tokenmill.control.usage.journal import MARK, Account, Journal
 from tokenmill.control.usage.ledger import DAY_S, HOURS_FOR_S, MINUTES_FOR_S, Ledger
 from tokenmill.control.usage.question import Question, Sum, page, read_question
-from tokenmill.control.usage.record import MARK, Account
 from tokenmill.core.errors import InvalidRequest
 
 NOW_S = 1_800_000_000.0

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from scripted import make_text_model
-from tokenmill.control.usage.journal import Journal
+from tokenmill.control.usage.journal import MARK, Account, Journal, records
 from tokenmill.control.usage.meter import Meter, Tab
-from tokenmill.control.usage.record import MARK, Account, records
 from tokenmill.core.events import FINISH_LENGTH, Output
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.server.deltas import Delta, Stream

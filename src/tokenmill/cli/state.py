@@ -12,7 +12,7 @@ from ..core.errors import ConfigError
 
 if TYPE_CHECKING:
     from ..control.tenants.access import Access
-    from ..control.usage.books import Books
+    from ..control.usage.accounting import Books
     from ..server.config import ServerConfig
     from ..server.repeats.store import AnswerStore
     from ..server.responses.store import ResponseStore
@@ -145,7 +145,7 @@ def require_keys(host: str, access: Access, *, is_guarded: bool) -> None:
 
 def open_books(chosen: str | None, kept_days: int) -> Books | None:
     """The account of usage in the folder `chosen`, or where it is by default; None and errors as for responses."""
-    from ..control.usage.books import Books
+    from ..control.usage.accounting import Books
 
     def opened(path: Path) -> Books:
         books = Books(path, kept_days=kept_days)

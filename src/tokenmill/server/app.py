@@ -15,24 +15,22 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ..api.errors import ClientGone
-from ..control.audit.keys import note_changes
-from ..control.audit.log import AuditLog
+from ..control.audit.entries import note_changes
+from ..control.audit.log import AuditLog, AuditMetrics
 from ..control.kv_store import AskStore, EngineTierMetrics, TierMetrics
 from ..control.models.canaries import Canaries, CanaryMetrics
 from ..control.models.registry import ModelBook
-from ..control.observe.audit_metrics import AuditMetrics
-from ..control.observe.expert_metrics import ExpertMetrics
 from ..control.observe.metrics import Metrics
 from ..control.observe.monitor import Monitor
 from ..control.observe.request_log import RequestLog
 from ..control.observe.traces import Tracing
 from ..control.signing import Signer
 from ..control.slo.idle_job import IdleTime, Job
-from ..control.slo.measuring import Measuring
+from ..control.slo.objectives import Measuring
 from ..control.tenants.access import Access
-from ..control.usage.books import Books
+from ..control.usage.accounting import Books, UsageMetrics
 from ..control.usage.meter import Meter
-from ..control.usage.metrics import UsageMetrics
+from ..control.workers.metrics import ExpertMetrics
 from ..core.errors import TokenmillError
 from ..core.ports import Clock
 from ..text.text_model import TextModel

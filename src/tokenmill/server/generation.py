@@ -22,8 +22,8 @@ from ..api.rules import rules_of
 from ..control.observe.overload import SHORTENED, Shadow, shortened
 from ..control.slo.objectives import Objectives
 from ..control.slo.scorer import Scorer
+from ..control.usage.journal import Account
 from ..control.usage.meter import Meter
-from ..control.usage.record import Account
 from ..core.errors import InvalidRequest, ModelNotFound, Unavailable
 from ..core.events import Ready
 from ..core.policy import ENTERS, Newcomer

@@ -22,8 +22,8 @@ from ..api.common_fields import with_class
 from ..api.errors import from_engine
 from ..api.openai.parse import Rules
 from ..api.pooling import PoolingCall
+from ..control.usage.journal import Account
 from ..control.usage.meter import Meter
-from ..control.usage.record import Account
 from ..core.errors import InvalidRequest, Unavailable
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Ready
 from ..core.policy import Newcomer

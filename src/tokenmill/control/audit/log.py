@@ -9,27 +9,99 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ...core.errors import ConfigError
 from ...core.masking import Mask
 from ...core.units import MiB
+from ..observe.class_metrics import LABELS
 from ..signing import Signer
-from .chain import Tip, head_of, line_after, tip_of
-from .segments import Damaged, Segments
-from .syslog import Syslog
+from .chain import Damaged, Segments, Tip, head_of, line_after, tip_of
+
+_PRIORITY = 10 * 8 + 5  # authpriv, notice
+_log = logging.getLogger(__name__)
+
+
+class Syslog:
+    """Sends to a Unix socket, where `address` is a path, or by UDP to HOST:PORT. What cannot be sent is counted."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._host = socket.gethostname()
+        self._num_sent = self._num_lost = 0
+        if address.startswith("/"):
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._target: Any = address
+        else:
+            self._socket, self._target = _udp(address)
+        self._socket.setblocking(False)
+
+    def send(self, head: dict[str, Any]) -> None:
+        text = "head={seq}:{hash} key={key} signature={signature}".format(**head)
+        line = f"<{_PRIORITY}>1 {head['time']} {self._host} tokenmill {os.getpid()} audit-head - {text}"
+        try:
+            self._socket.sendto(line.encode(), self._target)
+            self._num_sent += 1
+        except OSError as error:
+            if not self._num_lost:
+                _log.warning("The audit log's head cannot be sent to syslog at %s: %s.", self._address, error.strerror)
+            self._num_lost += 1
+
+    def status(self) -> dict[str, Any]:
+        return {"address": self._address, "sent": self._num_sent, "lost": self._num_lost}
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _udp(address: str) -> tuple[socket.socket, Any]:
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--audit-syslog must be a path, HOST:PORT or off, got {address!r}.", param="audit_syslog"
+        ) from error
+    return socket.socket(family, kind), target
+
+
+class AuditMetrics:
+    """A collector. `status`: of an audit log that is open."""
+
+    def __init__(self, model_name: str, status: Callable[[], Mapping[str, Any]]) -> None:
+        self._labels = (model_name, "0")
+        self._status = status
+
+    def describe(self) -> Iterator[Metric]:
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._status()
+        entries = CounterMetricFamily("tokenmill:audit_entries", "Entries of the audit log", labels=LABELS)
+        entries.add_metric(self._labels, float(status["seq"]))
+        yield entries
+        for name, text, value in (
+            ("tokenmill:audit_pending", "Entries that are not written yet", status["pending"]),
+            ("tokenmill:audit_failing", "1 while the audit log cannot be written", status["failure"] is not None),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=LABELS)
+            gauge.add_metric(self._labels, float(value))
+            yield gauge
+
 
 HEAD_ENTRIES = 100
 HEAD_S = 10.0
 SYNC_S = 1.0
 MAX_PENDING = 65_536
 _RETRY_S = 1.0
-_log = logging.getLogger(__name__)
 
 Event = Mapping[str, Any]
 STOPPED: Event = {"action": "server.stop", "outcome": "done"}

@@ -14,8 +14,10 @@ from ...core.options import check, option, size
 from ...core.units import KiB, MiB
 
 if TYPE_CHECKING:
+    from ...text.load import TextModel
     from ...text.text_model import TextModel
     from .calls import CallWatch
+    from .entries import CallWatch
     from .log import AuditLog
 
 SYSLOG = "/dev/log"
@@ -68,8 +70,7 @@ class AuditOptions:
     def open(self, mask: Mask) -> AuditLog | None:
         """The log, open; None: there is to be none. `mask`: of what no entry has. Raises ConfigError."""
         from ..signing import load_signer
-        from .log import AuditLog
-        from .syslog import Syslog
+        from .log import AuditLog, Syslog
 
         if self.audit_log is None or self.audit_key is None:
             return None
@@ -89,7 +90,7 @@ class AuditOptions:
     def watch(self, log: AuditLog, name_adapter: Callable[[str], str], text: TextModel, model: str) -> CallWatch | None:
         """What makes entries of calls; None: they get none. `name_adapter` gives the name of an adapter by its digest;
         `model`: the name of the model itself."""
-        from .calls import CallWatch
+        from .entries import CallWatch
 
         if self.audit_calls == "off":
             return None

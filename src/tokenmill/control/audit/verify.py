@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..signing import Verifier
-from .chain import HEADS, START, Tip, is_signed, tip_of
-from .segments import files_of
+from .chain import HEADS, START, Tip, files_of, is_signed, tip_of
 
 _MAX_TOLD = 20
 

@@ -12,8 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from ...core.slo import PROFILES
 from ...core.terms import NUM_PRIORITY_CLASSES, Terms
-from .book import Record, RequestBook
-from .shown import state_of
+from .requests import Record, RequestBook, state_of
 
 LABELS = ("model_name", "engine")
 SLO_RESULTS = ("attained", "missed")

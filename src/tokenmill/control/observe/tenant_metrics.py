@@ -17,9 +17,8 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.utils import floatToGoString
 
 from ...core.terms import Terms
-from .book import Record, RequestBook
 from .class_metrics import KINDS, LABELS, SLO_RESULTS, open_requests
-from .shown import state_of
+from .requests import Record, RequestBook, state_of
 
 MAX_TENANTS = 50
 OTHER = "other"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ...core.events import EngineStats
 from ...core.terms import Terms
-from .book import Record
+from .requests import Record
 
 WINDOW_S = 60.0
 SAMPLE_S = 1.0

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...state.database import Schema, open_database, transaction
-from .journal import SUFFIX, is_over
+from .journal import MARK, SUFFIX, Account, Counts, Damaged, Record, is_over, records
 from .question import Question, Sum
-from .record import MARK, Account, Counts, Damaged, Record, records
 
 FILE = "usage.db"
 DAY_S = 86400

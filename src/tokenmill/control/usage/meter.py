@@ -19,8 +19,7 @@ from ...cluster.events import Ended
 from ...core.events import Output, StepOutputs
 from ...core.request import Request
 from ...text.choice import Choice
-from .journal import Journal
-from .record import Account
+from .journal import Account, Journal
 
 
 class Followed(Protocol):

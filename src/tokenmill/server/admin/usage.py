@@ -8,7 +8,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ...control.usage.books import Books
+from ...control.usage.accounting import Books
 from ...control.usage.question import page, read_question
 from ...core.errors import NotFound
 from ..http import JSONReply

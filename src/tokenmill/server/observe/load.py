@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 from ...control.observe.monitor import Monitor
-from ...control.observe.shown import WAITING, state_of
+from ...control.observe.requests import WAITING, state_of
 from ...control.observe.window import WINDOW_S, End, First, spread
 from ..client import EngineClient
 

@@ -14,11 +14,9 @@ from starlette.routing import Route
 
 from ...api.json_encoder import encode_json
 from ...api.pieces import in_turns
-from ...control.observe.book import NUM_ENDED, Record
-from ...control.observe.happenings import NUM_KEPT
-from ...control.observe.monitor import Monitor
+from ...control.observe.monitor import NUM_KEPT, Monitor
 from ...control.observe.perfetto import facts_of, trace_parts
-from ...control.observe.shown import summary
+from ...control.observe.requests import NUM_ENDED, Record, summary
 from ...control.observe.timeline import timeline
 from ...control.tenants.tenant import ADMIN
 from ...core.errors import InvalidRequest

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from ...control.audit.log import AuditLog
 from ...control.models.registry import ModelBook
+from ...control.usage.journal import Account
 from ...control.usage.meter import Meter
-from ...control.usage.record import Account
 from ...core.ports import Clock
 from ..limits import Limits
 from .metrics import UpstreamMetrics

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from ...cluster.events import Ended
 from ...core.events import Output, StepOutputs
 from ...core.request import Request
+from ..tenants.access import Known
 from .log import AuditLog
 
 
@@ -90,3 +91,28 @@ def digest_of(tokens: Sequence[int]) -> str:
     words = array("I", tokens)
     assert words.itemsize == 4
     return hashlib.sha256(words.tobytes()).hexdigest()
+
+
+def note_changes(log: AuditLog, before: Known, after: Known) -> None:
+    for event in changes(before, after):
+        log.note(event)
+
+
+def changes(before: Known, after: Known) -> Iterator[dict[str, Any]]:
+    """Of keys the ids are told, of settings what is in `Terms` and limits; never a key or its digest."""
+    old, new = _keys(before), _keys(after)
+    for name in sorted(new.keys() - old.keys()):
+        yield {"action": "key.begin", "object": name, "outcome": "live", **new[name]}
+    for name in sorted(old.keys() - new.keys()):
+        yield {"action": "key.end", "object": name, "outcome": "ended", **old[name]}
+    for name in sorted(before.tenants.keys() | after.tenants.keys()):
+        was, is_now = before.tenants.get(name), after.tenants.get(name)
+        if was is None or is_now is None:
+            yield {"action": "tenant.begin" if was is None else "tenant.end", "object": name, "outcome": "done"}
+        elif was != is_now:
+            told = {"terms": is_now.terms._asdict(), "limits": is_now.limits._asdict()}
+            yield {"action": "tenant.change", "object": name, "outcome": "done", **told}
+
+
+def _keys(known: Known) -> dict[str, dict[str, Any]]:
+    return {each.key: {"tenant": each.tenant.id, "scopes": sorted(each.scopes)} for each in known.credentials.values()}
