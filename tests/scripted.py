@@ -28,7 +28,7 @@ from tokenmill.control.observe.metrics import Metrics
 from tokenmill.control.observe.traces import Tracing
 from tokenmill.control.signing import Signer
 from tokenmill.control.tenants.access import Access
-from tokenmill.control.usage.accounting import Books
+from tokenmill.control.usage.accounting import Accounting
 from tokenmill.core import effects
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
@@ -193,7 +193,7 @@ class Served:
         listen: dict[str, Any] | None = None,
         store: ResponseStore | None = None,
         access: Access | None = None,
-        books: Books | None = None,
+        accounting: Accounting | None = None,
         answers: AnswerStore | None = None,
         flight_dir: Path | None = None,
         tracing: Tracing | None = None,
@@ -215,7 +215,7 @@ class Served:
         self._listen = listen or {}
         self.store = store
         self.access = access
-        self.books = books
+        self.accounting = accounting
         self.answers = answers
         self._flight_dir = flight_dir
         self._tracing = tracing
@@ -273,7 +273,7 @@ class Served:
             new_id=new_id,
             store=self.store,
             access=self.access,
-            books=self.books,
+            accounting=self.accounting,
             answers=self.answers,
             audit=self.audit,
             signer=self.signer,

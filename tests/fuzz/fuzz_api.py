@@ -35,7 +35,7 @@ from tokenmill.cluster.events import Ended
 from tokenmill.control.audit.options import AuditOptions
 from tokenmill.control.signing import make_key
 from tokenmill.control.tenants.access import Access
-from tokenmill.control.usage.accounting import Books
+from tokenmill.control.usage.accounting import Accounting
 from tokenmill.core.masking import Mask
 from tokenmill.server.responses.store import ResponseStore
 
@@ -98,17 +98,17 @@ def _served(folder: Path) -> Iterator[Served]:
     (folder / "tokenizer").mkdir()
     (folder / "key").mkdir()
     make_key(folder / "key" / "key.pem")
-    store, books = ResponseStore(str(folder / "responses.db")), Books(folder / "usage")
+    store, accounting = ResponseStore(str(folder / "responses.db")), Accounting(folder / "usage")
     access = Access((KEY,), str(folder / "tenants.db"))
     options = AuditOptions(
         audit_log=str(folder / "audit" / "log"), audit_key=str(folder / "key" / "key.pem"), audit_syslog="off"
     )
     audit = options.open(Mask())
     assert audit is not None
-    for each in (store, books, access):
+    for each in (store, accounting, access):
         each.open()  # type: ignore[attr-defined]
     served = Served(
-        store=store, books=books, access=access, audit=audit, folder=folder / "tokenizer",
+        store=store, accounting=accounting, access=access, audit=audit, folder=folder / "tokenizer",
         files_dir=str(folder / "files"), reports_dir=str(folder), stall_after_s=120.0,
     )  # fmt: skip
     try:
@@ -116,7 +116,7 @@ def _served(folder: Path) -> Iterator[Served]:
             yield served
     finally:
         audit.close()
-        for each in (store, books, access):
+        for each in (store, accounting, access):
             each.close()  # type: ignore[attr-defined]
 
 

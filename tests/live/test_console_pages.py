@@ -15,7 +15,7 @@ from test_console import give_key, opened
 from browser import Browser, Page
 from scripted import Served
 from tokenmill.control.tenants.store import TenantStore
-from tokenmill.control.usage.accounting import Books
+from tokenmill.control.usage.accounting import Accounting
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 
@@ -192,9 +192,9 @@ def test_tenants_and_keys_are_made_changed_rotated_and_revoked(browser: Browser,
     """Against the real store: the key that is shown once works, the one it replaces and a revoked one do not."""
     store = TenantStore(str(tmp_path / "tenants.db"))
     admin = store.create_key("ops", "ops", is_admin=True)[1]
-    books = Books(tmp_path / "usage", fold_s=0.01)
-    books.open()
-    with serving(store.path, books=books) as closed, opened(browser, closed, "tenants") as page:
+    accounting = Accounting(tmp_path / "usage", fold_s=0.01)
+    accounting.open()
+    with serving(store.path, accounting=accounting) as closed, opened(browser, closed, "tenants") as page:
         give_key(page, admin)
         page.wait_text("Nothing used in this time")
         page.click("New tenant")
@@ -245,7 +245,7 @@ def test_tenants_and_keys_are_made_changed_rotated_and_revoked(browser: Browser,
         assert ask(closed, "GET", "/admin/tenants/acme", key=admin)[0] == 404
         assert all(each not in json.dumps(page.requests) for each in (first, second))
         assert not page.complaints
-    books.close()
+    accounting.close()
     store.close()
 
 

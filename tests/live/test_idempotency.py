@@ -20,7 +20,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from scripted import Served
-from tokenmill.control.usage.accounting import Books
+from tokenmill.control.usage.accounting import Accounting
 from tokenmill.core.errors import EngineFailed, Unavailable
 from tokenmill.server.repeats.store import AnswerStore
 from tokenmill.server.repeats.tape import Taped
@@ -42,11 +42,11 @@ def served(answers: AnswerStore, tmp_path: Path) -> Iterator[Served]:
     """What it says differs from call to call: it draws a seed for each."""
     store = ResponseStore(str(tmp_path / "responses.db"))
     store.open()
-    books = Books(tmp_path / "usage", fold_s=0.01)
-    books.open()
-    with Served(lambda prompt: "word " * 40, answers=answers, store=store, books=books) as one:
+    accounting = Accounting(tmp_path / "usage", fold_s=0.01)
+    accounting.open()
+    with Served(lambda prompt: "word " * 40, answers=answers, store=store, accounting=accounting) as one:
         yield one
-    books.close()
+    accounting.close()
     store.close()
 
 

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from scripted import Served
 from tokenmill.cluster.events import Ended
-from tokenmill.control.usage.accounting import Books
+from tokenmill.control.usage.accounting import Accounting
 from tokenmill.core.events import FINISH_STOP, Output, Ready
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
 from tokenmill.core.terms import Terms
@@ -27,11 +27,11 @@ WORDS = "one two three four five "
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    books = Books(tmp_path / "usage", fold_s=0.01)
-    books.open()
-    with Served(lambda prompt: WORDS * 9, result_cache=1 << 20, books=books) as one:
+    accounting = Accounting(tmp_path / "usage", fold_s=0.01)
+    accounting.open()
+    with Served(lambda prompt: WORDS * 9, result_cache=1 << 20, accounting=accounting) as one:
         yield one
-    books.close()
+    accounting.close()
 
 
 def ask(served: Served, path: str, body: Any, **headers: str) -> tuple[str, str | None]:

@@ -21,7 +21,7 @@ from test_batches import client_of, jsonl, line, wait
 from scripted import Served
 from tokenmill.control.tenants.access import Access
 from tokenmill.control.tenants.store import TenantStore
-from tokenmill.control.usage.accounting import Books
+from tokenmill.control.usage.accounting import Accounting
 from tokenmill.server.responses.store import ResponseStore
 
 WORDS = "one two three four five six seven eight nine ten "
@@ -29,18 +29,18 @@ CHAT = [{"role": "user", "content": "count"}]
 
 
 @pytest.fixture
-def books(tmp_path: Path) -> Iterator[Books]:
-    books = Books(tmp_path / "usage", fold_s=0.01)
-    books.open()
-    yield books
-    books.close()
+def accounting(tmp_path: Path) -> Iterator[Accounting]:
+    accounting = Accounting(tmp_path / "usage", fold_s=0.01)
+    accounting.open()
+    yield accounting
+    accounting.close()
 
 
 @pytest.fixture
-def served(books: Books, tmp_path: Path) -> Iterator[Served]:
+def served(accounting: Accounting, tmp_path: Path) -> Iterator[Served]:
     store = ResponseStore(str(tmp_path / "responses.db"))
     store.open()
-    with Served(lambda prompt: WORDS, books=books, store=store, files_dir=str(tmp_path / "files")) as one:
+    with Served(lambda prompt: WORDS, accounting=accounting, store=store, files_dir=str(tmp_path / "files")) as one:
         yield one
     store.close()
 
@@ -148,9 +148,9 @@ def leaving(served: Served) -> socket.socket:
     return client
 
 
-def test_a_client_that_leaves_pays_for_what_was_written_to_it(books: Books) -> None:
+def test_a_client_that_leaves_pays_for_what_was_written_to_it(accounting: Accounting) -> None:
     """A stream pays its prompt and the tokens that were written; a whole answer that nobody gets, nothing."""
-    with Served(lambda prompt: WORDS * 20, books=books, step_s=0.002) as served:
+    with Served(lambda prompt: WORDS * 20, accounting=accounting, step_s=0.002) as served:
         with leaving(served) as client:
             client.sendall(request_of({"prompt": "count", "max_tokens": 300, "stream": True}))
             got = b""
@@ -171,9 +171,9 @@ def test_a_client_that_leaves_pays_for_what_was_written_to_it(books: Books) -> N
         assert billed(served) == found
 
 
-def test_an_engine_that_dies_is_not_paid_twice(books: Books) -> None:
+def test_an_engine_that_dies_is_not_paid_twice(accounting: Accounting) -> None:
     """A call that goes on in the next engine costs what it tells, its prompt once."""
-    with Served(lambda prompt: WORDS * 8, books=books, step_s=0.001) as served:
+    with Served(lambda prompt: WORDS * 8, accounting=accounting, step_s=0.001) as served:
         answers: list[str] = []
         bodies = [
             {"prompt": "count", "max_tokens": 150, "stream": number % 2 == 0, "seed": number} for number in range(6)
@@ -217,7 +217,7 @@ def test_a_batch_pays_for_its_lines(served: Served) -> None:
     assert (found["input_tokens"], found["output_tokens"]) == tuple(map(sum, zip(*told, strict=True)))
 
 
-def test_usage_is_told_by_model_and_to_operators_only_of_all(served: Served, books: Books) -> None:
+def test_usage_is_told_by_model_and_to_operators_only_of_all(served: Served, accounting: Accounting) -> None:
     served.ask("/v1/completions", {"prompt": "count", "max_tokens": 2})
     _, text, _ = served.ask("/v1/usage?group_by=model&bucket_width=1h&limit=2")
     told = json.loads(text)
@@ -228,7 +228,7 @@ def test_usage_is_told_by_model_and_to_operators_only_of_all(served: Served, boo
     (result,) = json.loads(served.ask("/admin/usage?group_by[]=tenant_id")[1])["data"][-1]["results"]
     assert result["tenant_id"] == "" and result["output_tokens"] == 2
     assert served.ask("/v1/usage?group_by=tenant_id")[0] == 400
-    with Served(api_keys=("secret",), books=None) as other:
+    with Served(api_keys=("secret",), accounting=None) as other:
         for path, status in (("/admin/usage", 403), ("/v1/usage", 404)):
             call = urllib.request.Request(other.url + path, headers={"Authorization": "Bearer secret"})
             with pytest.raises(urllib.error.HTTPError) as refused:
@@ -237,7 +237,7 @@ def test_usage_is_told_by_model_and_to_operators_only_of_all(served: Served, boo
                 assert answer.status == status
 
 
-def test_each_tenant_sees_its_own_usage(tmp_path: Path, books: Books) -> None:
+def test_each_tenant_sees_its_own_usage(tmp_path: Path, accounting: Accounting) -> None:
     """By key and model; an admin sees all tenants, and what a tenant asks of others' is nothing."""
     store = TenantStore(str(tmp_path / "tenants.db"))
     keys = {name: store.create_key(name, tenant) for name, tenant in (("a1", "a"), ("a2", "a"), ("b1", "b"))}
@@ -246,7 +246,7 @@ def test_each_tenant_sees_its_own_usage(tmp_path: Path, books: Books) -> None:
     access = Access((), str(tmp_path / "tenants.db"))
     access.open()
     try:
-        with Served(lambda prompt: WORDS, books=books, access=access) as served:
+        with Served(lambda prompt: WORDS, accounting=accounting, access=access) as served:
             for number, (_, key) in enumerate(keys.values(), 1):
                 body = {"prompt": "count", "max_tokens": number}
                 assert get(served, "/v1/completions", key, body)[0] == 200

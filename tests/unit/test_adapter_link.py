@@ -17,7 +17,7 @@ from tokenmill.cli.adapter_link import STALE_S, AdapterCache, AdapterLink
 from tokenmill.core.events import PART_BYTES, AdapterLoaded, FilePart, LoadAdapter, ShowCache, UnloadAdapter, WantPart
 from tokenmill.formats.adapter import open_adapter
 from tokenmill.server.adapter_files import NoPart, read_part
-from tokenmill.server.adapters import AdapterBook, ServedAdapter
+from tokenmill.server.adapters import AdapterRegistry, ServedAdapter
 
 
 def make_adapter(folder: Path, seed: int = 1, width: int = 1500) -> Path:
@@ -35,7 +35,7 @@ class Front:
     """A front end's book behind one link, whose answers to WantPart pass through `change`."""
 
     def __init__(self, link: Any, change: Callable[[FilePart], FilePart]) -> None:
-        self.book = AdapterBook(self._send, lambda digest: False)
+        self.book = AdapterRegistry(self._send, lambda digest: False)
         self.wanted: list[WantPart] = []
         self._link = link
         self._change = change
@@ -216,7 +216,7 @@ def test_what_does_not_lie_inside_is_not_read(tmp_path: Path) -> None:
 def test_parts_go_only_to_who_was_asked_to_load(tmp_path: Path) -> None:
     async def main() -> None:
         sent: list[Any] = []
-        book = AdapterBook(lambda message, link: sent.append(message), lambda digest: False)
+        book = AdapterRegistry(lambda message, link: sent.append(message), lambda digest: False)
         book.join(0), book.join(1)
         loading = asyncio.create_task(book._ask(ServedAdapter("a", str(make_adapter(tmp_path / "there"))), 0))
         await asyncio.sleep(0)

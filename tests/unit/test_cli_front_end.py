@@ -18,7 +18,7 @@ from tokenmill.core.errors import ConfigError
 from tokenmill.server import app as app_module
 
 ORDER = (
-    "idle time", "idle job", "stream book", "resume file", "helper", "tracing", "responses", "answers", "books",
+    "idle time", "idle job", "streams", "resume file", "helper", "tracing", "responses", "answers", "accounting",
     "the end is noted", "audit",
 )  # fmt: skip
 
@@ -54,7 +54,7 @@ class Parts:
         if self.broken == "application":
             raise ConfigError("no application")
         return SimpleNamespace(
-            state=SimpleNamespace(resume=self.open_async("stream book"), idle_time=self.open("idle time"))
+            state=SimpleNamespace(resume=self.open_async("streams"), idle_time=self.open("idle time"))
         )
 
     def given(self) -> Any:
@@ -74,7 +74,8 @@ class Parts:
 
     async def serve(self) -> None:
         async with contextlib.AsyncExitStack() as held:
-            given, client, text, helper = self.given(), SimpleNamespace(), SimpleNamespace(), self.open_async("helper")
+            given, text, helper = self.given(), SimpleNamespace(), self.open_async("helper")
+            client = SimpleNamespace(adapters=SimpleNamespace(name_of=str))
             resources = front_end._open_resources(given, client, text, helper, held)  # type: ignore[arg-type]
             front_end._build(given, text, client, helper, resources, held)  # type: ignore[arg-type]
             assert not self.closed
@@ -85,7 +86,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Parts]:
     def make(broken: str) -> Parts:
         made = Parts(broken)
         stores = made.open
-        monkeypatch.setattr(front_end, "open_books", lambda *_: stores("books"))
+        monkeypatch.setattr(front_end, "open_accounting", lambda *_: stores("accounting"))
         monkeypatch.setattr(front_end, "open_kept_stores", lambda *_: (stores("responses"), stores("answers")))
         monkeypatch.setattr(front_end, "open_resume_store", lambda *_: stores("resume file"))
         monkeypatch.setattr(signing, "load_signer", lambda *_: stores("signer"))
@@ -105,8 +106,8 @@ def test_parts_are_closed_in_the_order_of_what_needs_them(parts: Callable[[str],
 @pytest.mark.parametrize(
     ("broken", "closed"),
     [
-        ("books", ()),
-        ("responses", ("books",)),
+        ("accounting", ()),
+        ("responses", ("accounting",)),
         ("resume file", ORDER[4:9]),
         ("signer", ORDER[3:9]),
         ("audit", ORDER[3:9]),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.cli.main import main
-from tokenmill.cli.state import default_state_dir, open_access, open_answer_store, open_books, open_response_store
+from tokenmill.cli.state import default_state_dir, open_access, open_accounting, open_answer_store, open_response_store
 from tokenmill.control.tenants.store import TenantStore
 from tokenmill.core.errors import ConfigError
 from tokenmill.state import database
@@ -98,7 +98,7 @@ def test_a_file_that_is_there_is_not_passed_over(
         ("kept.db", "--responses-store", lambda: open_response_store(None, {})),
         ("answers.db", "--idempotency-store", lambda: open_answer_store(None, {})),
         ("responses.db", "--responses-store", lambda: open_response_store(None, {})),
-        ("usage/usage.db", "--usage-dir", lambda: open_books(None, 0)),
+        ("usage/usage.db", "--usage-dir", lambda: open_accounting(None, 0)),
         ("tenants.db", "--tenants", lambda: open_access(None, ())),
     ):
         (tmp_path / name).touch()

@@ -157,7 +157,7 @@ def test_a_resumed_request_s_timeline_shows_both_lives(tmp_path: Path) -> None:
         body = {"prompt": "y" * 40, "max_tokens": 12}
         asking = threading.Thread(target=lambda: done.append(served.ask("/v1/completions", body)[1]))
         asking.start()
-        served.wait_until(lambda: any(each.first_s >= 0 for each in served.client.observers.monitor.book))
+        served.wait_until(lambda: any(each.first_s >= 0 for each in served.client.observers.monitor.requests))
         served.kill_engine()
         served.wait_until(lambda: served.client.ready is None)
         served.restart_engine()
@@ -181,7 +181,7 @@ def test_a_preempted_request_s_timeline_says_so(tmp_path: Path) -> None:
         ]
         for each in asking:
             each.start()
-        served.wait_until(lambda: sum(bool(each.lives) for each in served.client.observers.monitor.book) == 2)
+        served.wait_until(lambda: sum(bool(each.lives) for each in served.client.observers.monitor.requests) == 2)
         served.call(served.script.go.set)
         for each in asking:
             each.join(30)

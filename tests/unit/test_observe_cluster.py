@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from scripted import Served
 from tokenmill.cluster.events import CopyEnded, Effects, Ended, MoveEnded
-from tokenmill.control.observe.monitor import NUM_KEPT, Happenings, Monitor
+from tokenmill.control.observe.monitor import NUM_KEPT, DecisionLog, Monitor
 from tokenmill.control.observe.requests import state_of, summary
 from tokenmill.control.observe.timeline import timeline
 from tokenmill.core.events import Output, Timing, WorkerFacts
@@ -44,14 +44,14 @@ def end(monitor: Monitor) -> list[dict[str, Any]]:
     timing = Timing(10.0, 10.5, 11.0, 15.0)
     output = Output("r-0", finish_reason="stop", num_output=5, timing=timing)
     monitor.ended(Ended(REQUEST, output, "stop", 15.0, 15.0))
-    record = monitor.book.find("r-0")
+    record = monitor.requests.find("r-0")
     assert record is not None
     return timeline(record, monitor.rings)
 
 
 def test_a_moved_request_has_two_lives_and_the_pause_between_them() -> None:
     monitor = running()
-    (record,) = monitor.book
+    (record,) = monitor.requests
     assert state_of(record) == "decode" and [life.link for life in record.lives] == [0]
     monitor.moved(moved(), 13.0)
     shown = summary(record, 14.0, 100.0, lambda name: 4)
@@ -74,9 +74,9 @@ def test_a_moved_request_has_two_lives_and_the_pause_between_them() -> None:
 
 def test_why_a_request_was_given_to_its_engine_is_told() -> None:
     monitor = running()
-    monitor.book.routed(0, "r-0", "prefix")
-    monitor.book.routed(1, "r-0", "load")  # not where it is
-    (record,) = monitor.book
+    monitor.requests.routed(0, "r-0", "prefix")
+    monitor.requests.routed(1, "r-0", "load")  # not where it is
+    (record,) = monitor.requests
     assert [life.route for life in record.lives] == ["prefix"]
     queue = end(monitor)[0]
     assert queue["events"] == [{"name": "routed", "at_s": 0.5, "why": "prefix", "to": 0}]
@@ -85,7 +85,7 @@ def test_why_a_request_was_given_to_its_engine_is_told() -> None:
 def test_a_request_whose_move_fails_stays_where_it_is() -> None:
     monitor = running()
     monitor.moved(moved("no room"), 13.0)
-    (record,) = monitor.book
+    (record,) = monitor.requests
     assert [life.link for life in record.lives] == [0] and record.num_moves == 0 and record.arriving is None
     assert [span["name"] for span in end(monitor)] == ["queue", "prefill", "decode"]
 
@@ -93,7 +93,7 @@ def test_a_request_whose_move_fails_stays_where_it_is() -> None:
 def test_a_request_whose_source_dies_on_the_way_is_held_and_then_moved() -> None:
     monitor = running()
     monitor.engine_left(0, 12.5)
-    (record,) = monitor.book
+    (record,) = monitor.requests
     assert state_of(record) == "held"
     monitor.moved(moved(pause_s=0.0), 13.0)
     assert record.num_resumptions == 1 and state_of(record) == "decode"
@@ -101,13 +101,13 @@ def test_a_request_whose_source_dies_on_the_way_is_held_and_then_moved() -> None
 
 
 def test_decisions_are_told_newest_first_with_their_reasons_and_bounded() -> None:
-    happenings = Happenings(lambda: 7.0)
-    happenings.came(0, WorkerFacts("w0"))
-    happenings.worker("ready", WorkerFacts("w0", pool="decode"))
-    happenings.lost(Effects(resumed=2, poisoned=1))
+    decisions = DecisionLog(lambda: 7.0)
+    decisions.came(0, WorkerFacts("w0"))
+    decisions.worker("ready", WorkerFacts("w0", pool="decode"))
+    decisions.lost(Effects(resumed=2, poisoned=1))
     copied = [CopyEnded(0, 1, 64, "", 0.5), CopyEnded(0, 1, 0, "no room", 0.5)]
-    happenings.moved(Effects(rerouted=3, moved=[*moved().moved, *moved("no room").moved], copied=copied))
-    told = happenings.shown(10)
+    decisions.moved(Effects(rerouted=3, moved=[*moved().moved, *moved("no room").moved], copied=copied))
+    told = decisions.shown(10)
     assert (told[0]["kind"], told[0]["error"], told[1]["kind"], told[1]["tokens"]) == (
         "not_copied",
         "no room",
@@ -124,8 +124,8 @@ def test_decisions_are_told_newest_first_with_their_reasons_and_bounded() -> Non
     )
     assert told[1]["error"] is None and told[-1] == {"time": 7.0, "kind": "ready", "worker": "w0", "pool": "decode"}
     for number in range(2 * NUM_KEPT):
-        happenings.worker("lost", WorkerFacts(f"w{number}"))
-    assert len(happenings.shown(10 * NUM_KEPT)) == NUM_KEPT
+        decisions.worker("lost", WorkerFacts(f"w{number}"))
+    assert len(decisions.shown(10 * NUM_KEPT)) == NUM_KEPT
 
 
 def test_each_worker_has_series_of_its_own_and_the_sums_have_none() -> None:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from scripted import Served
 from tokenmill.cluster.events import Ended
 from tokenmill.control.observe.monitor import Monitor
-from tokenmill.control.observe.requests import RequestBook
+from tokenmill.control.observe.requests import RequestRegistry
 from tokenmill.control.observe.window import Window, quantile, spread
 from tokenmill.core.events import EngineStats, Output, Timing
 from tokenmill.core.request import Request, SamplingParams
@@ -64,7 +64,7 @@ def test_an_open_request_is_shown_as_it_runs_and_after_its_engine_has_gone() -> 
             target=served.ask, args=("/v1/completions", {"prompt": "p", "max_tokens": 6, "request_id": "mine"})
         )
         asking.start()
-        served.wait_until(lambda: any(record.lives for record in served.client.observers.monitor.book))
+        served.wait_until(lambda: any(record.lives for record in served.client.observers.monitor.requests))
         (shown,) = read(served, "/admin/requests?state=open")["data"]
         assert (shown["state"], shown["output_tokens"], shown["finish_reason"]) == ("prefill", 0, None)
         served.kill_engine()
@@ -138,25 +138,24 @@ def test_a_request_with_targets_that_got_no_answer_missed_them(
     reason: str, kind: str, is_attained: bool | None
 ) -> None:
     """Unless its client was wrong or left; one without targets counts for neither."""
-    book = RequestBook()
+    registry = RequestRegistry()
     for request in (request_of("strict", Terms(ttft_s=1.0)), request_of("free", Terms())):
-        book.opened([request], "me", 10.0)
+        registry.opened([request], "me", 10.0)
         output = Output(request.id, finish_reason=reason, error="why", error_kind=kind) if kind else None
-        book.close(Ended(request, output, reason, -1.0, 40.0))
-    assert [each.is_attained for each in book.ended] == [is_attained, None]
+        registry.close(Ended(request, output, reason, -1.0, 40.0))
+    assert [each.is_attained for each in registry.ended] == [is_attained, None]
 
 
 def test_the_book_keeps_a_bounded_number_of_ended_requests() -> None:
     """The oldest ended requests go; open ones stay however many come."""
-    book = RequestBook(num_ended=3)
+    registry = RequestRegistry(num_ended=3)
     requests = [request_of(f"call-{i}") for i in range(6)]
-    book.opened(requests, "me", 10.0)
+    registry.opened(requests, "me", 10.0)
     for request in requests[:5]:
-        book.close(Ended(request, None, "abort", -1.0, 11.0))
-    assert [each.id for each in book.ended] == ["call-2", "call-3", "call-4"] and [each.id for each in book] == [
-        "call-5"
-    ]
-    assert book.find("call-0") is None and len(book.of_call("call")) == 4
+        registry.close(Ended(request, None, "abort", -1.0, 11.0))
+    assert [each.id for each in registry.ended] == ["call-2", "call-3", "call-4"]
+    assert [each.id for each in registry] == ["call-5"]
+    assert registry.find("call-0") is None and len(registry.of_call("call")) == 4
 
 
 def test_a_rate_is_what_a_counter_grew_over_the_time_asked_for() -> None:

@@ -22,7 +22,7 @@ from tokenmill.cli.hosting import Hosting
 from tokenmill.cli.upstream_options import UpstreamOptions, _canary
 from tokenmill.cluster.canary import Version
 from tokenmill.control.models.canaries import Canaries
-from tokenmill.control.models.registry import LOCAL, ModelBook, ServedModel
+from tokenmill.control.models.registry import LOCAL, ModelRegistry, ServedModel
 from tokenmill.core.errors import BadCheckpoint, ConfigError, InvalidRequest, NotFound
 from tokenmill.core.events import Ready
 from tokenmill.core.slo import Targets
@@ -190,34 +190,34 @@ def test_a_model_that_is_unloaded_ends_whoever_waits_for_that() -> None:
     """Its memory counts until it has gone, and it goes also where the operator's call is cut off."""
 
     async def main() -> None:
-        book, model = ModelBook(("toy",)), Loaded()
-        book.add(cast(ServedModel, model))
-        going = asyncio.create_task(book.unload("two", 1000.0))
+        models, model = ModelRegistry(("toy",)), Loaded()
+        models.add(cast(ServedModel, model))
+        going = asyncio.create_task(models.unload("two", 1000.0))
         await asyncio.sleep(0)
-        assert book.find("two") is None and [each.memory_bytes for each in book.local()] == [100]
-        assert book.num_open == 1
+        assert models.find("two") is None and [each.memory_bytes for each in models.local()] == [100]
+        assert models.num_open == 1
         going.cancel()
-        await asyncio.gather(going, book.close(), return_exceptions=True)  # the server may end at the same time
-        assert model.was_ended == ["calls", "model"] and not book.local()
+        await asyncio.gather(going, models.close(), return_exceptions=True)  # the server may end at the same time
+        assert model.was_ended == ["calls", "model"] and not models.local()
 
     asyncio.run(main())
 
 
 def test_a_model_whose_name_was_given_away_while_it_was_loaded_is_ended() -> None:
     async def main() -> None:
-        book, model = ModelBook(("toy",)), Loaded()
+        models, model = ModelRegistry(("toy",)), Loaded()
 
         class Loading(Hosting):
             async def _load(self, *_: Any) -> Any:
-                book.aliases["two"] = ("toy",)
+                models.aliases["two"] = ("toy",)
                 return model
 
         none = cast(Any, None)
         given = dict.fromkeys(("machine", "new_client", "build", "own"), none)
-        hosting = Loading(none, none, none, engine_timeout_s=0.0, book=book, **given)
+        hosting = Loading(none, none, none, engine_timeout_s=0.0, models=models, **given)
         with pytest.raises(InvalidRequest, match="already"):
             await hosting.load("two", "path", None)
-        assert model.was_ended == ["model"] and not book.models
+        assert model.was_ended == ["model"] and not models.models
 
     asyncio.run(main())
 
@@ -227,9 +227,9 @@ def test_what_an_earlier_process_had_loaded_is_kept_until_it_is_unloaded() -> No
     what = {"model": "path", "kv_cache_memory_bytes": None}
 
     async def main() -> None:
-        book, model, loads = ModelBook(("toy",)), Loaded(), asyncio.Event()
-        book.keep = keep = AsyncMock()
-        book.kept = dict.fromkeys(("broken", "two", "later", "flag", "toy"), what)
+        models, model, loads = ModelRegistry(("toy",)), Loaded(), asyncio.Event()
+        models.keep = keep = AsyncMock()
+        models.kept = dict.fromkeys(("broken", "two", "later", "flag", "toy"), what)
         tried: list[str] = []
 
         class Loading(Hosting):
@@ -242,22 +242,22 @@ def test_what_an_earlier_process_had_loaded_is_kept_until_it_is_unloaded() -> No
 
         none = cast(Any, None)
         given = dict.fromkeys(("machine", "new_client", "build", "own"), none)
-        hosting = Loading(none, none, none, engine_timeout_s=0.0, book=book, **given)
-        book.expect(hosting, {"flag"})
+        hosting = Loading(none, none, none, engine_timeout_s=0.0, models=models, **given)
+        models.expect(hosting, {"flag"})
         loading = asyncio.create_task(hosting.load_all(()))
         await asyncio.sleep(0)
         for name in ("broken", "two", "later"):
-            assert await book.unload(name, 0.0) == 0
+            assert await models.unload(name, 0.0) == 0
             keep.assert_awaited_with(name, None)
             with pytest.raises(NotFound):
-                await book.unload(name, 0.0)
-        assert book.expected == {"flag"}
+                await models.unload(name, 0.0)
+        assert models.expected == {"flag"}
         loads.set()
         await loading
-        assert tried == ["broken", "two"] and not book.models and model.was_ended == ["model"]
+        assert tried == ["broken", "two"] and not models.models and model.was_ended == ["model"]
 
-        book.add(cast(ServedModel, model))
-        going = asyncio.create_task(book.unload("two", 1000.0))
+        models.add(cast(ServedModel, model))
+        going = asyncio.create_task(models.unload("two", 1000.0))
         keep.reset_mock()
         await asyncio.sleep(0)
         keep.assert_awaited_once_with("two", None)  # its calls have not ended yet
@@ -281,7 +281,7 @@ def test_what_the_servers_own_engines_may_take_is_left_to_them() -> None:
 
         none = cast(Any, None)
         given = dict.fromkeys(("machine", "new_client", "build"), none)
-        hosting = Loading(none, none, none, engine_timeout_s=0.0, book=ModelBook(("toy",)), own=own, **given)
+        hosting = Loading(none, none, none, engine_timeout_s=0.0, models=ModelRegistry(("toy",)), own=own, **given)
         loading = asyncio.create_task(hosting.load("two", "path", None))
         await asyncio.sleep(0)
         assert not seen
@@ -295,8 +295,8 @@ def test_what_the_servers_own_engines_may_take_is_left_to_them() -> None:
 def test_missed_targets_are_evidence() -> None:
     """Those of the canary, else those of the server."""
     for targets, usual in ((Targets(0.1, 0.0), Targets()), (Targets(), Targets(0.1, 0.0))):
-        book = ModelBook(("a", "b"))
-        canaries = Canaries(book, None, lambda usual=usual: usual)  # type: ignore[misc]
+        models = ModelRegistry(("a", "b"))
+        canaries = Canaries(models, None, lambda usual=usual: usual)  # type: ignore[misc]
         canary = canaries.put("n", [Version("a", 1), Version("b", 1)], targets=targets)
         for _ in range(40):
             canaries.note(canary, "a", False, 0.09, None)
@@ -310,7 +310,7 @@ def test_the_flag_says_versions_with_weights() -> None:
     for text in ("n", "n=a,b", "n=1:", "=1:a", "n=inf:a,1:b", "n=-1:a", "n=x:a"):
         with pytest.raises(ValueError, match="NAME=WEIGHT:MODEL"):
             _canary(text)
-    canaries = Canaries(ModelBook(("a",)), None, Targets)
+    canaries = Canaries(ModelRegistry(("a",)), None, Targets)
     with pytest.raises(ConfigError, match="--canary n: There is no model 'b'"):
         UpstreamOptions(canary=(_canary("n=1:a,1:b"),)).put_canaries(canaries)
     with pytest.raises(InvalidRequest):

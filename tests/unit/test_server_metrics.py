@@ -19,14 +19,14 @@ from tokenmill.cluster.totals import Totals
 from tokenmill.control.audit.log import AuditMetrics
 from tokenmill.control.kv_store import EngineTierMetrics, TierMetrics
 from tokenmill.control.models.canaries import Canaries, CanaryMetrics
-from tokenmill.control.models.registry import ModelBook
+from tokenmill.control.models.registry import ModelRegistry
 from tokenmill.control.observe.metrics import Metrics, token_buckets
 from tokenmill.control.observe.monitor import Monitor
-from tokenmill.control.observe.requests import Record, RequestBook
+from tokenmill.control.observe.requests import Record, RequestRegistry
 from tokenmill.control.observe.tenant_metrics import OTHER, TenantMetrics
 from tokenmill.control.slo.idle_job import IdleTime
 from tokenmill.control.slo.scorer import Scorer
-from tokenmill.control.usage.accounting import Books, UsageMetrics
+from tokenmill.control.usage.accounting import Accounting, UsageMetrics
 from tokenmill.control.workers.metrics import ExpertMetrics
 from tokenmill.core.cost import UNKNOWN, Costs
 from tokenmill.core.events import EngineStats, Output, Ready, Timing
@@ -70,7 +70,7 @@ def upstreamed(metrics: Metrics) -> None:
     UpstreamMetrics([upstream], metrics.registry).ended(
         UpstreamEnded("u", Caller(), "200", "http://x", tally, 1, 1.0, 1.0)
     )
-    canaries = Canaries(ModelBook(("a", "b")), None, Targets)
+    canaries = Canaries(ModelRegistry(("a", "b")), None, Targets)
     canary = canaries.put("c", [Version("a", 1), Version("b", 1)])
     for _ in range(50):
         canaries.note(canary, "a", False, None, None)
@@ -115,7 +115,7 @@ def test_costs_are_of_who_computes_prompts() -> None:
 def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
     metrics = Metrics("m", 512)
     metrics.engine_ready(READY, EngineStats())
-    metrics.registry.register(UsageMetrics("m", Books(Path("never opened"))))
+    metrics.registry.register(UsageMetrics("m", Accounting(Path("never opened"))))
     metrics.registry.register(AuditMetrics("m", lambda: {"seq": 7, "pending": 2, "failure": None}))
     RepeatMetrics("m", metrics.registry)
     metrics.registry.register(ResumeMetrics("m", Mock(num_open=1, num_resumed=0, num_reconnects=0)))
@@ -290,7 +290,7 @@ def test_classes_and_tenants_are_told_apart() -> None:
 
 def test_only_the_greatest_tenants_have_series_and_no_sum_falls() -> None:
     """Beyond the bound tenants are "other"; who overtakes gets a series from 0 on; all together stay what they were."""
-    metrics = TenantMetrics("m", RequestBook(), max_tenants=2)
+    metrics = TenantMetrics("m", RequestRegistry(), max_tenants=2)
 
     def use(tenant: str, num_output: int) -> None:
         terms = Terms(tenant=tenant)
@@ -339,7 +339,7 @@ def test_series_by_tenant_need_an_admin_key() -> None:
         assert served.ask("/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
         text = served.ask("/metrics")[1]
         assert "tokenmill:class_requests_total{" in text and "tokenmill:tenant" not in text
-    text, _ = Metrics("m", 512).render("application/openmetrics-text", [TenantMetrics("m", RequestBook()).registry])
+    text, _ = Metrics("m", 512).render("application/openmetrics-text", [TenantMetrics("m", RequestRegistry()).registry])
     assert b"tokenmill:tenant_tokens" in text and text.count(b"# EOF") == 1
 
 

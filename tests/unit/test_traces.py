@@ -149,7 +149,7 @@ def test_a_resumed_request_shows_both_engines_and_a_bad_call_its_status() -> Non
         served.call(served.script.go.clear)
         asking = threading.Thread(target=ask, args=(served, "/v1/completions", {"prompt": "a", "max_tokens": 3}))
         asking.start()
-        served.wait_until(lambda: any(each.lives for each in served.client.observers.monitor.book))
+        served.wait_until(lambda: any(each.lives for each in served.client.observers.monitor.requests))
         served.kill_engine()
         served.wait_until(lambda: served.client.ready is None)
         served.call(served.script.go.set)
@@ -196,7 +196,7 @@ def test_each_line_of_a_batch_is_a_trace(tmp_path: Path) -> None:
             content = "\n".join(map(json.dumps, lines)).encode()
             file = client.files.create(file=("in.jsonl", content), purpose="batch")
             batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-            served.wait_until(lambda: len(served.client.observers.monitor.book.ended) == 3)
+            served.wait_until(lambda: len(served.client.observers.monitor.requests.ended) == 3)
             while client.batches.retrieve(batch.id).status != "completed":
                 time.sleep(0.02)
     calls = receiver.named("POST /v1/completions")

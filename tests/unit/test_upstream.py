@@ -24,7 +24,7 @@ from tokenmill.cli.upstream_options import UpstreamOptions
 from tokenmill.control.tenants.access import Access
 from tokenmill.control.tenants.settings import TenantSettings
 from tokenmill.control.tenants.store import TenantStore
-from tokenmill.control.usage.accounting import Books
+from tokenmill.control.usage.accounting import Accounting
 from tokenmill.core.errors import ConfigError
 from tokenmill.net.system import MonotonicClock
 from tokenmill.server.helper import HEAVY_BYTES
@@ -70,18 +70,18 @@ def samples(front: Served, name: str) -> dict[str, float]:
 
 
 @pytest.fixture
-def books(tmp_path: Path) -> Iterator[Books]:
-    books = Books(tmp_path / "usage")
-    books.open()
-    yield books
-    books.close()
+def accounting(tmp_path: Path) -> Iterator[Accounting]:
+    accounting = Accounting(tmp_path / "usage")
+    accounting.open()
+    yield accounting
+    accounting.close()
 
 
-def test_another_server_behind_this_one_answers_by_every_path(books: Books) -> None:
+def test_another_server_behind_this_one_answers_by_every_path(accounting: Accounting) -> None:
     """OpenAI's client sees the upstream's answers, streamed and whole, and the model among the models."""
     with (
         Served(lambda prompt: "from afar", model_names=("far",), allowed_hosts=("127.0.0.1",)) as far,
-        fronting(far.url + "/v1", books=books) as front,
+        fronting(far.url + "/v1", accounting=accounting) as front,
     ):
         client = openai.OpenAI(base_url=front.url + "/v1", api_key="mine", max_retries=0)
         assert [model.id for model in client.models.list()] == ["toy", "far"]

@@ -1,4 +1,4 @@
-"""What the flight recorder and the step log take of a step, and the book of requests of a request, in microseconds.
+"""What the flight recorder and the step log take of a step, and the registry of requests of a request, in microseconds.
 No test.
 
 python tests/unit/time_flight.py
@@ -72,7 +72,7 @@ def main() -> None:
         log = StepLog(StepWriter(mmap.mmap(file.fileno(), LOG_SIZE), LogFacts("m")))
         for num_rows in (1, 16, 64, 200):
             print(f"{1e6 * time_step(log, num_rows):.1f} us for the step log of a step of {num_rows} rows")
-    print(f"{1e6 * time_request():.1f} us for a request in the book, the window and the metrics")
+    print(f"{1e6 * time_request():.1f} us for a request in the registry, the window and the metrics")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from .launch import Launch
 from .plan import print_facts
 from .quiet import until_quiet
 from .serve_options import HttpOptions, ServeOptions
-from .state import open_books, open_kept_stores, open_resume_store
+from .state import open_accounting, open_kept_stores, open_resume_store
 from .upstream_options import UpstreamOptions
 
 if TYPE_CHECKING:
@@ -168,8 +168,8 @@ def _open_resources(
     taken = (*config.model_names, *(name for name, _ in options.lora_modules))
     upstreams = given.upstreams.upstreams(taken, clock)
     log_held = held.enter_context(contextlib.ExitStack())
-    if (books := open_books(config.usage_dir, config.usage_kept_days)) is not None:
-        held.callback(books.close)
+    if (accounting := open_accounting(config.usage_dir, config.usage_kept_days)) is not None:
+        held.callback(accounting.close)
     store, answers = open_kept_stores(config.responses_store, config.idempotency_store)
     for each in (answers, store):
         if each is not None:
@@ -187,7 +187,7 @@ def _open_resources(
         new_id=new_id,
         store=store,
         access=given.access,
-        books=books,
+        accounting=accounting,
         audit=audit,
         signer=signer,
         answers=answers,
@@ -267,7 +267,7 @@ def _hosting(
         new_id=resources.new_id,
         store=resources.store,
         access=resources.access,
-        books=resources.books,
+        accounting=resources.accounting,
         beside=True,
     )
     hosting = Hosting(
@@ -279,7 +279,7 @@ def _hosting(
         engine_timeout_s=options.engine_timeout_s,
         build=partial(build_app, resources=shared),
         own=own,
-        book=app.state.models,
+        models=app.state.models,
     )
     app.state.models.expect(hosting, given.upstreams.beside)
     return hosting

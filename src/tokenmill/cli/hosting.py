@@ -25,7 +25,7 @@ from .models import resolve_model
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from ..control.models.registry import ModelBook
+    from ..control.models.registry import ModelRegistry
     from ..helper.parent import HelperProcess
     from ..server.client import EngineClient
     from ..server.models.local import LocalModel
@@ -34,14 +34,14 @@ log = logging.getLogger(__name__)
 
 
 class Hosting:
-    """A server.models.book.Host.
+    """A control.models.registry.Host.
 
     launch, text, config  as the server's own model has them
     machine     as it was before that was loaded
     new_client  given what is told of its first engine, and why there is none yet
     build       the application of a model, given its configuration, text model, client and helper
     own         the facts of the server's own engines on this machine, once there is one; None: there are none
-    book        where the others are
+    models      where the others are
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Hosting:
         engine_timeout_s: float,
         build: Callable[..., Starlette],
         own: asyncio.Future[Ready] | None,
-        book: ModelBook,
+        models: ModelRegistry,
     ) -> None:
         self._launch = launch
         self._text = text
@@ -65,21 +65,21 @@ class Hosting:
         self._engine_timeout_s = engine_timeout_s
         self._build = build
         self._own = own
-        self._book = book
+        self._models = models
         self._turn = asyncio.Lock()
 
     async def load_all(self, named: Sequence[tuple[str, str]]) -> None:
-        """One after the other, then those that the book has kept; what memory is left is divided equally. Raises
+        """One after the other, then those that the registry has kept; what memory is left is divided equally. Raises
         ConfigError naming the model."""
         for index, (name, model) in enumerate(named):
             try:
                 await self.load(name, model, None, len(named) - index)
             except TokenmillError as error:
                 raise ConfigError(f"--add-model {name}: {error.message}", param="add_model") from error
-        for name, what in list(self._book.kept.items()):
+        for name, what in list(self._models.kept.items()):
             try:
                 async with self._turn:
-                    if name in self._book.kept:
+                    if name in self._models.kept:
                         await self._load_in_turn(name, what["model"], what["kv_cache_memory_bytes"], 1)
             except TokenmillError as error:
                 log.error("The model %s, loaded before this server was started again, is not: %s", name, error.message)
@@ -90,20 +90,20 @@ class Hosting:
             await self._load_in_turn(name, model, kv_cache_memory_bytes, num_to_come)
 
     async def _load_in_turn(self, name: str, model: str, kv_cache_memory_bytes: int | None, num_to_come: int) -> None:
-        self._book.check_new(name)
-        self._book.expected.add(name)
+        self._models.check_new(name)
+        self._models.expected.add(name)
         try:
             found = await self._load(name, model, kv_cache_memory_bytes, num_to_come)
             try:
-                self._book.check_new(name)
-                if name not in self._book.expected:
+                self._models.check_new(name)
+                if name not in self._models.expected:
                     raise NotFound(f"The model {name} was unloaded while it was being loaded.", param="name")
-                self._book.add(found)
+                self._models.add(found)
             except TokenmillError:  # also where the name has been given to a canary meanwhile
                 await found.close()
                 raise
         finally:
-            self._book.expected.discard(name)
+            self._models.expected.discard(name)
 
     async def _load(self, name: str, model: str, kv_cache_memory_bytes: int | None, num_to_come: int) -> LocalModel:
         from ..server.models.local import LocalModel
@@ -118,7 +118,7 @@ class Hosting:
             enable_lora=False,
             expert_min_share=None,
         )
-        num_models = 1 + len(self._book.local()) + num_to_come
+        num_models = 1 + len(self._models.local()) + num_to_come
         if options.threads is None:
             options = replace(options, threads=max(1, self._machine.granted_cpus // num_models))
         machine = replace(left_of(self._machine, await self._taken_bytes()), num_sharing=num_to_come)
@@ -163,7 +163,7 @@ class Hosting:
     async def _taken_bytes(self) -> int:
         """What engines of all models here may take. Waits for the server's own."""
         own = () if self._own is None else (await asyncio.shield(self._own)).memory
-        return sum(size for _, size in own) + sum(each.memory_bytes for each in self._book.local())
+        return sum(size for _, size in own) + sum(each.memory_bytes for each in self._models.local())
 
     def _load_text(self, path: str) -> Any:
         from ..formats.checkpoint import open_text

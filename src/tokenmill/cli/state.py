@@ -12,7 +12,7 @@ from ..core.errors import ConfigError
 
 if TYPE_CHECKING:
     from ..control.tenants.access import Access
-    from ..control.usage.accounting import Books
+    from ..control.usage.accounting import Accounting
     from ..server.config import ServerConfig
     from ..server.repeats.store import AnswerStore
     from ..server.responses.store import ResponseStore
@@ -143,13 +143,13 @@ def require_keys(host: str, access: Access, *, is_guarded: bool) -> None:
         )
 
 
-def open_books(chosen: str | None, kept_days: int) -> Books | None:
+def open_accounting(chosen: str | None, kept_days: int) -> Accounting | None:
     """The account of usage in the folder `chosen`, or where it is by default; None and errors as for responses."""
-    from ..control.usage.accounting import Books
+    from ..control.usage.accounting import Accounting
 
-    def opened(path: Path) -> Books:
-        books = Books(path, kept_days=kept_days)
-        books.open()
-        return books
+    def opened(path: Path) -> Accounting:
+        accounting = Accounting(path, kept_days=kept_days)
+        accounting.open()
+        return accounting
 
     return _opened(chosen, "usage", opened, "Usage is not counted.")

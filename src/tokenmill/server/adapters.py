@@ -1,8 +1,8 @@
-"""The front end's book of LoRA adapters: name -> folder and digest, and how engines are told of them.
+"""The front end's registry of LoRA adapters: name -> folder and digest, and how engines are told of them.
 
 Requests carry an adapter's digest, which an engine found in its files; names are known here only. A new engine is
-given the book's adapters before it counts as ready, with those that have no name any more and are used by requests that
-it will resume. One whose files have changed since is dropped, because answers must not change under its name. Knows
+given these adapters before it counts as ready, with those that have no name any more and are used by requests that it
+will resume. One whose files have changed since is dropped, because answers must not change under its name. Knows
 nothing of HTTP.
 """
 
@@ -38,7 +38,7 @@ class ServedAdapter:
     digest: str = ""
 
 
-class AdapterBook:
+class AdapterRegistry:
     """send    queues a message for one engine
     is_used   whether an open request names the adapter with this digest
     wanted    adapters to load into the first engine
@@ -91,7 +91,7 @@ class AdapterBook:
         return next((adapter.name for adapter in self if adapter.digest == digest), "")
 
     async def load(self, adapter: ServedAdapter, *, replace_loaded: bool = False) -> ServedAdapter:
-        """Have all engines load it and enter it in the book. Raises InvalidRequest, among others."""
+        """Have all engines load it and enter it in the registry. Raises InvalidRequest, among others."""
         name = adapter.name
         if name in self._served and not (replace_loaded and self._served[name].digest):
             raise InvalidRequest(f"The adapter {name!r} is loaded already; unload it first.", param="lora_name")
@@ -110,7 +110,7 @@ class AdapterBook:
         return loaded
 
     def unload(self, name: str) -> ServedAdapter:
-        """Take it out of the book; requests that use it run to their end. Raises ModelNotFound."""
+        """Take it out of the registry; requests that use it run to their end. Raises ModelNotFound."""
         adapter = self.get(name)
         if adapter is None:
             raise ModelNotFound(f"There is no adapter {name[:200]!r} to unload.", param="lora_name")
@@ -119,7 +119,7 @@ class AdapterBook:
         return adapter
 
     async def restore(self, link: int) -> None:
-        """Give a new engine all adapters of the book, and those that requests still use. Raises what keeps a wanted
+        """Give a new engine all adapters of the registry, and those that requests still use. Raises what keeps a wanted
         one from its first load."""
         given: list[ServedAdapter] = []
         for adapter in [each for each in self._wanted if each.name not in self._served]:

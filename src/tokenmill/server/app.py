@@ -19,7 +19,7 @@ from ..control.audit.entries import note_changes
 from ..control.audit.log import AuditLog, AuditMetrics
 from ..control.kv_store import AskStore, EngineTierMetrics, TierMetrics
 from ..control.models.canaries import Canaries, CanaryMetrics
-from ..control.models.registry import ModelBook
+from ..control.models.registry import ModelRegistry
 from ..control.observe.metrics import Metrics
 from ..control.observe.monitor import Monitor
 from ..control.observe.request_log import RequestLog
@@ -28,7 +28,7 @@ from ..control.signing import Signer
 from ..control.slo.idle_job import IdleTime, Job
 from ..control.slo.objectives import Measuring
 from ..control.tenants.access import Access
-from ..control.usage.accounting import Books, UsageMetrics
+from ..control.usage.accounting import Accounting, UsageMetrics
 from ..control.usage.meter import Meter
 from ..control.workers.metrics import ExpertMetrics
 from ..core.errors import TokenmillError
@@ -88,7 +88,7 @@ class Resources:
     new_seed, new_id  of requests that name none
     store       of responses
     access      who may call; None: those with the keys of the configuration
-    books       of usage
+    accounting  of usage
     audit       notes who did what
     signer      of answers
     answers     of calls with an Idempotency-Key
@@ -108,7 +108,7 @@ class Resources:
     new_id: Callable[[str], str]
     store: ResponseStore | None = None
     access: Access | None = None
-    books: Books | None = None
+    accounting: Accounting | None = None
     audit: AuditLog | None = None
     signer: Signer | None = None
     answers: AnswerStore | None = None
@@ -133,10 +133,10 @@ def build_app(
     _hear(config, text, client, resources)
     results = _result_cache(config, client)
     generation = _generation(config, text, client, helper, resources, results, access)
-    book = _model_book(generation, resources)
-    canaries = Canaries(book, resources.audit, generation.objectives.usual_targets)
+    models = _model_registry(generation, resources)
+    canaries = Canaries(models, resources.audit, generation.objectives.usual_targets)
     tiers = _register_metrics(generation, canaries, resources)
-    service = Service(generation, book, tiers)
+    service = Service(generation, models, tiers)
     vectors = _vectors(generation, resources, results)
     keyed = _keyed(generation, resources)
     if resources.audit is not None:
@@ -145,7 +145,7 @@ def build_app(
     idle_time = _idle_time(generation, resources)
     door = partial(
         ModelDoor,
-        book=book,
+        models=models,
         canaries=canaries,
         limits=generation.limits,
         clock=resources.clock,
@@ -154,7 +154,7 @@ def build_app(
     )
     routes = [
         *_generating_routes(generation, service, vectors, resources),
-        *_model_routes(service, book, canaries, generation),
+        *_model_routes(service, models, canaries, generation),
         *_operating_routes(generation, service, access, resources),
         *slo_routes(generation.objectives, generation.scorer, idle_time),
         *resume_routes(streams),
@@ -171,7 +171,7 @@ def build_app(
     app.state.handover = None if batches is None else Handover(batches)
     app.state.idle_time = idle_time
     app.state.resume = streams
-    app.state.models = book
+    app.state.models = models
     app.state.canaries = canaries
     app.state.access = access
     _show(app, generation, resources)
@@ -189,7 +189,7 @@ def _hear(config: ServerConfig, text: TextModel, client: EngineClient, resources
     metrics.predict_wait = lambda: client.desk.usual_wait_s(resources.clock.now())
     client.gateway.is_shared = True
     observers.monitor = Monitor(name, metrics.registry)
-    client.roster.on_change = observers.monitor.happenings.worker
+    client.roster.on_change = observers.monitor.decisions.worker
     decode = partial(text.tokenizer.decode, skip_special=False)
     if resources.tracing is not None:
         resources.tracing.model_of = lambda digest: client.adapters.name_of(digest) if digest else name
@@ -198,10 +198,10 @@ def _hear(config: ServerConfig, text: TextModel, client: EngineClient, resources
     if config.log_requests:
         observers.request_log = RequestLog(name, decode, config.max_log_len)
         observers.request_log.name_adapter = client.adapters.name_of
-    if resources.books is not None:
-        observers.added.append(resources.books.meter)
+    if resources.accounting is not None:
+        observers.added.append(resources.accounting.meter)
         if not resources.beside:
-            metrics.registry.register(UsageMetrics(name, resources.books))
+            metrics.registry.register(UsageMetrics(name, resources.accounting))
 
 
 def _result_cache(config: ServerConfig, client: EngineClient) -> ResultCache | None:
@@ -227,8 +227,8 @@ def _generation(
     clock, new_seed, new_id = resources.clock, resources.new_seed, resources.new_id
     generation = Generation(config, text, client, helper, clock, new_seed, new_id, _meter(resources), results)
     generation.limits.quotas = access.quotas
-    if resources.books is not None:
-        generation.limits.why_uncounted = resources.books.journal.why_not
+    if resources.accounting is not None:
+        generation.limits.why_uncounted = resources.accounting.journal.why_not
     if access.quotas is not None:
         client.observers.added.append(access.quotas)
     if resources.audit is not None:
@@ -237,14 +237,14 @@ def _generation(
 
 
 def _meter(resources: Resources) -> Meter | None:
-    return None if resources.books is None else resources.books.meter
+    return None if resources.accounting is None else resources.accounting.meter
 
 
-def _model_book(generation: Generation, resources: Resources) -> ModelBook:
+def _model_registry(generation: Generation, resources: Resources) -> ModelRegistry:
     """The models of this server, those of upstreams, and those that were loaded before it was started again."""
-    book = ModelBook(generation.config.model_names)
+    models = ModelRegistry(generation.config.model_names)
     add_upstreams(
-        book,
+        models,
         resources.upstreams,
         generation.limits,
         resources.clock,
@@ -255,10 +255,10 @@ def _model_book(generation: Generation, resources: Resources) -> ModelBook:
         meter=_meter(resources),
         audit=resources.audit,
     )
-    generation.other_names = book.names
+    generation.other_names = models.names
     if resources.resume is not None:
-        book.kept, book.keep = dict(resources.resume.loaded(MODEL)), partial(resources.resume.keep_loaded, MODEL)
-    return book
+        models.kept, models.keep = dict(resources.resume.loaded(MODEL)), partial(resources.resume.keep_loaded, MODEL)
+    return models
 
 
 def _register_metrics(generation: Generation, canaries: Canaries, resources: Resources) -> TierMetrics | None:
@@ -355,13 +355,13 @@ def _generating_routes(
     ]
 
 
-def _model_routes(service: Service, book: ModelBook, canaries: Canaries, generation: Generation) -> list[Route]:
+def _model_routes(service: Service, models: ModelRegistry, canaries: Canaries, generation: Generation) -> list[Route]:
     return [
         *(Route(path, service.models) for path in ("/v1/models", "/models")),
         Route("/v1/models/{name:path}", service.model),
         Route("/v1/load_lora_adapter", service.load_adapter, methods=["POST"]),
         Route("/v1/unload_lora_adapter", service.unload_adapter, methods=["POST"]),
-        *model_routes(book, canaries, generation.limits),
+        *model_routes(models, canaries, generation.limits),
     ]
 
 
@@ -379,7 +379,7 @@ def _operating_routes(generation: Generation, service: Service, access: Access, 
         *observe_routes(client, client.observers.monitor, resources.clock),
         *tenant_routes(access, generation.limits),
         *console_routes(generation, resources.ask_kv),
-        *usage_routes(resources.books, time.time),
+        *usage_routes(resources.accounting, time.time),
         *audit_routes(resources.audit),
         *openapi_routes(generation.config.root_path),
         *worker_routes(client, generation.limits),

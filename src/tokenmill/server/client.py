@@ -64,7 +64,7 @@ from ..core.ports import FrontEnd
 from ..core.request import Request
 from ..core.work import PATIENCE
 from .absence import Absence
-from .adapters import AdapterBook, ServedAdapter
+from .adapters import AdapterRegistry, ServedAdapter
 from .alarm import Alarm
 from .attached import AttachedEngine
 from .deltas import Stream
@@ -101,7 +101,7 @@ class EngineClient:
     ) -> None:
         self.gateway = Gateway(patience, token_urlsafe)
         self.observers = Observers()
-        self.adapters = AdapterBook(self._tell, self.gateway.uses, wanted)
+        self.adapters = AdapterRegistry(self._tell, self.gateway.uses, wanted)
         self.cache_views = CacheViews(self._tell)
         self._on_prepared = on_prepared
         self._links: dict[int, AttachedEngine] = {}

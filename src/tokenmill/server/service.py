@@ -14,7 +14,7 @@ from .. import __version__
 from ..api.errors import anthropic_style
 from ..api.fields import Fields
 from ..control.kv_store import TierMetrics
-from ..control.models.registry import ModelBook
+from ..control.models.registry import ModelRegistry
 from ..control.observe.metrics import render
 from ..control.tenants.tenant import ADMIN
 from ..control.workers.metrics import WorkerMetrics
@@ -36,9 +36,9 @@ _CHAT, _COMPLETION = OpenAIShape("chatcmpl-"), OpenAIShape("cmpl-")
 class Service:
     """The endpoints of one application. tiers: of its KV store; None: there is none."""
 
-    def __init__(self, generation: Generation, book: ModelBook, tiers: TierMetrics | None = None) -> None:
+    def __init__(self, generation: Generation, models: ModelRegistry, tiers: TierMetrics | None = None) -> None:
         self._tiers = tiers
-        self._book = book
+        self._models = models
         self._generation = generation
         self._config = generation.config
         self._text = generation.text
@@ -52,7 +52,7 @@ class Service:
 
     def serves(self, name: str) -> bool:
         """Whether a body may name this model."""
-        return self._book.card(name) is not None or self._generation.serves(name)
+        return self._models.card(name) is not None or self._generation.serves(name)
 
     async def chat(self, request: HttpRequest) -> ASGIApp:
         return await self._generation.reply(request, "chat", _CHAT)
@@ -63,14 +63,14 @@ class Service:
     async def models(self, request: HttpRequest) -> Response:
         cards = [self._card(name) for name in self._config.model_names]
         cards += [self._card(adapter.name, adapter) for adapter in self._client.adapters]
-        cards += self._book.cards()
+        cards += self._models.cards()
         if style_for(request.scope) is anthropic_style:
             return JSONReply(page_body(cards))
         return JSONReply({"object": "list", "data": cards})
 
     async def model(self, request: HttpRequest) -> Response:
         name = request.path_params["name"]
-        card = self._book.card(name) or self._card(name, self._generation.check_model({"model": name}))
+        card = self._models.card(name) or self._card(name, self._generation.check_model({"model": name}))
         return JSONReply(model_body(card) if style_for(request.scope) is anthropic_style else card)
 
     async def load_adapter(self, request: HttpRequest) -> Response:
@@ -163,7 +163,7 @@ class Service:
     async def show_metrics(self, request: HttpRequest) -> Response:
         """Series by tenant only with an admin key."""
         more = [self._monitor.tenants.registry] if ADMIN in request.state.scopes else []
-        more += self._book.registries()
+        more += self._models.registries()
         if self._tiers is not None:
             await self._tiers.refresh()
         body, content_type = self._metrics.render(request.headers.get("accept", ""), more)

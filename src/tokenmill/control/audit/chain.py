@@ -1,8 +1,12 @@
-"""The form of an audit log: entries of which each names the hash of the one before it, and signed heads.
+"""The form and the files of an audit log: entries of which each names the hash of the one before it, and signed heads.
 
 An entry is one line of JSON: `seq` counts from 1, `time` is UTC, `prev` is the SHA-256 of the line before (of 64 zeros
 before the first), then what happened. So the hash of the last line, the head, stands for all lines. A head is one line
 too: `seq` and `hash` of an entry, `time`, the key's id and its Ed25519 signature over the first three.
+
+The files are FILE, those that it was before it grew too large (FILE.000001, ...), and FILE.heads. Several processes may
+write one log: each holds the lock of FILE.lock while it writes, and looks first where others have left the end. A line
+that a crash has cut off is taken out, and an entry tells of it.
 """
 
 from __future__ import annotations

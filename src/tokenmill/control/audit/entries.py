@@ -1,4 +1,7 @@
-"""Entries of the audit log for requests that an engine is given: as each ends, and as it comes where that is wanted."""
+"""What the audit log has entries of besides HTTP calls: requests that an engine is given, as each ends and, where that
+is wanted, as it comes; and keys and tenants that have come, changed or gone. An admin over HTTP, the command line, or
+somebody with the file in an editor: all changes are found by comparing what is known before and after.
+"""
 
 from __future__ import annotations
 

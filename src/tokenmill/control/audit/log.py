@@ -2,7 +2,8 @@
 
 The event loop only queues (a microsecond an entry). The thread writes what is queued, forces it to the disk once a
 second and before each head, and signs a head every 100 entries or 10 seconds. Nothing is dropped: while the log cannot
-be written, or too much is queued, `why_not` says why, and who asks refuses further calls.
+be written, or too much is queued, `why_not` says why, and who asks refuses further calls. Heads also go to syslog (RFC
+5424) as datagrams: what another machine keeps, nobody rewrites here.
 """
 
 from __future__ import annotations
@@ -71,30 +72,6 @@ def _udp(address: str) -> tuple[socket.socket, Any]:
             f"--audit-syslog must be a path, HOST:PORT or off, got {address!r}.", param="audit_syslog"
         ) from error
     return socket.socket(family, kind), target
-
-
-class AuditMetrics:
-    """A collector. `status`: of an audit log that is open."""
-
-    def __init__(self, model_name: str, status: Callable[[], Mapping[str, Any]]) -> None:
-        self._labels = (model_name, "0")
-        self._status = status
-
-    def describe(self) -> Iterator[Metric]:
-        return self.collect()
-
-    def collect(self) -> Iterator[Metric]:
-        status = self._status()
-        entries = CounterMetricFamily("tokenmill:audit_entries", "Entries of the audit log", labels=LABELS)
-        entries.add_metric(self._labels, float(status["seq"]))
-        yield entries
-        for name, text, value in (
-            ("tokenmill:audit_pending", "Entries that are not written yet", status["pending"]),
-            ("tokenmill:audit_failing", "1 while the audit log cannot be written", status["failure"] is not None),
-        ):
-            gauge = GaugeMetricFamily(name, text, labels=LABELS)
-            gauge.add_metric(self._labels, float(value))
-            yield gauge
 
 
 HEAD_ENTRIES = 100
@@ -305,3 +282,27 @@ def _line(tip: Tip, time_s: float, event: Event | Callable[[], Event], mask: Mas
 def started(version: str, **facts: Any) -> Event:
     """The entry of a server that begins to serve."""
     return {"action": "server.start", "object": f"pid {os.getpid()}", "outcome": "done", "version": version, **facts}
+
+
+class AuditMetrics:
+    """A collector. `status`: of an audit log that is open."""
+
+    def __init__(self, model_name: str, status: Callable[[], Mapping[str, Any]]) -> None:
+        self._labels = (model_name, "0")
+        self._status = status
+
+    def describe(self) -> Iterator[Metric]:
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._status()
+        entries = CounterMetricFamily("tokenmill:audit_entries", "Entries of the audit log", labels=LABELS)
+        entries.add_metric(self._labels, float(status["seq"]))
+        yield entries
+        for name, text, value in (
+            ("tokenmill:audit_pending", "Entries that are not written yet", status["pending"]),
+            ("tokenmill:audit_failing", "1 while the audit log cannot be written", status["failure"] is not None),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=LABELS)
+            gauge.add_metric(self._labels, float(value))
+            yield gauge

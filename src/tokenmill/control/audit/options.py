@@ -14,9 +14,7 @@ from ...core.options import check, option, size
 from ...core.units import KiB, MiB
 
 if TYPE_CHECKING:
-    from ...text.load import TextModel
     from ...text.text_model import TextModel
-    from .calls import CallWatch
     from .entries import CallWatch
     from .log import AuditLog
 

@@ -17,7 +17,7 @@ from ...cluster.canary import SIGNS, CanaryJudge, Rules, Sample, Verdict, Versio
 from ...core.errors import InvalidRequest
 from ...core.slo import Targets
 from ..audit.log import AuditLog
-from .registry import ModelBook
+from .registry import ModelRegistry
 
 MAX_VERSIONS = 8
 NO_TARGETS = Targets()
@@ -100,9 +100,9 @@ class Canaries:
     """Those of one front end. on_rollback: told of each. targets: what the server wants of its calls, where a canary
     names none."""
 
-    def __init__(self, book: ModelBook, audit: AuditLog | None, targets: Callable[[], Targets]) -> None:
+    def __init__(self, models: ModelRegistry, audit: AuditLog | None, targets: Callable[[], Targets]) -> None:
         self.num_rollbacks: dict[tuple[str, str], int] = {}
-        self._book = book
+        self._models = models
         self._audit = audit
         self._targets = targets
         self._all: dict[str, Canary] = {}
@@ -125,23 +125,23 @@ class Canaries:
     ) -> Canary:
         """A new one, or in the place of one of that name, of which nothing is kept then. Raises InvalidRequest."""
         if name not in self._all:
-            self._book.check_new(name)
+            self._models.check_new(name)
         models = [version.model for version in versions]
         if not 2 <= len(models) <= MAX_VERSIONS or len(set(models)) != len(models):
             raise InvalidRequest(f"A canary needs 2 to {MAX_VERSIONS} different versions.", param="versions")
         for model in models:
-            if model not in self._book.home and model not in self._book.models:
+            if model not in self._models.home and model not in self._models.models:
                 raise InvalidRequest(f"There is no model {model[:200]!r} here.", param="versions")
         if any(not 0 <= version.weight <= 1e6 for version in versions) or not versions[0].weight > 0:
             raise InvalidRequest("Weights must be 0 to 1,000,000, the first above 0.", param="versions")
         canary = Canary(name, versions, seed=seed, targets=targets, rules=rules or Rules())
         self._all[name] = canary
-        self._book.aliases[name] = tuple(models)
-        self._book.expected.discard(name)
+        self._models.aliases[name] = tuple(models)
+        self._models.expected.discard(name)
         return canary
 
     def remove(self, name: str) -> Canary | None:
-        self._book.aliases.pop(name, None)
+        self._models.aliases.pop(name, None)
         return self._all.pop(name, None)
 
     def note(self, canary: Canary, model: str, is_error: bool, ttft_s: float | None, tpot_s: float | None) -> None:

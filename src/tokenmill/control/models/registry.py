@@ -71,12 +71,12 @@ class ServedModel(Protocol):
 
 class Host(Protocol):
     async def load(self, name: str, model: str, kv_cache_memory_bytes: int | None) -> None:
-        """Have a model of this machine in the book, which serves then. Raises TokenmillError where it cannot be
+        """Have a model of this machine in the registry, which serves then. Raises TokenmillError where it cannot be
         loaded."""
         ...
 
 
-class ModelBook:
+class ModelRegistry:
     """home: names of the server's own model, which answers for every name that is not here. models: the others, by
     name. aliases: names that stand for versions, with the models that these are. host: who loads more; None: nobody.
     expected: names of those that are about to be here. kept: what an earlier process had loaded at run time and nobody

@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from ...core.slo import PROFILES
 from ...core.terms import NUM_PRIORITY_CLASSES, Terms
-from .requests import Record, RequestBook, state_of
+from .requests import Record, RequestRegistry, state_of
 
 LABELS = ("model_name", "engine")
 SLO_RESULTS = ("attained", "missed")
@@ -37,9 +37,9 @@ class _Series(NamedTuple):
 class ClassMetrics:
     """A collector of gauges; its histograms and counters are in `registry`."""
 
-    def __init__(self, registry: CollectorRegistry, model_name: str, book: RequestBook) -> None:
+    def __init__(self, registry: CollectorRegistry, model_name: str, requests: RequestRegistry) -> None:
         self._labels = (model_name, "0")
-        self._book = book
+        self._requests = requests
         names = (*LABELS, "priority_class", "profile")
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -104,7 +104,7 @@ class ClassMetrics:
     def collect(self) -> Iterator[Metric]:
         yield open_requests(
             "tokenmill:class_requests_open", "Open requests by class and state", self._labels, "priority_class",
-            ((str(each.terms.priority_class), state_of(each)) for each in self._book),
+            ((str(each.terms.priority_class), state_of(each)) for each in self._requests),
         )  # fmt: skip
 
 

@@ -62,7 +62,7 @@ class Observers:
         """Of requests for which there was a choice: engine, request, why that one."""
         if self.monitor is not None:
             for route in routes:
-                self.monitor.book.routed(*route)
+                self.monitor.requests.routed(*route)
         if self.metrics is not None:
             for _, _, reason in routes:
                 self.metrics.request_routed(reason)
@@ -133,7 +133,7 @@ class Observers:
     def engine_lost(self, ready: Ready | None, stats: EngineStats, effects: Effects) -> None:
         """One that served. `ready`: the facts of those that still do."""
         if self.monitor is not None:
-            self.monitor.happenings.lost(effects)
+            self.monitor.decisions.lost(effects)
         if self.metrics is not None:
             self.metrics.engine_lost(ready, stats)
             self.metrics.requests_resumed(effects.resumed)

@@ -1,8 +1,8 @@
-"""The book of requests: those that are open, and the last that ended. It knows what the front end knows: when each
-came, which engine got it when, when its first token came, how it ended. What happened inside an engine is in that
-engine's flight recorder.
+"""The requests that are open, and the last that ended, and how each is shown. The registry knows what the front end
+knows: when each came, which engine got it when, when its first token came, how it ended. What happened inside an engine
+is in that engine's flight recorder.
 
-An entry is written when its request comes, is given to an engine, gets its first token, loses its engine and ends;
+A record is written when its request comes, is given to an engine, gets its first token, loses its engine and ends;
 never with a token.
 """
 
@@ -117,7 +117,7 @@ class Record:
         return not (self.terms.tpot_s and tpot_s is not None and tpot_s > self.terms.tpot_s)
 
 
-class RequestBook:
+class RequestRegistry:
     """listeners: called with each record as it ends."""
 
     def __init__(self, num_ended: int = NUM_ENDED) -> None:

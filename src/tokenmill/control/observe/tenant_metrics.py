@@ -18,7 +18,7 @@ from prometheus_client.utils import floatToGoString
 
 from ...core.terms import Terms
 from .class_metrics import KINDS, LABELS, SLO_RESULTS, open_requests
-from .requests import Record, RequestBook, state_of
+from .requests import Record, RequestRegistry, state_of
 
 MAX_TENANTS = 50
 OTHER = "other"
@@ -45,10 +45,10 @@ class _Account:
 class TenantMetrics:
     """A collector, in `registry`."""
 
-    def __init__(self, model_name: str, book: RequestBook, max_tenants: int = MAX_TENANTS) -> None:
+    def __init__(self, model_name: str, requests: RequestRegistry, max_tenants: int = MAX_TENANTS) -> None:
         self.registry = CollectorRegistry()
         self._labels = (model_name, "0")
-        self._book = book
+        self._requests = requests
         self._max_tenants = max_tenants
         self._accounts: dict[str, _Account] = {}
         self._others = _Account()
@@ -106,7 +106,7 @@ class TenantMetrics:
         yield self._waits(told)
         yield open_requests(
             "tokenmill:tenant_requests_open", "Open requests by tenant and state", self._labels, "tenant",
-            ((self._name(each.terms.tenant), state_of(each)) for each in self._book),
+            ((self._name(each.terms.tenant), state_of(each)) for each in self._requests),
         )  # fmt: skip
 
     def _counter(

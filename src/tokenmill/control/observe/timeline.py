@@ -64,7 +64,9 @@ class Ring:
 
 
 class Rings:
-    """By the numbers of engines' lives."""
+    """The flight recorders of the engines on this machine, by the numbers of their lives. Their files are read while
+    they are written, and after an engine has died: a file is mapped when its engine is ready, and the map stays good
+    when the file is renamed or removed."""
 
     def __init__(self) -> None:
         self._rings: OrderedDict[int, Ring] = OrderedDict()

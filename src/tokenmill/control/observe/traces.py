@@ -1,7 +1,11 @@
 """Traces by OpenTelemetry: a span for each call, and below it one for each of its requests, with its queue, prefill,
-decode and resumption. The spans of a request are made when it has ended, from the book and its engine's flight
+decode and resumption. The spans of a request are made when it has ended, from its record and its engine's flight
 recorder, so that nothing is done while it runs. Sampling, resource and bounds of the queue are the SDK's, by OTEL_*
 variables; a thread of the SDK's exports. Only this file knows the SDK, and loads it only when traces are wanted.
+
+Spans have OpenTelemetry's attributes of HTTP servers and of generative AI (semantic-conventions-genai, status
+Development), vLLM's older names beside them, and our own, which start with `tokenmill.`. Never a text, unless that is
+asked for.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Which objectives a request is served by: what it asks for, else its tenant's, else the server's, which may be what
-its traffic resembles. Targets of profiles are those that this machine can hold."""
+its traffic resembles. Targets of profiles are those that this machine can hold: it is measured as the server starts,
+and targets that are raised for it are logged."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The books of one front end: its journal, and the thread that folds journals into the ledger, reads that, and tries
-again to write what a disk has refused."""
+"""The account of usage of one front end: its journal, and the thread that folds journals into the ledger, reads that,
+and tries again to write what a disk has refused.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _FAILURES = (sqlite3.Error, OSError)
 _log = logging.getLogger(__name__)
 
 
-class Books:
+class Accounting:
     """`open` it before use, `close` it after. folder: made for this user alone. kept_days: 0: sums are kept for ever.
 
     meter          what counts
@@ -127,23 +128,23 @@ _LABELS = ("model_name", "engine")
 
 
 class UsageMetrics:
-    """A collector. `books`: may be open or not."""
+    """A collector. `accounting`: may be open or not."""
 
-    def __init__(self, model_name: str, books: Books) -> None:
+    def __init__(self, model_name: str, accounting: Accounting) -> None:
         self._labels = (model_name, "0")
-        self._books = books
+        self._accounting = accounting
 
     def describe(self) -> Iterator[Metric]:
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
-        books = self._books
+        accounting = self._accounting
         for name, text, value in (
-            ("tokenmill:usage_journal_bytes", "Bytes written to the usage journal", books.journal.num_bytes),
+            ("tokenmill:usage_journal_bytes", "Bytes written to the usage journal", accounting.journal.num_bytes),
             (
                 "tokenmill:usage_journal_failures",
                 "Writes of the usage journal that the system refused",
-                books.journal.num_failures,
+                accounting.journal.num_failures,
             ),
         ):
             counter = CounterMetricFamily(name, text, labels=_LABELS)
@@ -152,5 +153,5 @@ class UsageMetrics:
         lag = GaugeMetricFamily(
             "tokenmill:usage_lag_seconds", "Age of the sums that usage is told from", labels=_LABELS
         )
-        lag.add_metric(self._labels, books.lag_s)
+        lag.add_metric(self._labels, accounting.lag_s)
         yield lag

@@ -3,6 +3,15 @@
 What is written outlives the process at once, and a loss of power once the system has put it on the disk; nothing waits
 for that here. A file that has grown is followed by another. The process holds a lock on the file that it writes, so
 that others know when it is over.
+
+    file     mark (8 bytes) | frame | frame | ...
+    frame    length of the record (4) | CRC-32 of it (4) | record
+    record   msgpack: [seconds since the epoch, [entry, ...], [account, ...]]
+    entry    [number of the account, calls, prompt tokens, cached ones among them, output tokens] and, where the same
+             work may be told again after a crash, the name by which it counts once
+    account  [number, tenant, key, model], before or with the first entry that uses the number in this file
+
+A process that is killed leaves at most one frame that is not whole, as the last.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Series of each worker under vLLM's names, with labels that say which worker and which pool it is.
+"""Series of each worker under vLLM's names, with labels that say which worker and which pool it is; and how much the
+experts of a mixture computed, and how evenly.
 
-They have a path of their own, /metrics/workers: beside the series of all workers together, under the same names, every
-sum over them would count twice.
+The series of workers have a path of their own, /metrics/workers: beside the series of all workers together, under the
+same names, every sum over them would count twice. Of experts there are three series for each layer: a series for each
+expert would be thousands; those numbers are in the file of --expert-load.
 """
 
 from __future__ import annotations

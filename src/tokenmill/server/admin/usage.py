@@ -8,18 +8,18 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ...control.usage.accounting import Books
+from ...control.usage.accounting import Accounting
 from ...control.usage.question import page, read_question
 from ...core.errors import NotFound
 from ..http import JSONReply
 from ..scopes import require_operator
 
 
-def routes(books: Books | None, wall_s: Callable[[], float]) -> list[Route]:
-    """`books`: open while the application serves; None: nothing is counted."""
+def routes(accounting: Accounting | None, wall_s: Callable[[], float]) -> list[Route]:
+    """`accounting`: open while the application serves; None: nothing is counted."""
 
     async def answer(request: HttpRequest, tenant: str | None) -> Response:
-        if books is None:
+        if accounting is None:
             raise NotFound("This server keeps no account of usage; start it with --usage-dir DIR.")
 
         def values_of(name: str) -> Sequence[str]:
@@ -29,7 +29,7 @@ def routes(books: Books | None, wall_s: Callable[[], float]) -> list[Route]:
         question = read_question(values_of, wall_s(), all_tenants=tenant is None)
         if tenant is not None:
             question = question._replace(wanted=(*question.wanted, ("tenant", (tenant,))))
-        return JSONReply(page(question, await books.ask(question)))
+        return JSONReply(page(question, await accounting.ask(question)))
 
     async def own(request: HttpRequest) -> Response:
         return await answer(request, request.state.tenant.id)

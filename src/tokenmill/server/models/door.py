@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ...api.errors import ClientGone
 from ...api.json_encoder import encode_json
 from ...control.models.canaries import Canaries, Canary
-from ...control.models.registry import ModelBook, ServedModel
+from ...control.models.registry import ModelRegistry, ServedModel
 from ...core.errors import ModelNotFound, TokenmillError
 from ...core.ports import Clock
 from ..helper import HEAVY_BYTES
@@ -75,7 +75,7 @@ class ModelDoor:
         self,
         app: ASGIApp,
         *,
-        book: ModelBook,
+        models: ModelRegistry,
         canaries: Canaries,
         limits: Limits,
         clock: Clock,
@@ -83,7 +83,7 @@ class ModelDoor:
         note_gone: Handler,
     ) -> None:
         self._app = app
-        self._book = book
+        self._models = models
         self._canaries = canaries
         self._clock = clock
         self._limits = limits
@@ -91,7 +91,7 @@ class ModelDoor:
         self._note_gone = note_gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._book.is_alone or scope["type"] != "http":
+        if self._models.is_alone or scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         path = route_of(scope)
@@ -105,13 +105,13 @@ class ModelDoor:
         request = HttpRequest(scope, receive)
         try:
             async with self._limits.body(request) as data:
-                named = named_in(data, self._book.is_beside)
-                self._book.require_loaded(named.model)
+                named = named_in(data, self._models.is_beside)
+                self._models.require_loaded(named.model)
                 canary = self._canaries.find(named.model)
                 if canary is not None:
                     await self._answer_canary(canary, named.session(scope), path, data, scope, receive, send)
                     return
-                model = self._book.find(named.model)
+                model = self._models.find(named.model)
                 if model is not None:
                     await self._answer(model, path, data, scope, receive, send)
                     return
@@ -127,7 +127,7 @@ class ModelDoor:
         """The model of which an operator asks, by ?model=NAME; None: the server's own."""
         if not path.startswith(_VIEWS) or b"model=" not in scope["query_string"]:
             return None
-        model = self._book.find(QueryParams(scope["query_string"]).get("model"))
+        model = self._models.find(QueryParams(scope["query_string"]).get("model"))
         return model if isinstance(model, LocalModel) else None
 
     async def _answer_canary(
@@ -142,7 +142,7 @@ class ModelDoor:
             state["send"] = watch.through(direct)
         has_failed = True
         try:
-            model = self._book.find(name)
+            model = self._models.find(name)
             if model is None:
                 inner, again = unread(scope, data, receive)
                 if (line := state.get("line")) is not None:  # who goes on with it need not know this name

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from ...api.fields import Fields
 from ...cluster.canary import Rules, Version
 from ...control.models.canaries import Canaries
-from ...control.models.registry import ModelBook
+from ...control.models.registry import ModelRegistry
 from ...core.errors import BadCheckpoint, ConfigError, FetchError, InvalidRequest, NotFound
 from ...core.slo import Targets
 from ..http import JSONReply
@@ -25,8 +25,8 @@ DRAIN_S = 30.0
 _MAX_MS = 3_600_000
 
 
-def routes(book: ModelBook, canaries: Canaries, limits: Limits) -> list[Route]:
-    service = _Admin(book, canaries, limits)
+def routes(models: ModelRegistry, canaries: Canaries, limits: Limits) -> list[Route]:
+    service = _Admin(models, canaries, limits)
     return [
         Route("/admin/models", service.models, methods=["GET"]),
         Route("/admin/models", service.load_model, methods=["POST"]),
@@ -38,14 +38,14 @@ def routes(book: ModelBook, canaries: Canaries, limits: Limits) -> list[Route]:
 
 
 class _Admin:
-    def __init__(self, book: ModelBook, canaries: Canaries, limits: Limits) -> None:
-        self._book = book
+    def __init__(self, models: ModelRegistry, canaries: Canaries, limits: Limits) -> None:
+        self._models = models
         self._canaries = canaries
         self._limits = limits
 
     async def models(self, request: HttpRequest) -> Response:
         require_operator(request)
-        return JSONReply({"object": "list", "data": self._book.shown()})
+        return JSONReply({"object": "list", "data": self._models.shown()})
 
     async def load_model(self, request: HttpRequest) -> Response:
         """Answers when the model serves."""
@@ -56,22 +56,22 @@ class _Admin:
         kv_bytes = fields.integer("kv_cache_memory_bytes", 1, 2**50)
         if rest := fields.unread():
             raise InvalidRequest(f"{rest[0][:100]} is not known here.", param=rest[0][:100])
-        if self._book.host is None:
+        if self._models.host is None:
             raise InvalidRequest("This server loads no models.")
         name = name or model
-        self._book.check_new(name)
+        self._models.check_new(name)
         try:
-            await self._book.host.load(name, model, kv_bytes)
+            await self._models.host.load(name, model, kv_bytes)
         except (ConfigError, BadCheckpoint, FetchError) as error:
             raise InvalidRequest(f"{model[:200]} cannot be loaded: {error.message}", param="model") from None
-        await self._book.keep(name, {"model": model, "kv_cache_memory_bytes": kv_bytes})
+        await self._models.keep(name, {"model": model, "kv_cache_memory_bytes": kv_bytes})
         request.state.audited = {"object": f"/admin/models/{name}", "model": model}
-        return JSONReply(next(each for each in self._book.shown() if each["name"] == name), status_code=201)
+        return JSONReply(next(each for each in self._models.shown() if each["name"] == name), status_code=201)
 
     async def unload_model(self, request: HttpRequest) -> Response:
         require_local_admin(request)
         name = request.path_params["name"]
-        num_ended = await self._book.unload(name, DRAIN_S)
+        num_ended = await self._models.unload(name, DRAIN_S)
         return JSONReply({"object": "model.deleted", "id": name, "deleted": True, "calls_ended": num_ended})
 
     async def canaries(self, request: HttpRequest) -> Response:

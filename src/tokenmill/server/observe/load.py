@@ -109,7 +109,7 @@ def _tenants(monitor: Monitor, firsts: list[First], ends: list[End]) -> list[dic
     found = {group["tenant"]: group for group in _groups(firsts, ends, ("tenant",), lambda terms: (terms.tenant,))}
     running: dict[str, int] = defaultdict(int)
     waiting: dict[str, int] = defaultdict(int)
-    for record in monitor.book:
+    for record in monitor.requests:
         counts = waiting if state_of(record) == WAITING else running
         counts[record.terms.tenant] += 1
     tokens: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])

@@ -61,8 +61,8 @@ class _Views:
         if state not in _STATES:
             raise InvalidRequest(f"state must be one of {', '.join(_STATES)}, got {state[:100]!r}.", param="state")
         limit = _count(asked.get("limit", "200"), "limit", 10_000)
-        book = self._monitor.book
-        found = [*(book.ended if state != "open" else ()), *(book if state != "ended" else ())]
+        requests = self._monitor.requests
+        found = [*(requests.ended if state != "open" else ()), *(requests if state != "ended" else ())]
         if (tenant := asked.get("tenant")) is not None:
             found = [each for each in found if each.terms.tenant == tenant]
         found.sort(key=lambda each: each.arrival_s, reverse=True)
@@ -73,8 +73,8 @@ class _Views:
         """One request by its id, or all choices of a call by the call's: the first, with the ids of all."""
         require_operator(request)
         name = request.path_params["id"]
-        record = self._monitor.book.find(name)
-        choices = self._monitor.book.of_call(record.root if record is not None else name)
+        record = self._monitor.requests.find(name)
+        choices = self._monitor.requests.of_call(record.root if record is not None else name)
         record = record or next(iter(choices), None)
         if record is None:
             raise HTTPException(404, f"No such request is open or among the last {NUM_ENDED} that ended")
@@ -87,7 +87,7 @@ class _Views:
         """What was decided about workers and moves of late, newest first. ?limit=."""
         require_operator(request)
         limit = _count(request.query_params.get("limit", "100"), "limit", NUM_KEPT)
-        return JSONReply({"object": "list", "data": self._monitor.happenings.shown(limit)})
+        return JSONReply({"object": "list", "data": self._monitor.decisions.shown(limit)})
 
     async def flight(self, request: HttpRequest) -> Response:
         """An engine's last steps as a trace for ui.perfetto.dev: ?steps=, ?engine= (a number of a life; default: the

@@ -1,4 +1,4 @@
-"""The upstreams of one application: models of the book, and who hears of their calls."""
+"""The upstreams of one application: models of the registry, and who hears of their calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from prometheus_client import CollectorRegistry
 
 from ...control.audit.log import AuditLog
-from ...control.models.registry import ModelBook
+from ...control.models.registry import ModelRegistry
 from ...control.usage.journal import Account
 from ...control.usage.meter import Meter
 from ...core.ports import Clock
@@ -19,7 +19,7 @@ from .upstream import Upstream
 
 
 def add_upstreams(
-    book: ModelBook,
+    models: ModelRegistry,
     upstreams: Sequence[Upstream],
     limits: Limits,
     clock: Clock,
@@ -44,7 +44,7 @@ def add_upstreams(
             model.on_end.append(_charging(meter))
         if audit is not None:
             model.on_end.append(_noting(audit))
-        book.add(model)
+        models.add(model)
 
 
 def _charging(meter: Meter) -> Callable[[Ended], None]:
