@@ -69,7 +69,7 @@ class Parts:
             access=None,
             audit=SimpleNamespace(open=self.audit, watch=lambda *_: None),
             upstreams=SimpleNamespace(upstreams=lambda *_: (), prefixes=lambda: nothing, upstream_max_open=1),
-            tiers=SimpleNamespace(desk=None),
+            tiers=SimpleNamespace(admin=None),
         )  # fmt: skip
 
     async def serve(self) -> None:
