@@ -12,7 +12,8 @@ import pytest
 from tokenmill.cli import main as cli
 from tokenmill.cli import serve_options
 from tokenmill.cli.options import given_options
-from tokenmill.cli.serve_options import HttpOptions, ServeOptions, read_api_keys, server_config
+from tokenmill.cli.serve_options import HttpOptions
+from tokenmill.cli.wire import ServeConfig
 from tokenmill.cli.worker_options import ListenOptions
 from tokenmill.core.errors import ConfigError
 from tokenmill.server.config import ServerConfig
@@ -34,9 +35,7 @@ def http(*argv: str) -> HttpOptions:
 
 
 def config(*argv: str) -> ServerConfig:
-    given = args(*argv)
-    http = given_options(HttpOptions, given)
-    return server_config(given, given_options(ServeOptions, given), http, "own", read_api_keys(http))
+    return ServeConfig.of(args(*argv)).named("own")
 
 
 def test_keys_add_up_from_flags_file_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

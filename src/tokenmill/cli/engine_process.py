@@ -86,7 +86,7 @@ async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> No
     from ..node.heap import forget_peak
     from ..node.joining import join_store, joining_later
     from ..node.pressure import Pressure
-    from .kv_events_options import publish_tiers, publishing, tell, with_fact
+    from .kv_events_options import publish_tiers, published_facts, publishing, tell
     from .poison import maybe_poisoned
 
     pressure = Pressure()
@@ -105,11 +105,11 @@ async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> No
             recording(launch.journal, engine.config) as record,
             publishing(launch.kv_events, launch.rank) as publisher,
         ):
-            await end.send(with_fact(ready, publisher))
             executor = maybe_poisoned(engine.worker.executor)
             shell = build_engine(engine.config, executor, end, clock, record, engine.first_events(), flight)
             tell(shell.core, publisher)
             publish_tiers(shell.core, publisher, relay)
+            await end.send(replace(ready, facts=(*ready.facts, *published_facts(publisher))))
             beside = [
                 asyncio.create_task(warm_up(engine, shell.core), name="engine-warming"),
                 asyncio.create_task(keep_beating(shell, end, engine.ops.progress), name="engine-beats"),
@@ -163,19 +163,19 @@ def ready_of(engine: Engine, launch: Launch, base_bytes: int) -> Ready:
 
     gc.freeze()  # what is loaded stays: the collector need not walk it again and again
     ready = engine.ready(launch.model)
-    facts = worker_facts(launch)
+    facts = worker_facts(launch.worker, launch.pool)
     if launch.kv_transfer:
         facts = open_to_peers(engine, facts, LOOPBACK, launch.kv_transfer)
     return replace(ready, memory=(*ready.memory, ("engine", base_bytes)), worker=facts)
 
 
-def worker_facts(launch: Launch) -> WorkerFacts:
-    """Of this process, whose life they name."""
+def worker_facts(name: str, pool: str) -> WorkerFacts:
+    """Of this process, whose life they name. name: "": it has no other name."""
     from ..net.system import new_id
     from ..node.machine import host_id
 
     incarnation = new_id("engine")
-    return WorkerFacts(launch.worker or incarnation, incarnation, os.getpid(), launch.pool, host_id())
+    return WorkerFacts(name or incarnation, incarnation, os.getpid(), pool, host_id())
 
 
 @contextmanager

@@ -188,11 +188,6 @@ class Hosting:
         return replace(self._config, model_names=(name,), files_dir="", lora_dir="", result_cache=0)
 
 
-def shared(launch: Launch, machine: MachineFacts, num_others: int) -> Launch:
-    """The launch of a model that shares the machine with so many others from the start."""
-    return replace(launch, machine=replace(machine, num_sharing=1 + num_others)) if num_others else launch
-
-
 async def _ended(running: asyncio.Task[None]) -> None:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

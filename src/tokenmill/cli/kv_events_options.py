@@ -6,14 +6,13 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core.options import check, option
 from ..net.kv_events import PUBLISHERS, KVEventsConfig, is_endpoint, is_local
 
 if TYPE_CHECKING:
-    from ..core.events import Ready
     from ..engine.core import EngineCore
     from ..kv.events.relay import TierEventRelay
     from ..net.kv_publisher import KVPublisher
@@ -109,13 +108,13 @@ def publish_tiers(core: EngineCore, publisher: KVPublisher | None, relay: TierEv
         relay.publish(TierEventPublisher(core.state.token_events, core.config.block_size, publisher.publish))
 
 
-def with_fact(ready: Ready, publisher: KVPublisher | None) -> Ready:
-    """The same, with where events are published."""
+def published_facts(publisher: KVPublisher | None) -> tuple[tuple[str, str], ...]:
+    """Where events are published, for the printed plan."""
     if publisher is None:
-        return ready
+        return ()
     where = publisher.endpoint
     if publisher.replay_endpoint:
         where += f", again at {publisher.replay_endpoint}"
     if not is_local(publisher.endpoint):
         where += ": whoever reaches it sees the tokens of prompts and answers"
-    return replace(ready, facts=(*ready.facts, ("KV events", where)))
+    return (("KV events", where),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ from ..kv.store.options import TierOptions
 from ..node.machine import MachineFacts, read_machine
 from ..node.options import EngineOptions
 from .kv_admin import StoreAdmin
-from .options import engine_options, given_options
 
 if TYPE_CHECKING:
     from ..kv.store.child import KVStoreProcess
@@ -22,14 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KVTiers:
-    """engine   what engines are told
-    machine  what there is for them
+    """machine  what there is for engines beside the store
     own      the store that was started for them; None: there is none, or it is somebody else's
     admin    to ask it; None: there is no store
     memory   what the plan says of it
     """
 
-    engine: EngineOptions
     machine: MachineFacts
     own: KVStoreProcess | None = None
     admin: StoreAdmin | None = None
@@ -46,15 +42,16 @@ class KVTiers:
 
 
 @contextmanager
-def kv_tiers(args: argparse.Namespace, log_level: str, log_format: str) -> Iterator[KVTiers]:
-    """Raises ConfigError."""
-    options = given_options(TierOptions, args)
+def kv_tiers(
+    options: TierOptions, engine: EngineOptions, log_level: str, log_format: str
+) -> Iterator[tuple[EngineOptions, KVTiers]]:
+    """With the options of engines that use the store. Raises ConfigError."""
     machine = machine_beside(read_machine(), options)
-    with own_store(options, engine_options(args), log_level, log_format) as (engine, own):
+    with own_store(options, engine, log_level, log_format) as (engine, own):
         if engine.kv_store is None:
-            yield KVTiers(engine, machine)
+            yield engine, KVTiers(machine)
             return
         admin = StoreAdmin(engine.kv_store)
         memory = () if own is None else (("KV store", options.host_bytes),)
         with contextlib.closing(admin):
-            yield KVTiers(engine, machine, own, admin, memory)
+            yield engine, KVTiers(machine, own, admin, memory)

@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -255,30 +255,24 @@ class HttpOptions:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{root_path}"
 
 
-def server_config(
-    args: argparse.Namespace, options: ServeOptions, http: HttpOptions, own_name: str, api_keys: tuple[str, ...]
-) -> ServerConfig:
-    """own_name: of the model, where the flags name none; api_keys: as `read_api_keys` gave them. Raises ConfigError."""
-    own_names = _model_names(http.served_model_name, own_name, is_model_named=args.model != DEFAULT_MODEL)
-    names = [*own_names, *(adapter for adapter, _ in options.lora_modules)]
-    if len(set(names)) != len(names):
-        raise ConfigError("--lora-modules needs names of their own, each different.", param="lora_modules")
-    lora_dir = args.lora_dir
-    if lora_dir and not os.path.isdir(lora_dir):
-        raise ConfigError(f"--lora-dir {lora_dir} is not a folder.", param="lora_dir")
-    reports_dir = os.path.expanduser(args.reports_dir)
-    if reports_dir and not os.path.isdir(reports_dir):
-        raise ConfigError(f"--reports-dir {reports_dir} is not a folder.", param="reports_dir")
-    return given_options(
-        ServerConfig,
-        args,
-        model_names=own_names,
-        api_keys=api_keys,
-        allowed_hosts=_allowed_hosts(args.allowed_hosts, http),
-        lora_dir=os.path.abspath(lora_dir) if lora_dir else "",
-        files_dir=_files_dir(args.files_dir),
-        reports_dir=os.path.abspath(reports_dir) if reports_dir else "",
+def server_config(args: argparse.Namespace, http: HttpOptions) -> ServerConfig:
+    """Under the names that flags give, or the name that the model is asked for by. Raises ConfigError."""
+    names = _model_names(http.served_model_name, args.model, is_model_named=args.model != DEFAULT_MODEL)
+    given = given_options(ServerConfig, args, model_names=names, api_keys=read_api_keys(http))
+    return replace(
+        given,
+        allowed_hosts=_allowed_hosts(given.allowed_hosts or (), http),
+        lora_dir=_folder("--lora-dir", given.lora_dir, "lora_dir"),
+        files_dir=_files_dir(given.files_dir),
+        reports_dir=_folder("--reports-dir", os.path.expanduser(given.reports_dir), "reports_dir"),
     )
+
+
+def _folder(flag: str, path: str, param: str) -> str:
+    """Absolute; "": none is given."""
+    if path and not os.path.isdir(path):
+        raise ConfigError(f"{flag} {path} is not a folder.", param=param)
+    return os.path.abspath(path) if path else ""
 
 
 def _model_names(given: tuple[str, ...], own: str, *, is_model_named: bool) -> tuple[str, ...]:
@@ -326,13 +320,13 @@ def read_api_keys(options: HttpOptions) -> tuple[str, ...]:
     return tuple(dict.fromkeys(keys))
 
 
-def _allowed_hosts(given: list[str], options: HttpOptions) -> tuple[str, ...] | None:
+def _allowed_hosts(given: tuple[str, ...], options: HttpOptions) -> tuple[str, ...] | None:
     """None: any. With TLS the name is vouched for by the certificate; others' machines know this one by names that
     it need not know itself; and no web page reaches a Unix socket."""
     from ..server.listen import is_loopback
 
     if given:
-        return tuple(given)
+        return given
     return () if not (options.uds or options.ssl_certfile) and is_loopback(options.host) else None
 
 

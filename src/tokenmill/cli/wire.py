@@ -13,23 +13,22 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..control.audit.options import AuditOptions
 from ..control.observe.traces import open_tracing
 from ..core.errors import ConfigError
-from ..core.masking import Mask
 from ..formats.hub import default_cache_dir
-from ..node.options import SCHEDULING_POLICIES, TextOptions
+from ..kv.store.options import TierOptions
+from ..node.options import SCHEDULING_POLICIES, EngineOptions, TextOptions
 from ..node.resolve import asked_answering
 from ..sched.policies import order_named
 from ..server.config import ServerConfig
 from .engines import Engines
 from .foreign_words import environment_notes
 from .front_end import Given, run_front_end
-from .hosting import shared
 from .kv.documents import read_pins
 from .kv_events_options import KVEventsOptions
 from .kv_tiers import KVTiers, kv_tiers
@@ -37,13 +36,15 @@ from .launch import Launch
 from .launchers.ray_options import RayOptions, near
 from .logs import set_up_logging
 from .models import resolve_model
-from .options import flags_of, given_options
-from .serve_options import HttpOptions, ServeOptions, read_api_keys, server_config, set_access_log
+from .options import engine_options, flags_of, given_options
+from .serve_options import HttpOptions, ServeOptions, server_config, set_access_log
 from .state import open_access, require_keys
 from .upstream_options import UpstreamOptions
 from .worker_options import LinkOptions, ListenOptions
 
 if TYPE_CHECKING:
+    from ..core.policy import Order
+    from ..net.kv_config import KVEventsConfig
     from ..net.tcp import Credentials
     from .engines import Launcher
     from .workers import Workers
@@ -52,73 +53,105 @@ QUEUED_TOKEN_BYTES = 80
 """A waiting prompt's token as an integer in a tuple, once in each process."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """All that the command line of `serve` says, read once: what each room is told, and nothing of it twice.
+
+    model   as it was named; its own name is in `server` where flags give none (see `named`)
+    engine  of each engine of this front end, and of none where the flags want none here
+    """
+
+    model: str
+    serve: ServeOptions
+    http: HttpOptions
+    server: ServerConfig
+    text: TextOptions
+    audit: AuditOptions
+    upstreams: UpstreamOptions
+    listen: ListenOptions
+    link: LinkOptions
+    ray: RayOptions
+    tiers: TierOptions
+    kv_events: KVEventsConfig | None
+    engine: EngineOptions
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> ServeConfig:
+        """Raises ConfigError. Takes API keys out of the environment."""
+        http = given_options(HttpOptions, args)
+        return cls(
+            model=args.model,
+            serve=given_options(ServeOptions, args),
+            http=http,
+            server=server_config(args, http),
+            text=given_options(TextOptions, args),
+            audit=given_options(AuditOptions, args),
+            upstreams=given_options(UpstreamOptions, args),
+            listen=given_options(ListenOptions, args),
+            link=given_options(LinkOptions, args),
+            ray=given_options(RayOptions, args),
+            tiers=given_options(TierOptions, args),
+            kv_events=given_options(KVEventsOptions, args).config,
+            engine=engine_options(args),
+        )
+
+    def named(self, own_name: str) -> ServerConfig:
+        """What the server is told, once the model's own name is known. Raises ConfigError."""
+        server = self.server if self.http.served_model_name else replace(self.server, model_names=(own_name,))
+        names = [*server.model_names, *(adapter for adapter, _ in self.serve.lora_modules)]
+        if len(set(names)) != len(names):
+            raise ConfigError("--lora-modules needs names of their own, each different.", param="lora_modules")
+        return server
+
+
 def serve(args: argparse.Namespace) -> int:
     started_s = time.monotonic()
-    options, http = given_options(ServeOptions, args), given_options(HttpOptions, args)
-    api_keys = read_api_keys(http)
-    set_up_logging(options.log_level, options.log_format, Mask(api_keys))
+    given = ServeConfig.of(args)
+    options = given.serve
+    set_up_logging(options.log_level, options.log_format, given.server.mask)
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     # Until the server listens for it, a SIGTERM ends this process as Ctrl-C would: with its contexts left in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # asks for a copy of the flight recorder, once there is one
     for note in environment_notes(os.environ, sys.argv):
         print(f"tokenmill: {note}", file=sys.stderr)
-    set_access_log(http)
-    with kv_tiers(args, options.log_level, options.log_format) as tiers:
-        return _serve_with(args, options, http, api_keys, tiers, started_s)
+    set_access_log(given.http)
+    with kv_tiers(given.tiers, given.engine, options.log_level, options.log_format) as (engine, tiers):
+        return _serve_with(replace(given, engine=engine), tiers, started_s)
 
 
-def _serve_with(
-    args: argparse.Namespace,
-    options: ServeOptions,
-    http: HttpOptions,
-    api_keys: tuple[str, ...],
-    tiers: KVTiers,
-    started_s: float,
-) -> int:
+def _serve_with(given: ServeConfig, tiers: KVTiers, started_s: float) -> int:
+    """given.engine: with the KV store that engines join."""
+    http, options, listen = given.http, given.serve, given.listen
     tls = http.tls()
-    model = resolve_model(args.model)
-    config = server_config(args, options, http, model.served_name, api_keys)
-    engine = tiers.engine
+    model = resolve_model(given.model)
+    config = given.named(model.served_name)
     if options.kv_pin and tiers.admin is None:
         raise ConfigError("--kv-pin needs KV tiers: --kv-host, --kv-disk, --kv-remote or --kv-store.", param="kv_pin")
-    order = order_named(SCHEDULING_POLICIES.get(engine.scheduling_policy, engine.scheduling_policy))
-    saves_kv = engine.kv_save is not None or tiers.admin is not None
     access = open_access(config.tenants, config.api_keys)
     # Their own machine, a socket of this user's, or a certificate that every client must have.
     require_keys(http.host, access, is_guarded=bool(http.uds or http.insecure or http.ssl_cert_reqs == 2))
-    audit = given_options(AuditOptions, args)
-    tracing = open_tracing(options.otlp_traces_endpoint, __version__, config.mask)
-    given = Given(
-        options, http, given_options(TextOptions, args), config, tls, order, saves_kv, access, audit, tracing,
-        given_options(UpstreamOptions, args), tiers, read_pins(options.kv_pin), model, started_s,
+    front_end = Given(
+        options, http, given.text, config, tls, _order(given.engine), _saves_kv(given.engine, tiers), access,
+        given.audit, open_tracing(options.otlp_traces_endpoint, __version__, config.mask), given.upstreams, tiers,
+        read_pins(options.kv_pin), model, started_s,
     )  # fmt: skip
-    queue_bytes = config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
-    listen, link = given_options(ListenOptions, args), given_options(LinkOptions, args)
-    has_peers = listen.listen_workers is not None or len(listen.pools) > 1
-    launch = Launch(
-        str(model.path), config.model_names[0], str(default_cache_dir()), engine, queue_bytes,
-        log_level=options.log_level, log_format=options.log_format,
-        kv_transfer=link.kv_transfer if has_peers else "", kv_events=given_options(KVEventsOptions, args).config,
-        journal=os.path.abspath(options.journal) if options.journal else "",
-        step_log=os.path.abspath(options.step_log) if options.step_log else "", machine=tiers.machine_if_shared,
-    )  # fmt: skip
-    launch = shared(launch, tiers.machine, len(given.upstreams.add_model))
+    launch = _launch(given, config, tiers, str(model.path))
     if listen.launcher == "ray":
-        listen = near(given_options(RayOptions, args), listen, os.environ)
-    elif given_options(RayOptions, args) != RayOptions():
+        listen = near(given.ray, listen, os.environ)
+    elif given.ray != RayOptions():
         raise ConfigError("Flags --ray-... need --launcher ray.", param="launcher")
     credentials = workers = None
     if listen.listen_workers is not None:
-        credentials = link.credentials(listen.listen_workers[0], is_front_end=True)
+        credentials = given.link.credentials(listen.listen_workers[0], is_front_end=True)
         workers = _workers(listen.listen_workers, credentials, launch, config)
-    engines = Engines(_launcher(args, listen, credentials, launch), workers)
+    engines = Engines(_launcher(given, listen, credentials, launch), workers)
     about_engines = {
-        "--kv-save": engine.kv_save is not None,
+        "--kv-save": given.engine.kv_save is not None,
         "KV tiers (--kv-host and others)": tiers.admin is not None,
         "--journal": bool(options.journal),
         "--step-log": bool(options.step_log),
-        "--kv-events-config": launch.kv_events is not None,
+        "--kv-events-config": given.kv_events is not None,
     }
     for flag, is_given in about_engines.items():
         if is_given and not engines.are_here:
@@ -126,26 +159,50 @@ def _serve_with(
     with contextlib.closing(access), engines:
         from ..net.system import run_event_loop
 
-        run_event_loop(run_front_end(given, engines, launch, tiers.machine))
+        run_event_loop(run_front_end(front_end, engines, launch, tiers.machine))
     return 0
 
 
+def _order(engine: EngineOptions) -> Order:
+    """In which the front end gives requests to engines: as these serve them."""
+    return order_named(SCHEDULING_POLICIES.get(engine.scheduling_policy, engine.scheduling_policy))
+
+
+def _saves_kv(engine: EngineOptions, tiers: KVTiers) -> bool:
+    return engine.kv_save is not None or tiers.admin is not None
+
+
+def _launch(given: ServeConfig, config: ServerConfig, tiers: KVTiers, path: str) -> Launch:
+    """Of each engine that is started here. They may share the machine with models to be loaded beside theirs."""
+    options, num_others = given.serve, len(given.upstreams.add_model)
+    has_peers = given.listen.listen_workers is not None or len(given.listen.pools) > 1
+    machine = replace(tiers.machine, num_sharing=1 + num_others) if num_others else tiers.machine_if_shared
+    return Launch(
+        path, config.model_names[0], str(default_cache_dir()), given.engine,
+        config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES,
+        log_level=options.log_level, log_format=options.log_format,
+        kv_transfer=given.link.kv_transfer if has_peers else "", kv_events=given.kv_events,
+        journal=os.path.abspath(options.journal) if options.journal else "",
+        step_log=os.path.abspath(options.step_log) if options.step_log else "", machine=machine,
+    )  # fmt: skip
+
+
 def _launcher(
-    args: argparse.Namespace, listen: ListenOptions, credentials: Credentials | None, launch: Launch
+    given: ServeConfig, listen: ListenOptions, credentials: Credentials | None, launch: Launch
 ) -> Launcher | None:
     from .local import LocalEngines
 
+    timeout_s = given.serve.engine_timeout_s
     if not listen.engine:
         return None
-    options = given_options(ServeOptions, args)
     if listen.launcher == "ray" and credentials is not None:
         from .launchers.ray_workers import RayWorkers, worker_command
 
-        engine = replace(launch.options, threads=launch.options.threads or 1)
-        flags = [*flags_of(engine), *flags_of(replace(given_options(LinkOptions, args), worker_secret_file=None))]
-        command = worker_command(args.model, [*flags, f"--engine-timeout-s={options.engine_timeout_s}"], credentials)
-        return RayWorkers(given_options(RayOptions, args), command, listen.pools, engine.threads or 1)
-    return LocalEngines(launch, listen.pools, options.engine_timeout_s, options.flight_dir, listen.pools_are_asked)
+        engine = replace(given.engine, threads=given.engine.threads or 1)
+        flags = [*flags_of(engine), *flags_of(replace(given.link, worker_secret_file=None))]
+        command = worker_command(given.model, [*flags, f"--engine-timeout-s={timeout_s}"], credentials)
+        return RayWorkers(given.ray, command, listen.pools, engine.threads or 1)
+    return LocalEngines(launch, listen.pools, timeout_s, given.serve.flight_dir, listen.pools_are_asked)
 
 
 def _workers(address: tuple[str, int], credentials: Credentials, launch: Launch, config: ServerConfig) -> Workers:

@@ -21,7 +21,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,23 +35,25 @@ from ..engine.shell import EngineShell
 from ..formats.checkpoint import weights_digest
 from ..formats.hub import default_cache_dir
 from ..kv.events.relay import TierEventRelay
+from ..kv.store.options import TierOptions
 from ..net.child_process import exit_when_parent_ends
 from ..net.handshake import Identity
 from ..net.mapped_files import keep_copy, new_path, prune
 from ..net.system import MonotonicClock, run_event_loop
 from ..net.tcp import Credentials, join
 from ..node.joining import join_store, joining_later
+from ..node.options import EngineOptions
 from ..node.pressure import Pressure
 from .adapter_link import AdapterCache, AdapterLink
 from .engine_process import SWITCH_S, flight_recorder, load, recording, warm_up
-from .kv_events_options import KVEventsOptions, publish_tiers, publishing, tell, with_fact
+from .kv_events_options import KVEventsOptions, publish_tiers, published_facts, publishing, tell
 from .kv_peers import LOOPBACK, open_to_peers
 from .kv_tiers import KVTiers, kv_tiers
 from .launch import Launch
 from .launchers.child import LIFELINE_VARIABLE
 from .logs import set_up_logging
 from .models import resolve_model
-from .options import given_options
+from .options import engine_options, given_options
 from .plan import print_facts
 from .serve_options import ServeOptions
 from .step_logging import step_logging
@@ -62,6 +64,7 @@ from .worker_options import LinkOptions, WorkerOptions, shown_address
 
 if TYPE_CHECKING:
     from ..engine.recorders import Watcher
+    from ..net.kv_config import KVEventsConfig
     from ..net.kv_publisher import KVPublisher
     from ..net.link import EngineLink
     from ..node.load import Engine
@@ -71,26 +74,52 @@ STUCK_STATUS = 3
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """All that the command line of `worker` says, read once. serve: of its flags those that it shares with `serve`."""
+
+    model: str
+    worker: WorkerOptions
+    serve: ServeOptions
+    link: LinkOptions
+    tiers: TierOptions
+    kv_events: KVEventsConfig | None
+    engine: EngineOptions
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> WorkerConfig:
+        """Raises ConfigError."""
+        return cls(
+            model=args.model,
+            worker=given_options(WorkerOptions, args),
+            serve=given_options(ServeOptions, args),
+            link=given_options(LinkOptions, args),
+            tiers=given_options(TierOptions, args),
+            kv_events=given_options(KVEventsOptions, args).config,
+            engine=engine_options(args),
+        )
+
+
 def worker(args: argparse.Namespace) -> int:
     if lifeline := os.environ.pop(LIFELINE_VARIABLE, ""):
         exit_when_parent_ends(int(lifeline), grace_s=1.0)
-    serving = given_options(ServeOptions, args)
-    set_up_logging(serving.log_level, serving.log_format)
-    with kv_tiers(args, serving.log_level, serving.log_format) as tiers:
-        return _compute(args, serving, tiers)
+    given = WorkerConfig.of(args)
+    levels = given.serve.log_level, given.serve.log_format
+    set_up_logging(*levels)
+    with kv_tiers(given.tiers, given.engine, *levels) as (engine, tiers):
+        return _compute(replace(given, engine=engine), tiers)
 
 
-def _compute(args: argparse.Namespace, serving: ServeOptions, tiers: KVTiers) -> int:
-    joining = given_options(WorkerOptions, args)
-    hosts = [host for host, _ in joining.connect]
-    kv_events = given_options(KVEventsOptions, args).config
-    link, where = given_options(LinkOptions, args), joining.kv_address or LOOPBACK
+def _compute(given: WorkerConfig, tiers: KVTiers) -> int:
+    """given.engine: with the KV store that the engine joins."""
+    joining, serving, link = given.worker, given.serve, given.link
+    hosts, where = [host for host, _ in joining.connect], joining.kv_address or LOOPBACK
     credentials = link.credentials(*hosts, where[0], is_front_end=False)
     door = link.door(credentials)
-    model = resolve_model(args.model)
+    model = resolve_model(given.model)
     name = joining.worker_id or f"{socket.gethostname()}-{os.getpid()}"
     launch = Launch(
-        str(model.path), model.served_name, str(default_cache_dir()), tiers.engine,
+        str(model.path), model.served_name, str(default_cache_dir()), given.engine,
         worker=name, pool=joining.pool, machine=tiers.machine_if_shared,
     )  # fmt: skip
 
@@ -105,9 +134,9 @@ def _compute(args: argparse.Namespace, serving: ServeOptions, tiers: KVTiers) ->
         flight_recorder(path, ready.model) as recorder,
         step_logging(serving.step_log or "", engine, ready.model, recorder) as flight,
         recording(serving.journal or "", engine.config) as record,
-        publishing(kv_events) as publisher,
+        publishing(given.kv_events) as publisher,
     ):
-        ready = with_fact(ready, publisher)
+        ready = replace(ready, facts=(*ready.facts, *published_facts(publisher)))
         print_facts(f"tokenmill {__version__} computes {ready.model} from {model.path}", ready.facts)
         identity = Identity(weights_digest(model.path, Path(launch.cache_dir)), ready)
         core = EngineCore(engine.config, record)

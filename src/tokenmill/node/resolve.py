@@ -138,6 +138,7 @@ def resolve(
     if options.eviction_policy != EVICTION_POLICY:
         reason = "as asked" if enable_prefix_caching else "as asked, though nothing is cached"
         decisions.append(Decision("eviction_policy", options.eviction_policy, reason))
+    kv_save, kv_store = _kv_save(options, model), _kv_store(options, model)
     config = EngineConfig(
         groups=groups,
         max_model_len=max_model_len,
@@ -148,8 +149,6 @@ def resolve(
         scheduling_policy=scheduling_policy,
         eviction_policy=options.eviction_policy,
     )
-    kv_save, kv_store = _kv_save(options, model), _kv_store(options, model)
-    writes = options.kv_write or WRITES[0]
     spec = WorkerSpec(
         config,
         kv_dtype,
@@ -158,7 +157,7 @@ def resolve(
         model.gives_vectors,
         kv_save,
         kv_store,
-        writes,
+        options.kv_write or WRITES[0],
         expert_min_share,
         options.expert_memory,
         options.weight_memory,
