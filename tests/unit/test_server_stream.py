@@ -20,7 +20,7 @@ from tokenmill.engine.build import LocalEngineEnd
 from tokenmill.server.answer import Answer
 from tokenmill.server.client import EngineClient
 from tokenmill.server.replies import OpenAIShape
-from tokenmill.server.stream import EventStream
+from tokenmill.server.stream import EventStream, RunningCall
 from tokenmill.server.tokens import Encoded
 from tokenmill.text.choice import Choice
 
@@ -81,7 +81,7 @@ class Scene:
         self.client = client
         self.engine = engine
         self._number = 0
-        app = EventStream(self.answer, stream, client.observers.metrics, OpenAIShape("cmpl-"))
+        app = EventStream(RunningCall(self.answer, stream, client.observers.metrics), OpenAIShape("cmpl-"))
         self.task = asyncio.create_task(app({}, self.caller.receive, self.caller.send), name="call")
 
     async def step(self, text: bytes, finish: str | None = None, error: str = "") -> None:

@@ -11,12 +11,8 @@ import msgspec
 from ..api.logprobs import TextOffsets, TokenNames, chat_logprobs, completion_logprobs
 from ..api.openai.parse import Call
 from ..api.pieces import Work
-from ..control.usage.meter import Tab
-from ..core.policy import ENTERS, Verdict
 from ..core.step import TokenLogprob
 from ..text.choice import Choice, Piece
-from .kv.keeping import Keeper
-from .result_cache import Kept
 from .tokens import Encoded
 
 
@@ -25,12 +21,7 @@ class Answer:
     """One call's answer as it grows. Choice c of prompt p is choices[p * n + c].
 
     echoes        the text each prompt shows again, where the call wants that
-    headers       of its response
-    verdict       what the admission said of it
-    kept          the results of its choices, where they were looked up
     text_offsets  per choice, where in its text tokens begin, where that is told
-    tab           on which the call is counted; None: it is not
-    keeper        has its KV kept
     """
 
     id: str
@@ -42,12 +33,7 @@ class Answer:
     choices: Sequence[Choice]
     names: TokenNames
     echoes: Sequence[str] = ()
-    headers: Sequence[tuple[bytes, bytes]] = ()
-    verdict: Verdict = ENTERS
-    kept: Sequence[Kept] | None = None
     text_offsets: list[TextOffsets] = field(default_factory=list)
-    tab: Tab | None = None
-    keeper: Keeper | None = None
 
     def __post_init__(self) -> None:
         if self.is_chat or self.call.sampling.logprobs is None:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -23,10 +23,10 @@ from ..control.observe.overload import SHORTENED, Shadow, shortened
 from ..control.slo.objectives import Objectives
 from ..control.slo.scorer import Scorer
 from ..control.usage.journal import Account
-from ..control.usage.meter import Meter
+from ..control.usage.meter import Meter, Tab
 from ..core.errors import InvalidRequest, ModelNotFound, Unavailable
 from ..core.events import Ready
-from ..core.policy import ENTERS, Newcomer
+from ..core.policy import ENTERS, Newcomer, Verdict
 from ..core.ports import Clock
 from ..core.request import IDLE_PRIORITY, Request
 from ..text.calls import context_limit, make_requests, require_tokens
@@ -45,13 +45,13 @@ from .kv.keeping import Keeper
 from .limits import Limits, least_tokens, newcomer, wait_ready
 from .reading import read_call
 from .result_cache import HEADER as HIT
-from .result_cache import ResultCache
+from .result_cache import Kept, ResultCache
 from .resume.again import ended_stream, line_of, ready_at_last
 from .resume.line import Line
 from .resume.record import KeptCall
 from .routing import routed
 from .shape import Shape
-from .stream import EventStream, WholeReply
+from .stream import RunningCall
 from .terms import bounded, terms_of
 from .tokens import Encoded, Encoder, prompt_text, text_call
 
@@ -61,7 +61,23 @@ _MAX_LOGGED_OF_BODY = 50
 _MAX_IGNORED = 1000
 """Characters."""
 IGNORED = b"x-tokenmill-ignored"
-_NOBODY = Caller()
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """A call that may be submitted.
+
+    headers  of its response
+    verdict  what the admission said of it
+    kept     the results of its choices, where they were kept from an earlier call
+    tab      on which it is counted; None: it is not
+    """
+
+    answer: Answer
+    headers: Sequence[tuple[bytes, bytes]]
+    verdict: Verdict
+    kept: Sequence[Kept] | None
+    tab: Tab | None
 
 
 class Generation:
@@ -114,6 +130,21 @@ class Generation:
         ready = self.client.ready
         return self.text.max_context if ready is None else context_limit(ready)
 
+    @property
+    def model_names(self) -> Sequence[str]:
+        return self.config.model_names
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self.config.max_body_bytes
+
+    def now(self) -> float:
+        return self.clock.now()
+
+    async def wait_ready(self, caller: Caller) -> Ready:
+        """The engines' facts, as soon as there is an engine. Raises Unavailable, and ClientGone."""
+        return await wait_ready(self.client, self.config, caller)
+
     def _step_tokens(self) -> int:
         ready = self.client.ready
         return 0 if ready is None else ready.max_num_batched_tokens
@@ -127,17 +158,18 @@ class Generation:
             call, rendered = await self.read(endpoint, data, caller)
             given_id = request.state.request_id
             if call.beams is None:
-                answer, stream = await self.begin(
+                running = await self.begin(
                     call,
                     shape.prefix,
                     caller,
                     rendered=rendered,
                     arrival_s=arrival_s,
                     request_id=given_id,
-                    line=line_of(request, shape.media_type),
+                    media_type=shape.media_type,
                 )
-                return self.answer_with(shape, answer, stream)
-            answer = await self._prepare(call, shape.prefix, caller, rendered, arrival_s, given_id)
+                return running.reply(shape)
+            admitted = await self._prepare(call, shape.prefix, caller, rendered, arrival_s, given_id)
+        answer = admitted.answer
         requests = [choice.request for choice in answer.choices]
         try:
             pieces = await caller.stay(search_call(self.client, answer, self.clock.now, caller.name))
@@ -145,8 +177,8 @@ class Generation:
             self.limits.settle_quota(requests, sum(choice.num_tokens for choice in answer.choices))
         self.metrics.call_done(max(choice.num_tokens for choice in answer.choices))
         body = await in_turns(shape.whole(answer, pieces))
-        if answer.tab is not None:
-            answer.tab.note()
+        if admitted.tab is not None:
+            admitted.tab.note()
         return Response(body, media_type="application/json")
 
     async def read(self, endpoint: str, data: bytes, caller: Caller) -> tuple[Any, Rendered | None]:
@@ -162,51 +194,54 @@ class Generation:
         self,
         call: Call,
         prefix: str,
-        caller: Caller = _NOBODY,
+        caller: Caller,
         *,
-        rendered: Rendered | None = None,
-        arrival_s: float | None = None,
+        rendered: Rendered | None,
+        arrival_s: float,
         request_id: str = "",
-        line: Line | None = None,
+        media_type: str = "",
         new_name: Callable[[], str] | None = None,
-    ) -> tuple[Answer, Stream]:
-        """Encode a call and submit it to the engine. The stream is the caller's to close. `prefix`: of the answer's id;
-        `request_id`: the client's own name of the call; `line`: keeps it, where it is a stream of one choice;
-        `new_name`: gives the answer's id, instead of both."""
+    ) -> RunningCall:
+        """Encode a call and submit it to the engine. What runs is the caller's to close. `prefix`: of the answer's id;
+        `request_id`: the client's own name of the call; `media_type`: of its stream, where that may be kept to be
+        resumed; `new_name`: gives the answer's id, instead of prefix and request_id."""
         if call.beams is not None:
             raise InvalidRequest("use_beam_search is not available here.", param="use_beam_search")
-        arrival_s = self.clock.now() if arrival_s is None else arrival_s
+        line = line_of(caller.request, media_type) if media_type and caller.request is not None else None
         if line is not None and line.call is not None:
             return await self._go_on(call, caller, rendered, line, line.call)
-        answer = await self._prepare(call, prefix, caller, rendered, arrival_s, request_id)
+        admitted = await self._prepare(call, prefix, caller, rendered, arrival_s, request_id)
+        answer, kept, tab = admitted.answer, admitted.kept, admitted.tab
         if new_name is not None:
             answer.id = new_name()
         interval = (call.stream_interval or self.config.stream_interval) if call.stream else 1
         requests = [choice.request for choice in answer.choices]
         if self._results is not None:
-            if answer.kept is not None:
-                self.limits.settle_quota(requests, sum(one.num_output for one in answer.kept))
-                return answer, self._results.replay(answer.kept, requests, interval)
+            if kept is not None:
+                self.limits.settle_quota(requests, sum(one.num_output for one in kept))
+                return self._running(admitted, self._results.replay(kept, requests, interval))
             self._results.record(requests)
         if self._shadow is not None:
-            self._shadow.note(requests, answer.verdict)
+            self._shadow.note(requests, admitted.verdict)
         if line is not None and not (call.stream and len(requests) == 1):
             line.forget()
         elif line is not None and line.keep(answer, self.client):
             interval = 1
-            if answer.tab is not None:
-                answer.tab.defer(requests[0].id)
+            if tab is not None:
+                tab.defer(requests[0].id)
         with self.limits.dropping_quota(requests):
-            stream = self.client.open(requests, caller.name, interval, answer.verdict)
-        answer.keeper = self.keeper
+            stream = self.client.open(requests, caller.name, interval, admitted.verdict)
         self.keeper.watch(requests, call.keep_s)
         if self.client.observers.request_log is not None:
             self.client.observers.request_log.came(requests, answer.id)
-        return answer, stream
+        return self._running(admitted, stream, self.keeper)
+
+    def _running(self, admitted: _Admitted, stream: Stream, keeper: Keeper | None = None) -> RunningCall:
+        return RunningCall(admitted.answer, stream, self.metrics, admitted.headers, admitted.tab, keeper)
 
     async def _go_on(
         self, call: Call, caller: Caller, rendered: Rendered | None, line: Line, kept: KeptCall
-    ) -> tuple[Answer, Stream]:
+    ) -> RunningCall:
         """`begin` of a call that an earlier process had let in: with its names, its request and what had come of it.
         It waits for an engine as long as it takes."""
         adapter = self.check_model({"model": call.model})
@@ -214,24 +249,24 @@ class Generation:
         prompts = await self.encoder.encode_call(call, context_limit(ready), rendered=rendered, caller=caller)
         request = replace(kept.request, arrival_s=self.clock.now())
         prompts = [replace(prompts[0], tokens=request.prompt_tokens)]
-        answer = self._shaped(kept.id, call, caller, prompts, [request], adapter, ready)
-        if answer.tab is not None:
-            answer.tab.defer(request.id)
+        answer, tab = self._shaped(kept.id, call, caller, prompts, [request], adapter, ready)
+        if tab is not None:
+            tab.defer(request.id)
         answer.created = kept.created
         if answer.fingerprint != kept.fingerprint or any(each.finish_reason for each in line.outputs):
-            return answer, ended_stream(request.id, line.outputs)
+            return RunningCall(answer, ended_stream(request.id, line.outputs), self.metrics, tab=tab)
         tokens = tuple(token for each in line.outputs for token in each.tokens)
         stream = self.client.open([replace(request, output_tokens=tokens, is_resumed=True)], caller.name)
         for output in line.outputs:
             stream.push(output)
-        return answer, stream
+        return RunningCall(answer, stream, self.metrics, tab=tab)
 
     async def _prepare(
         self, call: Call, prefix: str, caller: Caller, rendered: Rendered | None, arrival_s: float, request_id: str
-    ) -> Answer:
+    ) -> _Admitted:
         """All but submitting it; it has been admitted."""
         adapter = self.check_model({"model": call.model})
-        ready = await wait_ready(self.client, self.config, caller)
+        ready = await self.wait_ready(caller)
         require_tokens(ready)
         width = call.sampling.n if call.beams is None else call.beams.beam_width
         self.limits.check_possible(max(1, len(call.prompts)) * width)
@@ -266,9 +301,9 @@ class Generation:
         await self.limits.take_quota(caller, requests, call.prompt_field)
         with self.limits.dropping_quota(requests):
             name = prefix + (given_id or root_id[len(prefix) :])
-            return self._answer(name, call, caller, prompts, requests, adapter, ready)
+            return self._admit(name, call, caller, prompts, requests, adapter, ready)
 
-    def _answer(
+    def _admit(
         self,
         name: str,
         call: Call,
@@ -277,7 +312,7 @@ class Generation:
         requests: list[Request],
         adapter: ServedAdapter | None,
         ready: Ready,
-    ) -> Answer:
+    ) -> _Admitted:
         """The answer of a call, which is let in or refused at once: nobody else comes between this and its opening."""
         terms = requests[0].terms
         kept = None
@@ -298,9 +333,8 @@ class Generation:
             if any(one.max_tokens < other.max_tokens for one, other in zip(requests, wanted, strict=True)):
                 headers.append((SHORTENED, str(max(each.max_tokens for each in requests)).encode()))
                 self.metrics.overload.shortened()
-        answer = self._shaped(name, call, caller, prompts, requests, adapter, ready)
-        answer.verdict, answer.kept, answer.headers = verdict, kept, headers
-        return answer
+        answer, tab = self._shaped(name, call, caller, prompts, requests, adapter, ready)
+        return _Admitted(answer, headers, verdict, kept, tab)
 
     def _shaped(
         self,
@@ -311,8 +345,8 @@ class Generation:
         requests: list[Request],
         adapter: ServedAdapter | None,
         ready: Ready,
-    ) -> Answer:
-        """The answer of a call that has been let in."""
+    ) -> tuple[Answer, Tab | None]:
+        """The answer of a call that has been let in, and the tab on which it is counted."""
         digest = "" if adapter is None else adapter.digest
         tokenizer, speech = self.text.tokenizer, self.text.speech
         shown = speech.shown(call.tool_use, call.reasoning)
@@ -331,19 +365,15 @@ class Generation:
         )
         if caller.request is not None:
             caller.request.state.answered_by = (answer.model, answer.fingerprint)
+        tab = None
         if self._meter is not None:
             account = Account(caller.tenant.id, caller.key, answer.model)
             counts_output = not call.score_only
-            answer.tab = self._meter.tab(
+            tab = self._meter.tab(
                 account, answer.choices, call.sampling.n, counts_output=counts_output, once=caller.once
             )
         self.metrics.call_admitted(call.sampling.n)
-        return answer
-
-    def answer_with(self, shape: Shape, answer: Answer, stream: Stream) -> ASGIApp:
-        """The application that sends the answer, as a stream where the call wants one."""
-        kind = EventStream if answer.call.stream else WholeReply
-        return kind(answer, stream, self.metrics, shape)
+        return answer, tab
 
     def check_model(self, body: dict[str, Any]) -> ServedAdapter | None:
         """The adapter that a body asks for by its model's name; None for the model itself, which no name means too.

@@ -13,22 +13,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.errors import ClientGone, from_engine
 from ..api.logprobs import ENTRIES_AT_ONCE
 from ..api.pieces import in_turns
 from ..control.observe.metrics import Metrics
+from ..control.usage.meter import Tab
 from ..core.errors import EngineFailed, TokenmillError, Unavailable
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Output
 from ..text.choice import Choice, Piece
 from .answer import Answer
 from .begun import Begun
 from .deltas import Stream
+from .kv.keeping import Keeper
 from .resume.line import Line
 from .shape import Chunks, Shape
 
@@ -37,46 +40,73 @@ _PIECES_AT_ONCE = 256
 _HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
+@dataclass(slots=True, eq=False)
+class RunningCall:
+    """A call that is submitted to the engine, and what is done about it beside its answer.
+
+    headers  of its response
+    tab      on which it is counted; None: it is not
+    keeper   has its KV kept
+    """
+
+    answer: Answer
+    stream: Stream
+    metrics: Metrics
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    tab: Tab | None = None
+    keeper: Keeper | None = None
+
+    def reply(self, shape: Shape) -> ASGIApp:
+        """The application that sends the answer, as a stream where the call wants one."""
+        return EventStream(self, shape) if self.answer.call.stream else WholeReply(self, shape)
+
+    def cancel(self, error: TokenmillError) -> None:
+        """End it with this error. What it has given so far counts."""
+        if self.tab is not None:
+            self.tab.note()
+        self.stream.fail(error)
+
+    def close(self) -> None:
+        """Its reader wants no more of it."""
+        self.stream.close()
+
+
 class WholeReply:
     """The ASGI application that answers one call with one body."""
 
-    def __init__(self, answer: Answer, stream: Stream, metrics: Metrics, shape: Shape) -> None:
-        self._answer = answer
+    def __init__(self, call: RunningCall, shape: Shape) -> None:
+        self._call = call
         self._shape = shape
-        self._stream = stream
-        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = self._answer
+        call, answer = self._call, self._call.answer
         pieces: list[list[Piece]] = [[] for _ in answer.choices]
-        async with watched(self._stream, receive):
-            async for batch in _batches(answer, self._stream, self._metrics):
+        async with watched(call.stream, receive):
+            async for batch in _batches(call):
                 for choice, piece in batch:
                     pieces[choice.index].append(piece)
         body = await in_turns(self._shape.whole(answer, pieces))
-        if answer.tab is not None:
-            answer.tab.note()
+        if call.tab is not None:
+            call.tab.note()
         response = Response(body, media_type="application/json")
-        response.raw_headers += answer.headers
+        response.raw_headers += call.headers
         await response(scope, receive, send)
 
 
 class EventStream:
     """The ASGI application that answers one call with a stream."""
 
-    def __init__(self, answer: Answer, stream: Stream, metrics: Metrics, shape: Shape) -> None:
-        self._answer = answer
-        self._chunks = shape.chunks(answer)
-        self._headers = [(b"content-type", shape.media_type.encode()), *_HEADERS, *answer.headers]
-        self._stream = stream
-        self._metrics = metrics
+    def __init__(self, call: RunningCall, shape: Shape) -> None:
+        self._call = call
+        self._chunks = shape.chunks(call.answer)
+        self._headers = [(b"content-type", shape.media_type.encode()), *_HEADERS, *call.headers]
         self._line: Line | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_started = False
         self._line = scope.get("state", {}).get("line")
         with contextlib.closing(_Body(scope.get("state", {}).get("send", send))) as body, self._counted():
-            async with watched(self._stream, receive):
+            async with watched(self._call.stream, receive):
                 try:
                     async for data in self._events(body):
                         if not has_started:
@@ -91,15 +121,15 @@ class EventStream:
                 except ClientGone:
                     if not has_started:
                         raise
-                    self._metrics.client_gone()
+                    self._call.metrics.client_gone()
                     return
                 except Exception:
                     if not has_started:
                         raise
                     _log.exception("A stream failed.")
                     last = self._fail(scope, EngineFailed("Internal error."))
-                if self._answer.tab is not None:
-                    self._answer.tab.close()
+                if self._call.tab is not None:
+                    self._call.tab.close()
                 await body.send(last, more=False)
 
     def _fail(self, scope: Scope, error: TokenmillError) -> bytes:
@@ -120,17 +150,16 @@ class EventStream:
         try:
             yield
         finally:
-            if self._answer.tab is not None:
-                self._answer.tab.close()
+            if self._call.tab is not None:
+                self._call.tab.close()
 
     async def _events(self, body: _Body) -> AsyncIterator[bytes]:
         """The bytes of one write each: everything that came with one step, unless it was passed on to `body`."""
-        answer = self._answer
-        chunks = self._chunks
+        call, answer, chunks = self._call, self._call.answer, self._chunks
         ready = [chunks.start()]
         num_entries, per_token = 0, 1 + (answer.call.sampling.logprobs or 0)
         line = self._line if self._line is not None and self._line.is_kept else None
-        async for batch in _batches(answer, self._stream, self._metrics, line):
+        async for batch in _batches(call, line):
             for number, (choice, piece) in enumerate(batch, 1):
                 if number % _PIECES_AT_ONCE == 0:
                     await asyncio.sleep(0)
@@ -144,14 +173,14 @@ class EventStream:
                     await asyncio.sleep(0)
             data = b"".join(ready)
             ready.clear()
-            if answer.tab is not None:
-                answer.tab.note()
+            if call.tab is not None:
+                call.tab.note()
             if data:
                 yield data
                 if chunks.is_plain and len(answer.choices) == 1 and not answer.call.sampling.stop:
-                    self._stream.divert(partial(self._pass_on, chunks, answer.choices[0], body))
-                if answer.tab is not None:
-                    answer.tab.follow(self._stream)
+                    call.stream.divert(partial(self._pass_on, chunks, answer.choices[0], body))
+                if call.tab is not None:
+                    call.tab.follow(call.stream)
 
     def _pass_on(self, chunks: Chunks, choice: Choice, body: _Body, output: Output) -> bool:
         """Write an output that does not end the choice, unless one before is not written yet."""
@@ -206,11 +235,10 @@ def _part(data: bytes, more: bool) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-async def _batches(
-    answer: Answer, stream: Stream, metrics: Metrics, line: Line | None = None
-) -> AsyncIterator[list[tuple[Choice, Piece]]]:
+async def _batches(call: RunningCall, line: Line | None = None) -> AsyncIterator[list[tuple[Choice, Piece]]]:
     """What each read of the stream adds, until every choice is finished. `line`: of a stream that is kept, which grows
     by a token at a time. Raises what ends the call early."""
+    answer, stream, keeper = call.answer, call.stream, call.keeper
     choices = {choice.request.id: choice for choice in answer.choices}
     num_running = len(choices)
     try:
@@ -230,17 +258,17 @@ async def _batches(
                         await asyncio.sleep(0)
                     if piece.finish_reason is not None:
                         num_running -= 1
-                        if answer.keeper is not None:
-                            answer.keeper.finish(choice)
+                        if keeper is not None:
+                            keeper.finish(choice)
                         if not is_end:
                             stream.finish(delta.request_id, piece.finish_reason)
                         break
             if not num_running:
-                metrics.call_done(max(choice.num_tokens for choice in answer.choices))
+                call.metrics.call_done(max(choice.num_tokens for choice in answer.choices))
             yield batch
     finally:
-        if answer.keeper is not None:
-            answer.keeper.forget(answer.choices)
+        if keeper is not None:
+            keeper.forget(answer.choices)
 
 
 @contextlib.asynccontextmanager

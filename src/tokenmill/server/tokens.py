@@ -179,6 +179,19 @@ class Encoder:
         async with self._threads:
             return await asyncio.to_thread(decode)
 
+    async def count(self, call: Call, rendered: Rendered | None, param: str, caller: Caller) -> int:
+        """Tokens of the conversation of a call. Nothing is taken from other texts or left to them, else its time would
+        tell what others have sent."""
+        assert call.conversation is not None
+        prompt = await self.encode(
+            await self.render(call.conversation, caller) if rendered is None else rendered,
+            add_special=call.add_special_tokens,
+            shared=False,
+            param=param,
+            caller=caller,
+        )
+        return len(prompt.tokens)
+
     async def encode_call(
         self, call: Call, limit: int, *, rendered: Rendered | None = None, caller: Caller = _NOBODY
     ) -> list[Encoded]:

@@ -14,7 +14,7 @@ from .shape import LlamaShape
 
 def routes(generation: Generation, service: VectorService) -> list[Route]:
     about, vectors = About(generation), Vectors(service)
-    shape = LlamaShape(generation.clock.now)
+    shape = LlamaShape(generation.now)
 
     async def completion(request: HttpRequest) -> ASGIApp:
         return await generation.reply(request, "llama_completion", shape)

@@ -13,7 +13,6 @@ from ...text.calls import require_tokens
 from ..generation import Generation
 from ..helper import caller_of
 from ..http import JSONReply
-from ..limits import wait_ready
 from .shape import MessageShape
 
 _SHAPE = MessageShape()
@@ -31,14 +30,9 @@ def routes(generation: Generation) -> list[Route]:
         caller = caller_of(request)
         async with generation.limits.body(request) as data:
             call, rendered = await generation.read("count_tokens", data, caller)
-            require_tokens(await wait_ready(generation.client, generation.config, caller))
-            if rendered is None:
-                rendered = await generation.encoder.render(call.conversation, caller)
-            # Nothing is taken from other texts or left to them, else its time would tell what others have sent.
-            prompt = await generation.encoder.encode(
-                rendered, add_special=call.add_special_tokens, shared=False, param="messages", caller=caller
-            )
-        return JSONReply({"input_tokens": len(prompt.tokens)})
+            require_tokens(await generation.wait_ready(caller))
+            num_tokens = await generation.encoder.count(call, rendered, "messages", caller)
+        return JSONReply({"input_tokens": num_tokens})
 
     return [
         Route("/v1/messages", messages, methods=["POST"]),

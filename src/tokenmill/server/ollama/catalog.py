@@ -106,7 +106,7 @@ class Catalog:
         raise InvalidRequest(_INSTEAD[path])
 
     def _names(self) -> list[str]:
-        return [*self.generation.config.model_names, *(adapter.name for adapter in self.generation.client.adapters)]
+        return [*self.generation.model_names, *(adapter.name for adapter in self.generation.client.adapters)]
 
     def _card(self, name: str) -> dict[str, Any]:
         about, ready = self.generation.text.about, self.generation.client.ready

@@ -12,7 +12,6 @@ from starlette.types import ASGIApp
 from ..generation import Generation
 from ..helper import caller_of
 from ..http import JSONReply
-from ..limits import wait_ready
 from ..vectors import VectorService
 from .catalog import Catalog
 from .form import timestamp
@@ -46,8 +45,8 @@ class _Answers:
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
-        self._chat = OllamaShape(generation.clock.now, is_chat=True)
-        self._generate = OllamaShape(generation.clock.now, is_chat=False)
+        self._chat = OllamaShape(generation.now, is_chat=True)
+        self._generate = OllamaShape(generation.now, is_chat=False)
 
     async def chat(self, request: HttpRequest) -> ASGIApp:
         return await self._reply(request, "ollama_chat", self._chat)
@@ -58,18 +57,18 @@ class _Answers:
     async def _reply(self, request: HttpRequest, endpoint: str, shape: OllamaShape) -> ASGIApp:
         """As Generation.reply, but for calls without a prompt, which ask for nothing but a model that is ready."""
         generation = self._generation
-        arrival_s = generation.clock.now()
+        arrival_s = generation.now()
         generation.limits.refuse_when_draining()
         caller = caller_of(request)
         async with generation.limits.body(request) as data:
             call, rendered = await generation.read(endpoint, data, caller)
             if reason := call.extras.get("done_reason"):
-                await wait_ready(generation.client, generation.config, caller)
+                await generation.wait_ready(caller)
                 return JSONReply(_loaded(call.model, shape, reason))
-            answer, stream = await generation.begin(
+            running = await generation.begin(
                 call, shape.prefix, caller, rendered=rendered, arrival_s=arrival_s, request_id=request.state.request_id
             )
-            return generation.answer_with(shape, answer, stream)
+            return running.reply(shape)
 
 
 def _loaded(model: str, shape: OllamaShape, reason: str) -> dict[str, Any]:

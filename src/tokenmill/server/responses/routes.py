@@ -20,12 +20,10 @@ from ...api.responses.parse import INCLUDES
 from ...core.errors import ContextTooLong, InvalidRequest, NotFound, TokenmillError, Unavailable
 from ...text.calls import require_tokens
 from ...text.special_tokens import Rendered
-from ..deltas import Stream
 from ..generation import Generation
 from ..helper import caller_of
 from ..http import JSONReply
-from ..limits import wait_ready
-from ..resume.again import line_of
+from ..stream import RunningCall
 from .history import earlier_items, id_of, with_history
 from .progress import Progress
 from .shape import PREFIX, ResponseShape
@@ -63,7 +61,7 @@ class _Responses:
     def __init__(self, generation: Generation, store: ResponseStore | None) -> None:
         self._generation = generation
         self._store = store
-        self._running: dict[str, tuple[str, Progress, Stream]] = {}
+        self._running: dict[str, tuple[str, Progress, RunningCall]] = {}
 
     async def create(self, request: HttpRequest) -> ASGIApp:
         generation, owner = self._generation, request.state.owner
@@ -73,23 +71,22 @@ class _Responses:
             generation.begin,
             prefix=PREFIX,
             caller=caller,
-            arrival_s=generation.clock.now(),
-            line=line_of(request, ResponseShape.media_type),
+            arrival_s=generation.now(),
+            media_type=ResponseShape.media_type,
             new_name=self._new_name,
         )
         async with self._read(request) as (call, rendered, size_bytes):
             await self._check_store(call, size_bytes)
             try:
-                answer, stream = await begin(call, rendered=rendered)
+                running = await begin(call, rendered=rendered)
             except ContextTooLong:
                 if not (call.extras["settings"]["truncation"] == "auto" and rendered is None):
                     raise
-                answer, stream = await begin(await fitted(call, generation, caller))
-        progress = Progress(answer, partial(self._keep, owner))
+                running = await begin(await fitted(call, generation, caller), rendered=None)
+        progress = Progress(running.answer, partial(self._keep, owner))
         if progress.is_stored:
-            self._running[answer.id] = (owner, progress, stream)
-        reply = generation.answer_with(ResponseShape(progress), answer, stream)
-        return self._followed(progress, stream, reply, size_bytes)
+            self._running[running.answer.id] = (owner, progress, running)
+        return self._followed(progress, running, size_bytes)
 
     def _new_name(self) -> str:
         """Whoever knows it may read what is kept: it is not the id that logs, traces and views of the server tell."""
@@ -99,21 +96,16 @@ class _Responses:
         """How many tokens the model would be given."""
         generation, caller = self._generation, caller_of(request)
         async with self._read(request) as (call, rendered, _):
-            require_tokens(await wait_ready(generation.client, generation.config, caller))
-            if rendered is None:
-                rendered = await generation.encoder.render(call.conversation, caller)
-            # Nothing is taken from other texts or left to them, else its time would tell what others have sent.
-            prompt = await generation.encoder.encode(
-                rendered, add_special=call.add_special_tokens, shared=False, param="input", caller=caller
-            )
-        return JSONReply({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
+            require_tokens(await generation.wait_ready(caller))
+            num_tokens = await generation.encoder.count(call, rendered, "input", caller)
+        return JSONReply({"object": "response.input_tokens", "input_tokens": num_tokens})
 
     @contextlib.asynccontextmanager
     async def _read(self, request: HttpRequest) -> AsyncIterator[tuple[Any, Rendered | None, int]]:
         """(the call with what it continues, its conversation where that is rendered already, bytes of the body), which
         count as held until the block ends. Errors of the block are told in this API's words."""
         generation = self._generation
-        caller, most_bytes = caller_of(request), generation.config.max_body_bytes
+        caller, most_bytes = caller_of(request), generation.max_body_bytes
         async with generation.limits.body(request) as data:
             continued = await with_history(
                 data, self._store, request.state.owner, most_bytes, generation.helper, caller
@@ -148,11 +140,9 @@ class _Responses:
         if running is None:
             await self._find(request, request.path_params["response_id"])
             raise InvalidRequest("The response is not in progress any more: nothing is left to cancel.")
-        progress, stream = running
+        progress, call = running
         progress.cancel()
-        if progress.answer.tab is not None:
-            progress.answer.tab.note()
-        stream.fail(_Cancelled("The response was cancelled."))
+        call.cancel(_Cancelled("The response was cancelled."))
         return Response(progress.sealed, media_type="application/json")
 
     async def input_items(self, request: HttpRequest) -> Response:
@@ -195,7 +185,7 @@ class _Responses:
         if not previous:
             return own
         assert self._store is not None
-        return [*await earlier_items(self._store, owner, previous, self._generation.config.max_body_bytes), *own]
+        return [*await earlier_items(self._store, owner, previous, self._generation.max_body_bytes), *own]
 
     async def _check_store(self, call: Call, size_bytes: int) -> None:
         """Whether what is asked for can be done. Where nothing is kept, only who says so is refused."""
@@ -220,10 +210,12 @@ class _Responses:
                 raise Unavailable(f"store may not be true now: responses cannot be kept: {why}.")
             settings["store"] = False
 
-    def _followed(self, progress: Progress, stream: Stream, reply: ASGIApp, size_bytes: int) -> ASGIApp:
-        """`reply`, until whose end what the body said counts as held: the response repeats it. Then the response is not
+    def _followed(self, progress: Progress, running: RunningCall, size_bytes: int) -> ASGIApp:
+        """The reply. Until its end what the body said counts as held: the response repeats it. Then the response is not
         under way any more, however it ended; one that nobody has heard of is not kept. The last of the answer waits for
         the store: what a client has read to its end is there after a crash."""
+
+        reply = running.reply(ResponseShape(progress))
 
         def after_store(send: Send) -> Send:
             async def send_on(message: Message) -> None:
@@ -242,7 +234,7 @@ class _Responses:
                 with self._generation.limits.held(size_bytes):
                     await reply(scope, receive, send)
             finally:
-                stream.close()
+                running.close()
                 if not progress.is_known:
                     self._running.pop(progress.answer.id, None)
                 progress.cancel()
@@ -256,7 +248,7 @@ class _Responses:
         given = encode_json(progress.input)
         self._store.put(Record(progress.answer.id, owner, previous, progress.sealed, given))
 
-    def _find_running(self, request: HttpRequest) -> tuple[Progress, Stream] | None:
+    def _find_running(self, request: HttpRequest) -> tuple[Progress, RunningCall] | None:
         found = self._running.get(request.path_params["response_id"])
         return None if found is None or found[0] != request.state.owner else found[1:]
 

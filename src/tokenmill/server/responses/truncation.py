@@ -11,7 +11,6 @@ from ...core.errors import ContextTooLong
 from ...text.calls import context_limit
 from ..generation import Generation
 from ..helper import Caller
-from ..limits import wait_ready
 
 
 async def fitted(call: Call, generation: Generation, caller: Caller) -> Call:
@@ -19,7 +18,7 @@ async def fitted(call: Call, generation: Generation, caller: Caller) -> Call:
     and so does the last turn. Raises ContextTooLong where that alone is too long."""
     assert call.conversation is not None
     messages = call.conversation.messages
-    room = context_limit(await wait_ready(generation.client, generation.config, caller))
+    room = context_limit(await generation.wait_ready(caller))
     cuts = cut_points(messages)
     head = messages[: cuts[0]] if cuts else messages
 
