@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scripted import EOS, Served
-from tokenmill.server.ids import shape
+from tokenmill.api.ids import shape
 
 PROMPT = [70, 71, 72]
 SAID = "abc def ghi"

@@ -16,9 +16,9 @@ import pytest
 from kill import write_model
 from serving import Server, wait_until
 
+from tokenmill.api.helper import Caller
 from tokenmill.cli.upstream_options import _named_feed, _text_of
 from tokenmill.net.kv_subscriber import KVSubscriber
-from tokenmill.server.helper import Caller
 from tokenmill.server.upstream.prefixes import Prefixes
 
 URL, KEY = os.environ.get("TOKENMILL_TEST_UPSTREAM", ""), os.environ.get("TOKENMILL_TEST_UPSTREAM_KEY", "")

@@ -15,8 +15,8 @@ from tokenmill.api.endpoints import ENDPOINTS
 from tokenmill.api.fields import Fields
 from tokenmill.api.messages import parse as messages
 from tokenmill.api.openai.parse import Call, Rules
-from tokenmill.control.tenants.tenant import ADAPTERS
 from tokenmill.core import sampling
+from tokenmill.core.tenant import ADAPTERS
 from tokenmill.server.app import Resources, build_app
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.openapi.bodies import EXAMPLES

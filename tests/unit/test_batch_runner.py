@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from tokenmill.api.common_fields import FLEX
-from tokenmill.control.tenants.tenant import ANYONE
 from tokenmill.core.errors import ConfigError, InvalidRequest, NotFound, Unavailable
 from tokenmill.core.request import IDLE_PRIORITY
+from tokenmill.core.tenant import ANYONE
 from tokenmill.net.system import new_id
 from tokenmill.server.files.answers import Answers
 from tokenmill.server.files.batch import Batch, Wanted

@@ -11,8 +11,8 @@ import pytest
 from scripted import Served
 from tokenmill.cli.logs import JSONLines, TextLines
 from tokenmill.control.observe.call_context import CALL
-from tokenmill.control.tenants.tenant import Tenant
 from tokenmill.core.masking import Mask
+from tokenmill.core.tenant import Tenant
 from tokenmill.server.access_log import ACCESS_LOGGER
 
 

@@ -17,16 +17,16 @@ import pytest
 
 from kv_tree import Tree
 from scripted import InlineHelper, make_text_model
+from tokenmill.api.helper import Caller
 from tokenmill.cli.upstream_options import FeedAddress, UpstreamOptions, _named_feed
 from tokenmill.cluster.token_index import TokenIndex
-from tokenmill.control.tenants.tenant import ANYONE, Tenant
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.kv_events import CLEARED, REMOVED, STORED, TokenEvent
+from tokenmill.core.tenant import ANYONE, Tenant
 from tokenmill.core.tiers import DISK, HOST
 from tokenmill.net.kv_events import KVEventsConfig, decode_batch, encode_batch, replayed
 from tokenmill.net.kv_publisher import KVPublisher
 from tokenmill.net.kv_subscriber import KVSubscriber
-from tokenmill.server.helper import Caller
 from tokenmill.server.upstream.choice import best
 from tokenmill.server.upstream.prefixes import Known, Prefixes
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.api import jobs
+from tokenmill.api import encoder as tokens
+from tokenmill.api import helper, jobs
 from tokenmill.api.openai import tokenize as tokenizing
 from tokenmill.api.responses import items
 from tokenmill.api.responses import parse as outline
@@ -14,7 +15,7 @@ from tokenmill.cli import workers
 from tokenmill.core.units import KiB, MiB
 from tokenmill.net import handshake
 from tokenmill.net.tcp import LinkBounds
-from tokenmill.server import budget, helper, tokens
+from tokenmill.server import budget
 from tokenmill.server.responses import store
 from tokenmill.text import chat_template as chat
 from tokenmill.text.grammar import matcher

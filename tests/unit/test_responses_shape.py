@@ -11,17 +11,16 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from scripted import make_text_model
+from tokenmill.api.answer import Answer
+from tokenmill.api.encoder import Encoded
 from tokenmill.api.logprobs import TokenNames
 from tokenmill.api.openai.parse import Rules
 from tokenmill.api.responses.output import item_id, response_of
 from tokenmill.api.responses.parse import parse_response
+from tokenmill.api.responses.shape import Progress, ResponseShape
 from tokenmill.core.errors import EngineFailed
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
-from tokenmill.server.answer import Answer
-from tokenmill.server.responses.progress import Progress
-from tokenmill.server.responses.shape import ResponseShape
-from tokenmill.server.tokens import Encoded
 from tokenmill.text.choice import Choice, Piece
 from tokenmill.text.parts import CallArguments, CallStart, Content, Part, Reasoning
 

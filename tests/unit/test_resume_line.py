@@ -11,9 +11,9 @@ from starlette.applications import Starlette
 from starlette.types import Message
 from test_resume_store import CALL
 
-from tokenmill.control.tenants.tenant import Tenant
 from tokenmill.core.errors import EngineFailed
 from tokenmill.core.step import TokenLogprob
+from tokenmill.core.tenant import Tenant
 from tokenmill.server.deltas import Delta
 from tokenmill.server.resume.book import Book
 from tokenmill.server.resume.layer import follow

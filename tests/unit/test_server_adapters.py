@@ -9,9 +9,9 @@ from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
-from tokenmill.control.tenants.tenant import ADAPTERS
 from tokenmill.core.errors import BadCheckpoint, InvalidRequest, ModelNotFound, Unavailable
 from tokenmill.core.events import AdapterLoaded, LoadAdapter, UnloadAdapter
+from tokenmill.core.tenant import ADAPTERS
 from tokenmill.server.adapters import AdapterRegistry, ServedAdapter
 from tokenmill.server.service import Service
 

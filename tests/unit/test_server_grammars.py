@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from scripted import InlineHelper, make_text_model
+from tokenmill.api.helper import Caller
 from tokenmill.api.jobs import Job
 from tokenmill.control.observe.metrics import Metrics
-from tokenmill.control.tenants.tenant import Tenant
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.tenant import Tenant
 from tokenmill.server import grammars
 from tokenmill.server.grammars import GrammarCompiler
-from tokenmill.server.helper import Caller
 from tokenmill.text.grammar.constraint import Constraint
 
 

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from scripted import Served
+from tokenmill.api.helper import Caller
 from tokenmill.cluster.canary import Version
 from tokenmill.cluster.events import Ended
 from tokenmill.cluster.totals import Totals
@@ -35,7 +36,6 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.slo import Targets
 from tokenmill.core.terms import Terms
 from tokenmill.net.system import MonotonicClock
-from tokenmill.server.helper import Caller
 from tokenmill.server.repeats.metrics import RepeatMetrics
 from tokenmill.server.result_cache import ResultCache
 from tokenmill.server.resume.metrics import ResumeMetrics

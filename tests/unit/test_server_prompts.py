@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from scripted import InlineHelper, make_text_model
+from tokenmill.api.encoder import Encoder
 from tokenmill.api.openai.parse import Call, Conversation
 from tokenmill.api.prompts import Mixed
 from tokenmill.core.request import SamplingParams
-from tokenmill.server.tokens import Encoder
 from tokenmill.text.chat_template import ChatTemplate
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
 from tokenmill.text.special_tokens import Rendered

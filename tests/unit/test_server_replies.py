@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from scripted import make_text_model
+from tokenmill.api.answer import Answer
+from tokenmill.api.encoder import Encoded
 from tokenmill.api.logprobs import TextOffsets, TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
 from tokenmill.api.openai.parse import Rules, parse_chat, parse_completion
+from tokenmill.api.openai.shape import Chunks, whole_body
 from tokenmill.api.pieces import in_turns
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
-from tokenmill.server.answer import Answer
-from tokenmill.server.replies import Chunks, whole_body
-from tokenmill.server.tokens import Encoded
 from tokenmill.text.choice import Choice, Piece
 
 TEXT = make_text_model()

@@ -12,16 +12,16 @@ import msgspec
 import pytest
 
 from scripted import attached, make_text_model
+from tokenmill.api.answer import Answer
+from tokenmill.api.encoder import Encoded
 from tokenmill.api.logprobs import TokenNames
 from tokenmill.api.openai.parse import Call
+from tokenmill.api.openai.shape import OpenAIShape
 from tokenmill.core.events import Abort, EngineStats, Output, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.build import LocalEngineEnd
-from tokenmill.server.answer import Answer
 from tokenmill.server.client import EngineClient
-from tokenmill.server.replies import OpenAIShape
 from tokenmill.server.stream import EventStream, RunningCall
-from tokenmill.server.tokens import Encoded
 from tokenmill.text.choice import Choice
 
 TEXT = make_text_model()

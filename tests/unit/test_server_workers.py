@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tokenmill.control.tenants.tenant import ADMIN, OPERATOR
 from tokenmill.control.workers.roster import KEPT_S, Roster
 from tokenmill.core.errors import Forbidden, InvalidRequest, NotFound
 from tokenmill.core.events import WorkerFacts
+from tokenmill.core.tenant import ADMIN, OPERATOR
 from tokenmill.server.admin.workers import _Views
 from tokenmill.server.scopes import require_local_admin
 

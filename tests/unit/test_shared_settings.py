@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scripted import READY, make_text_model
+from tokenmill.api.encoder import text_call
 from tokenmill.api.openai.parse import Rules, parse_completion
 from tokenmill.cluster.request_queue import held_tokens
 from tokenmill.core.block import full_groups
@@ -20,7 +21,6 @@ from tokenmill.core.terms import USUAL
 from tokenmill.engine.core import EngineCore
 from tokenmill.net.codec import decode, encode
 from tokenmill.ops.reference import ReferenceOps
-from tokenmill.server.tokens import text_call
 from tokenmill.text.calls import make_requests
 from tokenmill.worker.sampler import Sampler
 

@@ -17,8 +17,8 @@ from tokenmill.cli.state import open_access, require_keys
 from tokenmill.control.tenants.access import Access
 from tokenmill.control.tenants.keys import digest_of
 from tokenmill.control.tenants.store import TenantStore
-from tokenmill.control.tenants.tenant import ADMIN, ANYONE
 from tokenmill.core.errors import ConfigError
+from tokenmill.core.tenant import ADMIN, ANYONE
 
 
 @contextmanager

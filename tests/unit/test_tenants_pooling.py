@@ -9,13 +9,13 @@ from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
+from tokenmill.api.helper import Caller
 from tokenmill.api.pooling import PoolingCall
-from tokenmill.control.tenants.tenant import Tenant
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.events import Ready
 from tokenmill.core.request import PoolingParams, Request
+from tokenmill.core.tenant import Tenant
 from tokenmill.core.terms import Terms
-from tokenmill.server.helper import Caller
 from tokenmill.server.vectors import VectorService
 
 READY = Ready("toy", 512, 100, (), "n", 16, 8, pooling=PoolingParams("last"), vector_size=4)

@@ -16,10 +16,10 @@ from tokenmill.cluster.events import Ended
 from tokenmill.control.tenants.quota_file import LEASE_S, QuotaFile, Verdict
 from tokenmill.control.tenants.quotas import RESERVED_OUTPUT, Quotas
 from tokenmill.control.tenants.rates import Bucket, duration_text, standing
-from tokenmill.control.tenants.tenant import RateLimits, Tenant
 from tokenmill.core.errors import InvalidRequest, RateLimited, Unavailable
 from tokenmill.core.events import Output
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.tenant import RateLimits, Tenant
 
 NOW_S = 1_800_000_000.0
 
@@ -282,7 +282,7 @@ def test_when_keys_were_used_is_noted(tmp_path: Path) -> None:
 _FRONT_END = """
 import os, signal, sys, time
 from tokenmill.control.tenants.quota_file import QuotaFile
-from tokenmill.control.tenants.tenant import RateLimits
+from tokenmill.core.tenant import RateLimits
 file, num = QuotaFile(sys.argv[1]), 0
 print("ready", flush=True)
 sys.stdin.readline()

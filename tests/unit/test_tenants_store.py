@@ -12,8 +12,8 @@ from tokenmill.control.tenants.access import read_known
 from tokenmill.control.tenants.keys import digest_of
 from tokenmill.control.tenants.settings import TenantSettings
 from tokenmill.control.tenants.store import TenantStore
-from tokenmill.control.tenants.tenant import ADMIN
 from tokenmill.core.errors import ConfigError, NotFound, TokenmillError
+from tokenmill.core.tenant import ADMIN
 
 
 class Wall:

@@ -17,11 +17,11 @@ from tiny_tokenizer import DEFINED, MERGES, SPECIAL, byte_metadata
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
 from scripted import InlineHelper, make_text_model
+from tokenmill.api.encoder import KNOWN_CHARS, Encoder
+from tokenmill.api.helper import Caller
 from tokenmill.api.openai.parse import Call
-from tokenmill.control.tenants.tenant import Tenant
 from tokenmill.core.request import SamplingParams
-from tokenmill.server.helper import Caller
-from tokenmill.server.tokens import KNOWN_CHARS, Encoder
+from tokenmill.core.tenant import Tenant
 from tokenmill.text import token_cache as segments
 from tokenmill.text import tokenizer
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf

@@ -20,6 +20,7 @@ from hostile_upstream import DONE, FINISH, Hostile, chunks, delta, reply
 from links import run
 from ports import free_port
 from scripted import Served
+from tokenmill.api.helper import HEAVY_BYTES
 from tokenmill.cli.upstream_options import UpstreamOptions
 from tokenmill.control.tenants.access import Access
 from tokenmill.control.tenants.settings import TenantSettings
@@ -27,7 +28,6 @@ from tokenmill.control.tenants.store import TenantStore
 from tokenmill.control.usage.accounting import Accounting
 from tokenmill.core.errors import ConfigError
 from tokenmill.net.system import MonotonicClock
-from tokenmill.server.helper import HEAVY_BYTES
 from tokenmill.server.models.door import named_in
 from tokenmill.server.upstream.address import UpstreamAddress
 from tokenmill.server.upstream.connection import BadReply

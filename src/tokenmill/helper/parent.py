@@ -87,7 +87,7 @@ def materials(text: TextModel, *, trust_templates: bool = False, allow_special: 
 
 
 class HelperProcess:
-    """A `server.helper.Helper`. Belongs to one event loop."""
+    """A `api.helper.Helper`. Belongs to one event loop."""
 
     def __init__(self, path: str, materials: Materials) -> None:
         self._launch = HelperLaunch(path, file_stamp(path), materials)

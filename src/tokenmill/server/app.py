@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ..api.errors import ClientGone
+from ..api.helper import Helper
 from ..control.audit.entries import note_changes
 from ..control.audit.log import AuditLog, AuditMetrics
 from ..control.kv_store import AskStore, EngineTierMetrics, TierMetrics
@@ -46,7 +47,6 @@ from .files.routes import routes as file_routes
 from .files.runner import Batches
 from .files.store import FileStore
 from .generation import Generation
-from .helper import Helper
 from .http import on_http, on_unexpected
 from .ids.routes import routes as ids_routes
 from .kv.routes import routes as kv_routes

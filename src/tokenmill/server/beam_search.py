@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ..api.answer import Answer
 from ..api.errors import from_engine
 from ..core.errors import InvalidRequest, Unavailable
 from ..core.events import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP
@@ -17,7 +18,6 @@ from ..core.request import Request, SamplingParams
 from ..core.step import TokenLogprob
 from ..text.beams import Beams
 from ..text.choice import Piece
-from .answer import Answer
 from .client import EngineClient
 from .deltas import Delta, Stream
 

@@ -13,7 +13,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from ..api.answer import Answer, Shape
+from ..api.encoder import Encoded, Encoder, prompt_text, text_call
 from ..api.fields import Fields
+from ..api.helper import Caller, Helper, caller_of, read_call
 from ..api.logprobs import TokenNames
 from ..api.openai.parse import Call
 from ..api.parsers import constraint_of, parsers_of
@@ -34,26 +37,21 @@ from ..text.choice import Choice
 from ..text.special_tokens import Rendered
 from ..text.text_model import TextModel
 from .adapters import ServedAdapter
-from .answer import Answer
 from .beam_search import search_call
 from .client import EngineClient
 from .config import SHADOW, ServerConfig
 from .deltas import Stream
 from .grammars import GrammarCompiler
-from .helper import Caller, Helper, caller_of
 from .kv.keeping import Keeper
 from .limits import Limits, least_tokens, newcomer, wait_ready
-from .reading import read_call
 from .result_cache import HEADER as HIT
 from .result_cache import Kept, ResultCache
 from .resume.again import ended_stream, line_of, ready_at_last
 from .resume.line import Line
 from .resume.record import KeptCall
 from .routing import routed
-from .shape import Shape
 from .stream import RunningCall
 from .terms import bounded, terms_of
-from .tokens import Encoded, Encoder, prompt_text, text_call
 
 _log = logging.getLogger(__name__)
 _MAX_LOGGED = 1000

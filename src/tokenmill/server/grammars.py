@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 
+from ..api.helper import Caller, Helper
 from ..api.jobs import CompileGrammar, packed
 from ..control.observe.metrics import Metrics
 from ..core.errors import InvalidRequest
 from ..text.grammar.constraint import Constraint
-from .helper import Caller, Helper
 
 MAX_KEPT = 256
 MAX_KEPT_BYTES = 8 << 20

@@ -16,9 +16,9 @@ from ..api.json_encoder import encode_json
 from ..control.observe.call_context import CALL
 from ..control.tenants.access import Access, Credential
 from ..control.tenants.keys import digest_of
-from ..control.tenants.tenant import ADAPTERS, ANYONE, NO_LIMITS, OPERATOR
 from ..core.errors import AuthenticationFailed, EngineFailed, Forbidden, TokenmillError
 from ..core.masking import Mask
+from ..core.tenant import ADAPTERS, ANYONE, NO_LIMITS, OPERATOR
 from .clients import Clients
 from .visitors import Visitors
 

@@ -9,21 +9,21 @@ from typing import NoReturn
 from starlette.requests import Request as HttpRequest
 
 from ..api.errors import ClientGone, told_s
+from ..api.helper import Caller
 from ..api.openai.parse import Call
 from ..cluster.admission import PREDICTED, BoundedWait
 from ..cluster.request_queue import held_tokens
 from ..control.tenants.quotas import Quotas
-from ..control.tenants.tenant import NO_LIMITS
 from ..core.errors import BodyTooLarge, InvalidRequest, Overloaded, RateLimited, Unavailable
 from ..core.events import Ready
 from ..core.policy import Newcomer, Refusal, Verdict
 from ..core.ports import Clock
 from ..core.request import Request
 from ..core.slo import OFF
+from ..core.tenant import NO_LIMITS
 from .client import EngineClient
 from .config import SHADOW, ServerConfig
 from .encodings import decode_body
-from .helper import Caller
 
 MAX_OF_CALL = 1024
 """Choices of one call."""

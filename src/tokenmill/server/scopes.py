@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from starlette.requests import Request as HttpRequest
 
-from ..control.tenants.tenant import ADAPTERS, ADMIN, OPERATOR
 from ..core.errors import Forbidden
+from ..core.tenant import ADAPTERS, ADMIN, OPERATOR
 from .listen import is_loopback
 
 

@@ -13,20 +13,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .. import __version__
 from ..api.errors import anthropic_style
 from ..api.fields import Fields
+from ..api.helper import caller_of, parse_small
+from ..api.messages.shape import model_body, page_body
+from ..api.openai.shape import OpenAIShape
 from ..control.kv_store import TierMetrics
 from ..control.models.registry import ModelRegistry
 from ..control.observe.metrics import render
-from ..control.tenants.tenant import ADMIN
 from ..control.workers.metrics import WorkerMetrics
 from ..core.errors import InvalidRequest, Overloaded, TokenmillError, Unavailable
+from ..core.tenant import ADMIN
 from ..text.special_tokens import Rendered
 from .adapters import ServedAdapter
 from .generation import Generation
-from .helper import caller_of
 from .http import JSONReply, error_reply, style_for
-from .messages.models import model_body, page_body
-from .reading import parse_small
-from .replies import OpenAIShape
 from .scopes import require_adapters
 
 _MAX_NAME = 200

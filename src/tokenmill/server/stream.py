@@ -20,6 +20,7 @@ from functools import partial
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..api.answer import Answer, Chunks, Shape
 from ..api.errors import ClientGone, from_engine
 from ..api.logprobs import ENTRIES_AT_ONCE
 from ..api.pieces import in_turns
@@ -28,12 +29,10 @@ from ..control.usage.meter import Tab
 from ..core.errors import EngineFailed, TokenmillError, Unavailable
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Output
 from ..text.choice import Choice, Piece
-from .answer import Answer
 from .begun import Begun
 from .deltas import Stream
 from .kv.keeping import Keeper
 from .resume.line import Line
-from .shape import Chunks, Shape
 
 _log = logging.getLogger(__name__)
 _PIECES_AT_ONCE = 256

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 from ..api.common_fields import with_class
+from ..api.helper import Caller
 from ..api.slo_fields import with_headers
 from ..control.slo.objectives import Objectives
 from ..core.errors import InvalidRequest
 from ..core.slo import NO_WISH, OFF, Wish
 from ..core.terms import Terms
 from .config import ENFORCE, ServerConfig
-from .helper import Caller
 
 _TIMEOUT = b"x-request-timeout-s"
 _LEAST_SHARE = 0.2

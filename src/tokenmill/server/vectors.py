@@ -19,7 +19,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..api.common_fields import with_class
+from ..api.encoder import Encoder
 from ..api.errors import from_engine
+from ..api.helper import Caller, Helper, caller_of, read_call
 from ..api.openai.parse import Rules
 from ..api.pooling import PoolingCall
 from ..control.usage.journal import Account
@@ -34,14 +36,11 @@ from ..text.text_model import TextModel
 from .client import EngineClient
 from .config import ServerConfig
 from .deltas import Stream
-from .helper import Caller, Helper, caller_of
 from .http import JSONReply
 from .limits import Limits, newcomer, wait_ready
-from .reading import read_call
 from .result_cache import HEADER as HIT
 from .result_cache import ResultCache
 from .stream import watched
-from .tokens import Encoder
 
 
 async def take_vectors(stream: Stream, requests: Sequence[Request]) -> list[bytes]:

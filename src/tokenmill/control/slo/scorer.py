@@ -11,7 +11,7 @@ from ...cluster.events import Ended
 from ...core.events import FINISH_LENGTH, FINISH_STOP, Output, StepOutputs
 from ...core.request import IDLE_PRIORITY, Request
 from ...core.slo import PROFILES, Traffic
-from ..tenants.tenant import Tenant
+from ...core.tenant import Tenant
 
 MOST_KNOWN = 1024
 """Tenants and clients whose traffic is kept: those that called last."""

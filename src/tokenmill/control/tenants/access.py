@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...core.errors import ConfigError, TokenmillError, Unavailable
+from ...core.tenant import ADAPTERS, ADMIN, ANYONE, OPERATOR, Tenant
 from ...core.terms import Terms
 from ...state.database import Damaged, cannot_use, open_checked
 from ...state.writer import BackgroundWriter
@@ -27,7 +28,6 @@ from .quota_file import quota_path
 from .quotas import Quotas
 from .records import KEY_OF_FLAGS
 from .store import SCHEMA, TenantStore
-from .tenant import ADAPTERS, ADMIN, ANYONE, OPERATOR, Tenant
 
 LOOK_S = 0.5
 """A key that is revoked in one server is refused by all of the same file after this long at most."""

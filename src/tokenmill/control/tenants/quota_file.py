@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from ...core.tenant import RateLimits
 from ...state.database import Schema, open_database, transaction
 from .rates import Bucket, Standing, standing
-from .tenant import RateLimits
 
 LEASE_S = 10.0
 _BUSY_S = 2.0

@@ -22,11 +22,11 @@ from ...cluster.events import Ended
 from ...core.errors import InvalidRequest, RateLimited, Unavailable
 from ...core.events import Output, StepOutputs
 from ...core.request import Request
+from ...core.tenant import NO_LIMITS, RateLimits, Tenant
 from ...state.database import is_damage, set_aside
 from ...state.writer import BackgroundWriter
 from .quota_file import LEASE_S, QuotaFile, Verdict
 from .rates import duration_text
-from .tenant import NO_LIMITS, RateLimits, Tenant
 
 RESERVED_OUTPUT = 1024
 """Most tokens of an answer that are taken before it is there."""

@@ -15,8 +15,8 @@ from ...core.config import check_name
 from ...core.errors import ConfigError
 from ...core.options import check, option
 from ...core.slo import MAX_TARGET_S, PROFILES
+from ...core.tenant import RateLimits
 from ...core.terms import NUM_PRIORITY_CLASSES, STANDARD_CLASS, Terms
-from .tenant import RateLimits
 
 MAX_LIMIT = 10**12
 _GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}|")

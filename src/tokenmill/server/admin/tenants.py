@@ -13,15 +13,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...api.fields import Fields
+from ...api.helper import parse_small
 from ...control.tenants.access import Access
 from ...control.tenants.records import KeyRecord
 from ...control.tenants.settings import TenantSettings
 from ...control.tenants.store import TenantStore
-from ...control.tenants.tenant import ADMIN
 from ...core.errors import ConfigError, InvalidRequest, NotFound
+from ...core.tenant import ADMIN
 from ..http import JSONReply
 from ..limits import Limits
-from ..reading import parse_small
 from ..scopes import require_admin, require_operator
 
 MAX_OVERLAP_S = 30 * 24 * 3600

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message
 
 from ...control.observe.call_context import CALL
-from ...control.tenants.tenant import ANYONE, Tenant
+from ...core.tenant import ANYONE, Tenant
 
 _log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...api.errors import ClientGone
+from ...api.helper import parse_small
 from ...core.errors import InvalidRequest, Unavailable
 from ..generation import Generation
 from ..http import JSONReply
-from ..reading import parse_small
 from .batch import Batch, parse_batch, parse_lifetime, shown
 from .runner import Batches
 from .store import KEPT_S, FileRecord

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable
 
 from starlette.types import ASGIApp
 
-from ...control.tenants.tenant import Tenant
 from ...core.errors import ConfigError, InvalidRequest, NotFound, Unavailable
+from ...core.tenant import Tenant
 from ..client import EngineClient
 from .answers import Answers
 from .batch import WINDOWS, Batch, Wanted

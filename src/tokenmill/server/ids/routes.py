@@ -6,8 +6,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from ...api.ids.shape import IdsShape, SGLangShape
 from ..generation import Generation
-from .shape import IdsShape, SGLangShape
 
 
 def routes(generation: Generation) -> list[Route]:

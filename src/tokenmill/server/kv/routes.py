@@ -9,14 +9,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...api.fields import Fields, parse_object
+from ...api.helper import Caller, caller_of
 from ...control.kv_store import FOR_EVER, AskStore, stored_prefix
 from ...control.tenants.access import Access
-from ...control.tenants.tenant import Tenant
 from ...core.block import split_keys
 from ...core.errors import InvalidRequest, NotFound
+from ...core.tenant import Tenant
 from ...core.tiers import TIERS
 from ..generation import Generation
-from ..helper import Caller, caller_of
 from ..http import JSONReply
 from ..scopes import require_local_admin, require_operator
 from .prefetch import PrefetchView

@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...api.helper import Caller
 from ...api.json_encoder import encode_json
 from ...cluster.keys import keys_of
 from ...control.kv_store import FOR_EVER, AskStore
 from ...core.block import KEY_BYTES, split_keys
 from ...core.errors import InvalidRequest
 from ..generation import Generation
-from ..helper import Caller
 
 
 @dataclass(frozen=True, slots=True)

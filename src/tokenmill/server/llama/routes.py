@@ -6,10 +6,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from ...api.llama.shape import LlamaShape
 from ..generation import Generation
 from ..vectors import VectorService
 from .server import About, Vectors
-from .shape import LlamaShape
 
 
 def routes(generation: Generation, service: VectorService) -> list[Route]:

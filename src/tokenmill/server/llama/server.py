@@ -14,13 +14,13 @@ from starlette.types import ASGIApp
 
 from ... import __version__
 from ...api.fields import said_as
+from ...api.helper import caller_of
 from ...api.llama.settings import settings
 from ...api.pooling import PoolingCall
 from ...core.errors import InvalidRequest, Unavailable
 from ...core.request import SamplingParams
 from ...text.calls import Input
 from ..generation import Generation
-from ..helper import caller_of
 from ..http import JSONReply
 from ..vectors import VectorService, floats
 

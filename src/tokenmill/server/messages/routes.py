@@ -7,13 +7,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from ...api.helper import caller_of
 from ...api.messages.parse import renamed
+from ...api.messages.shape import MessageShape
 from ...core.errors import InvalidRequest
 from ...text.calls import require_tokens
 from ..generation import Generation
-from ..helper import caller_of
 from ..http import JSONReply
-from .shape import MessageShape
 
 _SHAPE = MessageShape()
 

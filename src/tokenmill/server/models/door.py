@@ -17,12 +17,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...api.errors import ClientGone
+from ...api.helper import HEAVY_BYTES
 from ...api.json_encoder import encode_json
 from ...control.models.canaries import Canaries, Canary
 from ...control.models.registry import ModelRegistry, ServedModel
 from ...core.errors import ModelNotFound, TokenmillError
 from ...core.ports import Clock
-from ..helper import HEAVY_BYTES
 from ..http import route_of
 from ..limits import Limits
 from .local import LocalModel

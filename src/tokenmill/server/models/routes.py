@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...api.fields import Fields
+from ...api.helper import parse_small
 from ...cluster.canary import Rules, Version
 from ...control.models.canaries import Canaries
 from ...control.models.registry import ModelRegistry
@@ -16,7 +17,6 @@ from ...core.errors import BadCheckpoint, ConfigError, FetchError, InvalidReques
 from ...core.slo import Targets
 from ..http import JSONReply
 from ..limits import Limits
-from ..reading import parse_small
 from ..scopes import require_local_admin, require_operator
 
 DRAIN_S = 30.0

@@ -18,10 +18,10 @@ from ...control.observe.monitor import NUM_KEPT, Monitor
 from ...control.observe.perfetto import facts_of, trace_parts
 from ...control.observe.requests import NUM_ENDED, Record, summary
 from ...control.observe.timeline import timeline
-from ...control.tenants.tenant import ADMIN
 from ...core.errors import InvalidRequest
 from ...core.flight import NUM_STEPS, Flight, reading
 from ...core.ports import Clock
+from ...core.tenant import ADMIN
 from ..client import EngineClient
 from ..http import JSONReply
 from ..scopes import require_operator

@@ -14,12 +14,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from ...api.fields import Fields
+from ...api.helper import parse_small
+from ...api.ollama.shape import API_VERSION, details, tagged, timestamp
 from ...core.errors import InvalidRequest
 from ...text.calls import context_limit
 from ..generation import Generation
 from ..http import JSONReply
-from ..reading import parse_small
-from .form import API_VERSION, details, tagged, timestamp
 
 _NEVER = "9999-12-31T23:59:59Z"
 """When a model is unloaded that stays loaded."""

@@ -9,13 +9,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from ...api.helper import caller_of
+from ...api.ollama.shape import OllamaShape, timestamp
 from ..generation import Generation
-from ..helper import caller_of
 from ..http import JSONReply
 from ..vectors import VectorService
 from .catalog import Catalog
-from .form import timestamp
-from .shape import OllamaShape
 from .vectors import Vectors
 
 

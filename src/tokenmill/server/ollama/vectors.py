@@ -9,10 +9,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp
 
 from ...api.fields import said_as
+from ...api.ollama.shape import nanoseconds, tagged
 from ...api.pooling import PoolingCall
 from ...text.calls import Input
 from ..vectors import VectorService, floats
-from .form import nanoseconds, tagged
 
 
 class Vectors:

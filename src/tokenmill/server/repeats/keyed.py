@@ -19,8 +19,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...api.errors import ClientGone
+from ...api.helper import Caller
 from ...core.errors import BodyTooLarge, InvalidRequest, KeyReused, TokenmillError
-from ..helper import Caller
 from ..http import error_reply, route_of
 from ..limits import Limits
 from .store import AnswerStore

@@ -6,12 +6,12 @@ import asyncio
 
 import msgspec
 
+from ...api.helper import Caller, Helper, is_heavy
 from ...api.jobs import Skim
 from ...api.json_encoder import encode_json
 from ...api.responses.output import response_of
 from ...api.responses.parse import outline_of, unpack_outline
 from ...core.errors import InvalidRequest, PreviousResponseNotFound
-from ..helper import Caller, Helper, is_heavy
 from .store import MAX_CHAIN, Record, ResponseStore
 
 _decode = msgspec.json.decode

@@ -14,19 +14,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...api.fields import said_as
+from ...api.helper import caller_of
 from ...api.json_encoder import encode_json
 from ...api.openai.parse import Call
 from ...api.responses.parse import INCLUDES
+from ...api.responses.shape import PREFIX, Progress, ResponseShape
 from ...core.errors import ContextTooLong, InvalidRequest, NotFound, TokenmillError, Unavailable
 from ...text.calls import require_tokens
 from ...text.special_tokens import Rendered
 from ..generation import Generation
-from ..helper import caller_of
 from ..http import JSONReply
 from ..stream import RunningCall
 from .history import earlier_items, id_of, with_history
-from .progress import Progress
-from .shape import PREFIX, ResponseShape
 from .store import Record, ResponseStore
 from .truncation import fitted
 

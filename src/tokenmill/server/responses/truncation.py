@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...api.helper import Caller
 from ...api.openai.parse import Call
 from ...core.errors import ContextTooLong
 from ...text.calls import context_limit
 from ..generation import Generation
-from ..helper import Caller
 
 
 async def fitted(call: Call, generation: Generation, caller: Caller) -> Call:

@@ -21,18 +21,18 @@ from starlette.types import ASGIApp, Message, Scope
 
 from ...cluster.events import Ended
 from ...control.observe.call_context import CALL
-from ...control.tenants.tenant import Tenant
 from ...core.errors import Unavailable
 from ...core.events import Output, StepOutputs
 from ...core.masking import Mask
 from ...core.request import Request
+from ...core.tenant import Tenant
 from ..access_log import without_secrets
 from .line import Line, Reader
 from .record import KeptAnswer, KeptCall
 from .store import ResumeStore
 
 if TYPE_CHECKING:
-    from ..answer import Answer
+    from ...api.answer import Answer
     from ..client import EngineClient
 
 _LOOK_S = 1.0

@@ -17,7 +17,7 @@ from ..deltas import Delta
 from .record import Headers, KeptAnswer, KeptCall
 
 if TYPE_CHECKING:
-    from ..answer import Answer
+    from ...api.answer import Answer
     from ..client import EngineClient
 
 _MOST_AHEAD = 1024

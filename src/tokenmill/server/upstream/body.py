@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from ...api.json_encoder import encode_json
-from ...control.tenants.tenant import Tenant
 from ...core.errors import InvalidRequest
+from ...core.tenant import Tenant
 
 _USAGE_PATHS = ("/v1/chat/completions", "/v1/completions")
 """Streams of these tell the tokens they used only where they are asked to."""

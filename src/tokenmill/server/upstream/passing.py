@@ -18,14 +18,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
 from ...api.errors import ClientGone, describe, openai_style
+from ...api.helper import Caller, caller_of
 from ...api.json_encoder import encode_json
 from ...control.models.registry import UPSTREAM
 from ...control.tenants.quotas import RESERVED_OUTPUT
-from ...control.tenants.tenant import NO_LIMITS
 from ...core.errors import Overloaded, TokenmillError, Unavailable, UpstreamFailed
 from ...core.ports import Clock
 from ...core.request import Request, SamplingParams
-from ..helper import Caller, caller_of
+from ...core.tenant import NO_LIMITS
 from ..limits import Limits
 from .body import Passed
 from .choice import best

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from ...api.encoder import Encoder
+from ...api.helper import Caller, Helper, read_call
 from ...api.rules import rules_of
 from ...cluster.token_index import TokenIndex
 from ...core.errors import TokenmillError
 from ...core.kv_events import TokenEvent
 from ...text.text_model import TextModel
-from ..helper import Caller, Helper
-from ..reading import read_call
-from ..tokens import Encoder
 
 READ_S = 0.5
 MOST_TOKENS = 1 << 20

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ...core.terms import NUM_PRIORITY_CLASSES, USUAL, Terms
+from .terms import NUM_PRIORITY_CLASSES, USUAL, Terms
 
 ADMIN = "admin"
 """The scope of a key that manages tenants, keys and the server."""

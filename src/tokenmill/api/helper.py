@@ -1,21 +1,26 @@
-"""The port to the helper process: heavy and hostile input is worked on there, never on this event loop.
+"""What is done in the helper process because it is heavy or hostile, and for whom: bodies are read there where that is
+not quick.
 
-What is heavy: a body of more than a mebibyte or of very many values, a text of more than 100,000 characters. What is
-hostile: any chat template.
-"""
+Heavy is a body of more than a mebibyte or of very many values, or a text of more than 100,000 characters. Hostile is
+any chat template."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request as HttpRequest
 
-from ..api.errors import ClientGone
-from ..api.jobs import Job
-from ..control.tenants.tenant import ANYONE, Tenant
+from ..core.errors import BodyTooLarge
+from ..core.tenant import ANYONE, Tenant
+from ..text.special_tokens import Rendered
+from .endpoints import ENDPOINTS, parse_body
+from .errors import ClientGone
+from .fields import parse_object
+from .jobs import Job, Read, unpack, unpack_ids
+from .openai.parse import Rules
 
 HEAVY_BYTES = 1 << 20
 HEAVY_VALUES = 20_000
@@ -77,3 +82,35 @@ def is_heavy(body: bytes) -> bool:
     if len(body) > HEAVY_BYTES:
         return True
     return sum(map(body.count, (b",", b":", b"["))) + (1 + HEAVY_OBJECT) * body.count(b"{") > HEAVY_VALUES
+
+
+Check = Callable[[dict[str, Any]], Any]
+
+
+async def read_call(
+    endpoint: str, body: bytes, rules: Rules, helper: Helper, caller: Caller, check_model: Check, room: int
+) -> tuple[Any, list[str], Rendered | None]:
+    """(the call, names of unknown fields, the conversation where it is rendered already). `check_model` refuses a body
+    that names a model which is not here. `room`: tokens of context. Raises InvalidRequest naming the field."""
+    if not is_heavy(body):
+        fields = parse_object(body)
+        check_model(fields)
+        call, unknown = parse_body(endpoint, fields, rules)
+        return call, unknown, None
+    result = await caller.stay(helper.run(Read(endpoint, body, room), caller.name))
+    call, unknown, prompts, rendered = unpack(endpoint, result)
+    check_model({"model": call.model})
+    given: list[str | tuple[int, ...]] = []
+    for prompt in prompts:
+        if isinstance(prompt, bytes):
+            await asyncio.sleep(0)  # Between many prompts the streams of others have their turn.
+            prompt = unpack_ids(prompt)
+        given.append(prompt)
+    return replace(call, **{ENDPOINTS[endpoint][2]: tuple(given)}), unknown, rendered
+
+
+def parse_small(body: bytes) -> dict[str, Any]:
+    """The object in a body that has no reason to be large. Raises BodyTooLarge, InvalidRequest."""
+    if is_heavy(body):
+        raise BodyTooLarge("The body is larger than this path takes.")
+    return parse_object(body)

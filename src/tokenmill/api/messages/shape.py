@@ -1,24 +1,93 @@
-"""Answers as Anthropic's API has them: a message of content blocks, whole or as events.
+"""Answers as Anthropic's API has them: a message of content blocks, whole or as events; and its list of models. Pure.
 
 Events come in this order: message_start; for each block content_block_start, deltas, content_block_stop; message_delta
 with the reason of the end and the counts; message_stop. A ping follows the first block's start.
-"""
+
+The arguments of a call that max_tokens has cut off stop in the middle: their JSON is closed where it ends."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from ...api.errors import anthropic_style, describe
-from ...api.json_encoder import encode_json
-from ...api.pieces import Work
+import msgspec
+
 from ...core.errors import TokenmillError
 from ...core.events import FINISH_LENGTH
 from ...text.choice import Choice, Piece
 from ...text.parts import CallArguments, CallStart, Content, Part, Reasoning
 from ..answer import Answer
-from ..partial_json import read_object
+from ..errors import anthropic_style, describe
+from ..json_encoder import encode_json
+from ..pieces import Work
+
+
+def model_body(card: dict[str, Any]) -> dict[str, Any]:
+    """`card`: OpenAI's, with vLLM's max_model_len."""
+    return {
+        "type": "model",
+        "id": card["id"],
+        "display_name": card["id"],
+        "created_at": datetime.fromtimestamp(card["created"], UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": card["max_model_len"],
+        "max_tokens": card["max_model_len"],
+    }
+
+
+def page_body(cards: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """All of them on one page."""
+    data = [model_body(card) for card in cards]
+    return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
+
+
+_CLOSER = {"{": "}", "[": "]"}
+
+
+def read_object(text: str) -> dict[str, Any]:
+    """The object that `text` writes, as far as it goes: what is open is closed, what has no value is left out. An empty
+    object where there is none."""
+    for candidate in _candidates(text):
+        try:
+            value = msgspec.json.decode(candidate)
+        except msgspec.MsgspecError:
+            continue
+        return value if isinstance(value, dict) else {}
+    return {}
+
+
+def _candidates(text: str) -> list[str]:
+    """The text as it is, then closed at its end, then where the value before its last ended."""
+    open_: list[str] = []
+    ends: list[tuple[int, str]] = []  # where a closing may follow, and which
+    in_string = is_escaped = False
+    for position, char in enumerate(text):
+        if in_string:
+            in_string = is_escaped or char != '"'
+            is_escaped = not is_escaped and char == "\\"
+            continue
+        if char == '"':
+            in_string = True
+        elif char == ",":
+            ends.append((position, _closing(open_)))
+        elif char in _CLOSER:
+            open_.append(char)
+            ends.append((position + 1, _closing(open_)))
+        elif char in "}]" and open_:
+            open_.pop()
+    closing = _closing(open_)
+    found = [text, text + closing]
+    if in_string:
+        cut = text.rfind("\\")
+        found += [f'{text}"{closing}', f'{text[:cut]}"{closing}'] if cut >= 0 else [f'{text}"{closing}']
+    return found + [text[:position] + rest for position, rest in ends[-1:]]
+
+
+def _closing(open_: list[str]) -> str:
+    return "".join(_CLOSER[char] for char in reversed(open_))
+
 
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'

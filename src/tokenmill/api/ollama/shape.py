@@ -1,23 +1,55 @@
-"""Ollama's shape of answers: one object, or a line of JSON for each piece and a last one with the counts."""
+"""Ollama's shape of answers, one object, or a line of JSON for each piece and a last one with the counts; and its
+names, times and durations."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from ...api.errors import describe, ollama_style
-from ...api.json_encoder import encode_json
-from ...api.llama_cpp import durations
-from ...api.logprobs import chat_entries
-from ...api.pieces import Work
 from ...core.errors import TokenmillError
 from ...core.step import TokenLogprob
 from ...text.choice import Choice, Piece
 from ...text.parts import CallArguments, CallStart, Content, Part, Reasoning
+from ...text.text_model import About
 from ..answer import Answer
-from .form import nanoseconds, timestamp
+from ..errors import describe, ollama_style
+from ..json_encoder import encode_json
+from ..llama_cpp import durations
+from ..logprobs import chat_entries
+from ..pieces import Work
+
+API_VERSION = "0.13.0"
+"""Of Ollama, whose API is spoken here. Clients ask for it before they use what later versions have."""
+
+_LATEST = ":latest"
+
+
+def tagged(name: str) -> str:
+    """A model's name with its tag, which is "latest" where it has none."""
+    return name if ":" in name.rpartition("/")[2] else name + _LATEST
+
+
+def timestamp(seconds: float) -> str:
+    """RFC 3339, of seconds since 1970."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def nanoseconds(seconds: float) -> int:
+    return max(0, round(seconds * 1e9))
+
+
+def details(about: About) -> dict[str, object]:
+    return {
+        "parent_model": "",
+        "format": about.format,
+        "family": about.architecture,
+        "families": [about.architecture] if about.architecture else [],
+        "parameter_size": about.parameter_size,
+        "quantization_level": about.quantization,
+    }
 
 
 class OllamaShape:

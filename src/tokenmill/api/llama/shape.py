@@ -7,16 +7,16 @@ from typing import Any
 
 import msgspec
 
-from ...api.errors import describe, llama_style
-from ...api.json_encoder import encode_json
-from ...api.llama.settings import settings
-from ...api.llama_cpp import durations
-from ...api.logprobs import ENTRIES_AT_ONCE, TokenNames
-from ...api.pieces import Work
 from ...core.errors import TokenmillError
 from ...core.step import TokenLogprob
 from ...text.choice import Choice, Piece
 from ..answer import Answer
+from ..errors import describe, llama_style
+from ..json_encoder import encode_json
+from ..llama_cpp import durations
+from ..logprobs import ENTRIES_AT_ONCE, TokenNames
+from ..pieces import Work
+from .settings import settings
 
 _PREFIX, _END = b"data: ", b"\n\n"
 _NO_SLOT = -1

@@ -13,7 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ..api.jobs import (
+from ..core.errors import InvalidRequest
+from ..core.terms import Terms
+from ..text.calls import TextCall, bad_word_ids, breaker_ids
+from ..text.special_tokens import Rendered
+from ..text.text_model import TextModel
+from .helper import Caller, Helper
+from .jobs import (
     Encode,
     EncodeInputs,
     Tokenize,
@@ -24,15 +30,9 @@ from ..api.jobs import (
     unpack_inputs,
     unpack_rendered,
 )
-from ..api.openai.parse import Call, Conversation
-from ..api.openai.tokenize import MAX_TOKENIZE_CHARS, tokenize_body
-from ..api.prompts import Mixed, Prompt
-from ..core.errors import InvalidRequest
-from ..core.terms import Terms
-from ..text.calls import TextCall, bad_word_ids, breaker_ids
-from ..text.special_tokens import Rendered
-from ..text.text_model import TextModel
-from .helper import Caller, Helper
+from .openai.parse import Call, Conversation
+from .openai.tokenize import MAX_TOKENIZE_CHARS, tokenize_body
+from .prompts import Mixed, Prompt
 
 THREAD_CHARS = 2_000
 """Texts of more characters than this are encoded in a thread. Many short lines take over a microsecond each."""

@@ -7,15 +7,15 @@ from typing import Any
 
 import msgspec
 
-from ...api.errors import describe
-from ...api.json_encoder import encode_json
-from ...api.logprobs import ENTRIES_AT_ONCE, chat_logprobs, prompt_logprobs
-from ...api.pieces import Work
 from ...core.errors import TokenmillError
 from ...core.step import TokenLogprob
 from ...text.choice import Choice, Piece
 from ..answer import Answer
-from ..replies import DONE
+from ..errors import describe
+from ..json_encoder import encode_json
+from ..logprobs import ENTRIES_AT_ONCE, chat_logprobs, prompt_logprobs
+from ..openai.shape import DONE
+from ..pieces import Work
 
 _PREFIX, _END = b"data: ", b"\n\n"
 
