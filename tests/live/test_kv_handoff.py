@@ -25,7 +25,7 @@ def test_one_server_prefills_and_another_decodes(smollm2: Path, tmp_path: Path) 
         salted = {"cache_salt": "alone"}
         _, alone = ask(decode, **salted)
         status, first = ask(prefill, max_tokens=1, kv_transfer_params={"do_remote_decode": True})
-        assert status == 200 and list(tmp_path.glob("*.kv"))
+        assert status == 200 and list(tmp_path.glob("*.blocks"))
         params = first["kv_transfer_params"]
         assert params == {"do_remote_prefill": True, "do_remote_decode": False}
         _, second = ask(decode, kv_transfer_params=params)

@@ -41,7 +41,7 @@ def test_a_restarted_server_keeps_its_hits(smollm2: Path, tmp_path: Path) -> Non
         assert cached == 0
         stop(server)
         assert "saved" in server.output and "KV blocks" in server.output
-    (path,) = (tmp_path / "kv").iterdir()
+    (path,) = (tmp_path / "kv").glob("*.blocks")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with Server(*args) as server:
         second, cached = ask(server)
@@ -52,7 +52,30 @@ def test_a_restarted_server_keeps_its_hits(smollm2: Path, tmp_path: Path) -> Non
     with Server(*args) as server:
         third, cached = ask(server)
         assert third == first and cached == 0
-        assert sum("is not used: it is damaged" in line for line in server.lines) == 1
+        assert sum("is not used: it is cut short" in line for line in server.lines) == 1
+
+
+def test_a_disk_tier_goes_on_from_the_folder(smollm2: Path, tmp_path: Path) -> None:
+    """Beside other tiers the folder is the disk tier's: it has what was saved, and adds to it; no other server may use
+    it meanwhile, and a later one without tiers finds all that is there."""
+    folder = tmp_path / "kv"
+    args = ("--kv-save", str(folder), "--kv-cache-memory-bytes", "100MiB")
+    with Server(*args) as server:
+        first, _ = ask(server)
+        stop(server)
+    with Server(*args, "--kv-host", "64MiB") as server:
+        second, cached = ask(server)
+        assert second == first and cached > 600
+        with pytest.raises(AssertionError, match="used by another KV store"), Server(*args):
+            pass
+        status, _ = server.request("POST", "/v1/completions", BODY | {"prompt": "Another list. " + TEXT})
+        assert status == 200
+        stop(server)
+    with Server(*args) as server:
+        third, cached = ask(server)
+        assert third == first and cached > 600
+        status, text = server.request("POST", "/v1/completions", BODY | {"prompt": "Another list. " + TEXT})
+        assert status == 200 and json.loads(text)["usage"]["prompt_tokens_details"]["cached_tokens"] > 600
 
 
 def test_a_model_in_this_process_saves_as_it_is_closed(smollm2: Path, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_servers_share_a_store_that_outlives_them_and_refuses_what_is_unlike(smo
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("--kv-host", "4GB", "--kv-save", "kv"), "do not go together"),
+        (("--kv-disk", "kv:4GB", "--kv-save", "kv"), "both name the folder"),
         (("--kv-host", "4GB", "--kv-store", "socket"), "tokenmill kv serve"),
         (("--kv-quota", "1GB"), "need a tier"),
         (("--kv-host", "900TB"), "more than"),

@@ -18,7 +18,7 @@ from tokenmill.core.events import Drain, Output, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.build import build_engine, local_link
 from tokenmill.kv.connector.worker import transfers
-from tokenmill.kv.transfer.saved.folder import KVFolder
+from tokenmill.kv.transfer.disk.shared import SharedFolder
 from tokenmill.models import loader as registry
 from tokenmill.net.system import MonotonicClock
 from tokenmill.ops.native import NativeOps, available
@@ -54,7 +54,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def live(
     make_ops: type, folder: Path, groups: tuple[KVGroupSpec, ...] = WINDOWS, *, salt: str = "", seed: int = 0
-) -> tuple[list[Output], KVFolder]:
+) -> tuple[list[Output], SharedFolder]:
     """One life of an engine: all prompts are answered, then it is drained. The outputs that ended the requests, with
     all of their tokens, and the folder as the worker left it."""
     order = sorted(groups, key=lambda group: group.window)
@@ -128,7 +128,7 @@ def test_damaged_files_change_no_token(tmp_path: Path, seed: int, caplog: pytest
     """Bits flip, or the file ends early: what cannot be read as it was written is computed again, and then saved."""
     rng = random.Random(seed)
     first, _ = live(ReferenceOps, tmp_path)
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("*.blocks")
     data = bytearray(path.read_bytes())
     if seed % 3 == 0:
         del data[rng.randrange(len(data)) :]
@@ -146,13 +146,13 @@ def test_damaged_files_change_no_token(tmp_path: Path, seed: int, caplog: pytest
 def test_a_file_that_goes_meanwhile_is_missed_by_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deleted after its index was read."""
     first, _ = live(ReferenceOps, tmp_path)
-    opened = KVFolder.open
+    opened = SharedFolder.open
 
-    def open_and_delete(self: KVFolder) -> None:
+    def open_and_delete(self: SharedFolder) -> None:
         opened(self)
-        for path in tmp_path.iterdir():
+        for path in tmp_path.glob("*.blocks"):
             path.unlink()
 
-    monkeypatch.setattr(KVFolder, "open", open_and_delete)
+    monkeypatch.setattr(SharedFolder, "open", open_and_delete)
     second, _ = live(ReferenceOps, tmp_path)
     assert tokens_of(second) == tokens_of(first) and cached(second) == [0, 0]

@@ -65,7 +65,8 @@ def test_what_cannot_be_is_refused_with_the_flag_named(given: dict[str, Any], wo
     [
         (TierOptions(), EngineOptions(kv_write="selective"), "--kv-write needs KV tiers"),
         (TierOptions(kv_tier_policy="lru"), EngineOptions(), "need a tier"),
-        (TierOptions(kv_host=1 << 30), EngineOptions(kv_save="kv"), "do not go together"),
+        (TierOptions(kv_disk="kv:1GB"), EngineOptions(kv_save="kv"), "both name the folder of the disk tier"),
+        (TierOptions(kv_host=1 << 30), EngineOptions(kv_save=""), "no folder"),
     ],
 )
 def test_what_has_no_effect_is_refused(tiers: TierOptions, engine: EngineOptions, words: str) -> None:

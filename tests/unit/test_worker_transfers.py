@@ -10,18 +10,18 @@ from typing import Any
 
 from tokenmill.core.effects import FindBlocks, SaveBlocks
 from tokenmill.kv.connector.worker.transfers import Transfers
-from tokenmill.kv.transfer.saved.folder import KVFolder
+from tokenmill.kv.transfer.disk.shared import SharedFolder
 
 SIZE = 32
 
 
-def folder_at(path: Path) -> KVFolder:
-    folder = KVFolder(path, "a" * 32, (SIZE,), 1 << 20)
+def folder_at(path: Path) -> SharedFolder:
+    folder = SharedFolder(path, "a" * 32, (SIZE,), 1 << 20)
     folder.open()
     return folder
 
 
-def transfers(folder: KVFolder) -> Transfers:
+def transfers(folder: SharedFolder) -> Transfers:
     """Of a pool whose block n holds bytes n."""
     pool: Any = SimpleNamespace(
         group=SimpleNamespace(bytes_per_block=SIZE), copy_out=lambda blocks: bytes(blocks) * SIZE
@@ -37,13 +37,13 @@ def test_what_the_folder_gave_up_is_saved_again(tmp_path: Path) -> None:
     """Of blocks that the engine takes for stored, those alone that are gone; nothing is written where none is."""
     folder = folder_at(tmp_path)
     worker = transfers(folder)
-    moves = tuple((0, bytes([n]) * 16, n) for n in range(4))
+    moves = tuple((0, bytes([n + 1]) * 16, n) for n in range(4))
     asyncio.run(worker.save(SaveBlocks(0, moves[:2]), between_steps))
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("*.blocks")
     asyncio.run(worker.save(SaveBlocks(1, moves[2:], moves[:2]), between_steps))
-    assert len(list(tmp_path.iterdir())) == 2 and folder.num_saved == 4
+    assert len(list(tmp_path.glob("*.blocks"))) == 2 and folder.num_saved == 4
     asyncio.run(worker.save(SaveBlocks(2, (), moves), between_steps))
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.glob("*.blocks"))) == 2
     path.unlink()
     asyncio.run(worker.save(SaveBlocks(3, (), moves), between_steps))
     assert folder.num_saved == 6

@@ -256,7 +256,8 @@ def _kv_store(options: EngineOptions, model: ModelFacts) -> str | None:
         return None
     if options.kv_save is not None:
         raise ConfigError(
-            "--kv-save and KV tiers do not go together: --kv-disk FOLDER:SIZE does more.", param="kv_save"
+            "--kv-save says where a server keeps KV itself: the store at --kv-store has tiers of its own.",
+            param="kv_save",
         )
     if model.gives_vectors or not model.kv_bytes_per_token or not options.enable_prefix_caching:
         why = "prefix caching is off" if not options.enable_prefix_caching else "this model gives vectors"

@@ -19,7 +19,7 @@ from ..core.experts import ExpertLoad
 from ..formats.checkpoint import Checkpoint, open_checkpoint, weights_digest
 from ..formats.hub import default_cache_dir
 from ..kv.connector.worker.transfers import Transfers, open_folder
-from ..kv.transfer.saved.folder import KVFolder
+from ..kv.transfer.disk.shared import SharedFolder
 from ..models.config import ModelConfig, config_from_checkpoint
 from ..models.encoder_config import EncoderConfig
 from ..models.loader import Model, load_model
@@ -60,7 +60,7 @@ class Worker:
     kv_groups: tuple[KVGroup, ...]
     memory: MemoryPlan
     vector_size: int = 0
-    saved: KVFolder | None = None
+    saved: SharedFolder | None = None
     pools: tuple[KVPool, ...] = ()
     expert_load: Callable[[], ExpertLoad | None] = lambda: None
 

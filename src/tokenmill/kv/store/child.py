@@ -65,8 +65,7 @@ def own_store(
             param="kv_store",
         )
     if engine.kv_save is not None:
-        message = "--kv-save and KV tiers do not go together: --kv-disk FOLDER:SIZE outlives the server, too."
-        raise ConfigError(message, param="kv_save")
+        tiers, engine = tiers.with_folder(engine.kv_save), replace(engine, kv_save=None)
     if not engine.enable_prefix_caching:
         raise ConfigError("KV tiers have nothing to keep: prefix caching is off.", param="enable_prefix_caching")
 

@@ -7,7 +7,7 @@ engine uses a store that runs is among the options of the engine (`options.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -146,6 +146,18 @@ class TierOptions:
     @property
     def host_bytes(self) -> int:
         return SMALL_HOST_BYTES if self.kv_host is None else self.kv_host
+
+    def with_folder(self, folder: str) -> TierOptions:
+        """What `--kv-save` means beside tiers: the folder is that of the disk tier, which takes as much as host memory.
+        Raises ConfigError."""
+        if not folder:
+            raise ConfigError("--kv-save was given no folder.", param="kv_save")
+        if self.kv_disk is not None:
+            raise ConfigError(
+                "--kv-save and --kv-disk both name the folder of the disk tier: give --kv-disk FOLDER:SIZE alone.",
+                param="kv_save",
+            )
+        return replace(self, kv_disk=f"{folder}:{self.host_bytes}")
 
     @property
     def disk(self) -> tuple[Path, int] | None:

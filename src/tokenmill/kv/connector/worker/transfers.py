@@ -18,8 +18,9 @@ from ....core.effects import FetchBlocks, FindBlocks, SaveBlocks
 from ....core.errors import ConfigError, EngineFailed
 from ....core.units import MiB
 from ....ops.kv_pool import KVPool
-from ...transfer.saved.extent import BadExtent, StoredBlock
-from ...transfer.saved.folder import KVFolder
+from ...transfer.disk.extent import BadExtent
+from ...transfer.disk.shared import SharedFolder
+from ...transfer.disk.whole import StoredBlock
 
 log = logging.getLogger(__name__)
 
@@ -29,22 +30,22 @@ COPY_BYTES = 4 * MiB
 BetweenSteps = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
-def open_folder(path: Path, numerics_id: str, pools: Sequence[KVPool]) -> KVFolder:
+def open_folder(path: Path, numerics_id: str, pools: Sequence[KVPool]) -> SharedFolder:
     """The folder of the model with this id, which holds as much as its pools do. Raises ConfigError."""
     block_bytes = [pool.group.bytes_per_block for pool in pools]
     most_bytes = sum(pool.num_blocks * pool.group.bytes_per_block for pool in pools)
-    folder = KVFolder(path.expanduser().absolute(), numerics_id, block_bytes, most_bytes)
+    folder = SharedFolder(path.expanduser().absolute(), numerics_id, block_bytes, most_bytes)
     try:
         folder.open()
     except OSError as error:
-        raise ConfigError(f"--kv-save {path} cannot be used: {error.strerror}.", param="kv_save") from error
+        raise ConfigError(f"--kv-save {path} cannot be used: {error.strerror or error}.", param="kv_save") from error
     return folder
 
 
 class Transfers:
     """`pools`: of each KV group."""
 
-    def __init__(self, pools: Sequence[KVPool], folder: KVFolder) -> None:
+    def __init__(self, pools: Sequence[KVPool], folder: SharedFolder) -> None:
         self._pools = pools
         self._folder = folder
 
@@ -57,12 +58,12 @@ class Transfers:
 
     async def find(self, job: FindBlocks) -> str:
         """Raises EngineFailed where the folder cannot be read."""
-        await self._beside("read", KVFolder.refresh, self._folder)
+        await self._beside("read", SharedFolder.refresh, self._folder)
         return "".join("01"[is_there] for is_there in self._folder.holds(job.wanted))
 
     async def save(self, job: SaveBlocks, between_steps: BetweenSteps) -> str:
         """Raises EngineFailed where the file cannot be written."""
-        await self._beside("read", KVFolder.refresh, self._folder)
+        await self._beside("read", SharedFolder.refresh, self._folder)
         held = self._folder.holds([(group, key) for group, key, _ in job.stored])
         moves = [*job.moves, *(move for move, is_held in zip(job.stored, held, strict=True) if not is_held)]
         blocks: list[StoredBlock] = []

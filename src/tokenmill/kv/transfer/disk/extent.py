@@ -16,11 +16,11 @@ import json
 import os
 import struct
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b, shake_128
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from ....core.block import KEY_BYTES, BlockKey
 from ....core.tiers import BlockFacts
@@ -202,6 +202,24 @@ def pack_head(head: Head, codec: EntryCodec) -> bytes:
     return (front + codec.check(front)).ljust(PAGE_BYTES, b"\0")
 
 
+def extent_name(numerics_id: str, number: int) -> str:
+    return f"{numerics_id[:16]}-{number:08d}{SUFFIX}"
+
+
+def read_own(path: Path, codec: EntryCodec, numerics_id: str, block_bytes: Sequence[int]) -> tuple[Head, bytes]:
+    """The head of an extent of this model, and its table. Raises BadExtent, ValueError and OSError."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        head, packed = read_front(file, codec)
+    finally:
+        os.close(file)
+    if (head.numerics_id, head.block_bytes) != (numerics_id, tuple(block_bytes)):
+        raise BadExtent("is of another model")
+    if path.name != extent_name(numerics_id, head.number):
+        raise BadExtent("has the name of another")
+    return head, packed
+
+
 def read_front(file: int, codec: EntryCodec) -> tuple[Head, bytes]:
     """The head of an extent, and its table. Raises BadExtent, and OSError."""
     front = os.pread(file, _USUAL_FRONT_BYTES, 0)
@@ -229,15 +247,24 @@ def _unpack_head(page: bytes, codec: EntryCodec) -> Head:
     return Head(**{**fields, "block_bytes": tuple(fields["block_bytes"])})
 
 
-def make_extent(path: Path, head: Head, codec: EntryCodec, open_data: Callable[[Path], tuple[int, bool]]) -> Extent:
-    """A file with no blocks in it, that only its owner may read. It has its name once its head is whole. open_data: to
-    a descriptor for data and whether it goes past the page cache. Raises OSError."""
+def make_extent(
+    path: Path,
+    head: Head,
+    codec: EntryCodec,
+    open_data: Callable[[Path], tuple[int, bool]],
+    fill: Callable[[BinaryIO], None] | None = None,
+) -> Extent:
+    """A file that only its owner may read. It has its name once its head is whole, and what `fill` writes into it;
+    without that there are no blocks in it. open_data: to a descriptor for data and whether it goes past the page cache.
+    Raises OSError."""
     partial = path.with_name(path.name + PARTIAL)
     page = pack_head(head, codec)
     try:
         with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(page)
             file.truncate(head.file_bytes)
+            if fill is not None:
+                fill(file)
         os.replace(partial, path)
         return Extent(path, head, *open_data(path))
     except BaseException:

@@ -14,7 +14,7 @@ from pathlib import Path
 from ....core.block import BlockKey
 from ....core.tiers import TierEntry
 from ....core.units import format_bytes
-from .extent import ENTRY_BYTES, PAGE_BYTES, PARTIAL, SUFFIX, BadExtent, Entry, Extent, read_front
+from .extent import ENTRY_BYTES, PAGE_BYTES, PARTIAL, SUFFIX, BadExtent, Entry, Extent, read_own
 from .io import data_spans, open_data, write_entries
 from .space import DiskSpace, give_back, place_of
 
@@ -33,25 +33,30 @@ class Opened:
     num_unusable: int = 0
 
 
-def claim(folder: Path) -> int:
-    """Make the folder if need be, and have it alone until the descriptor is closed. Raises OSError."""
+def claim(folder: Path, is_shared: bool = False) -> int:
+    """Make the folder if need be, and have it alone, or with all others that share it, until the descriptor is closed.
+    Those who share it go on where the file system has no locks. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_mode & stat.S_IWOTH:
         log.warning("Everyone on this machine may write to %s, and so decide what prompts become.", folder)
     file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
+        is_taken = error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+        if is_shared and not is_taken:
+            return file
         owner = os.pread(file, 20, 0).decode("ascii", "replace").strip()
         os.close(file)
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+        if not is_taken:
             raise
         raise OSError(
             f"{folder} is used by another KV store{f' (process {owner})' if owner else ''}. Give each a folder of its"
             " own, or have the servers of this machine share one KV store."
         ) from None
     os.truncate(file, 0)
-    os.pwrite(file, b"%d\n" % os.getpid(), 0)
+    if not is_shared:
+        os.pwrite(file, b"%d\n" % os.getpid(), 0)
     return file
 
 
@@ -85,15 +90,7 @@ def open_extents(space: DiskSpace) -> Opened:
 
 
 def _open(space: DiskSpace, path: Path) -> tuple[Extent, bytes]:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        head, packed = read_front(file, space.codec)
-        if (head.numerics_id, head.block_bytes) != (space.numerics_id, space.block_bytes):
-            raise BadExtent("is of another model")
-        if path.name != space.name(head.number):
-            raise BadExtent("has the name of another")
-    finally:
-        os.close(file)
+    head, packed = read_own(path, space.codec, space.numerics_id, space.block_bytes)
     return Extent(path, head, *open_data(path)), packed
 
 

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ....core.tiers import BlockFacts, TierKey
-from .extent import PAGE_BYTES, SUFFIX, EntryCodec, Extent, Head, make_extent, padded
+from .extent import PAGE_BYTES, EntryCodec, Extent, Head, extent_name, make_extent, padded
 from .io import open_data, punch, reserve
 
 _NUM_RECENT = 4096
 _STRETCH_BYTES = 2 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_SLOT_BITS = 16
+SLOT_BITS = 16
 """Of a place: the number of the extent, then the slot."""
 _MOST_EXTENTS = 256
 """Of one size, before slots anywhere are taken rather than stretches."""
@@ -59,11 +59,7 @@ class DiskSpace:
 
     def find(self, place: int) -> tuple[Extent | None, int]:
         """The extent and slot of a place."""
-        return self.extents.get(place >> _SLOT_BITS), place & ((1 << _SLOT_BITS) - 1)
-
-    def name(self, number: int) -> str:
-        """Of an extent's file."""
-        return f"{self.numerics_id[:16]}-{number:08d}{SUFFIX}"
+        return self.extents.get(place >> SLOT_BITS), place & ((1 << SLOT_BITS) - 1)
 
     def slot_bytes(self, group: int) -> int:
         return padded(self.block_bytes[group] + self.overhead)
@@ -167,12 +163,12 @@ class DiskSpace:
 
     def _make(self, size: int) -> Extent | None:
         """Another extent, where there is room for its table and a slot."""
-        slots = max(1, min(extent_bytes(self.num_bytes) // size, 1 << _SLOT_BITS))
+        slots = max(1, min(extent_bytes(self.num_bytes) // size, 1 << SLOT_BITS))
         number, uid = self.next_number, secrets.token_hex(16)
         head = Head(self.numerics_id, self.block_bytes, size, slots, number, uid, self.overhead)
         if not self._make_room(head.data_offset + size, size):
             return None
-        path = self.folder / self.name(number)
+        path = self.folder / extent_name(self.numerics_id, number)
         self.next_number += 1
         self.extents[number] = extent = make_extent(path, head, self.codec, open_data)
         return extent
@@ -238,7 +234,7 @@ class DiskSpace:
 
 
 def place_of(extent: Extent, slot: int) -> int:
-    return extent.head.number << _SLOT_BITS | slot
+    return extent.head.number << SLOT_BITS | slot
 
 
 def extent_bytes(num_bytes: int) -> int:

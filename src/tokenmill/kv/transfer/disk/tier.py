@@ -30,6 +30,7 @@ from .extent import ENTRY_BYTES, EntryCodec, Extent
 from .folder import claim, open_extents
 from .io import DiskSlots, View
 from .space import DiskSpace, place_of
+from .whole import convert
 from .write import Complaints, DiskCounts, DiskWriter
 
 T = TypeVar("T")
@@ -187,6 +188,8 @@ class DiskTier:
     def _open(self) -> Sequence[TierEntry]:
         self._lock = claim(self._space.folder)
         try:
+            if not self._space.overhead:
+                convert(self._space.folder, self._space.numerics_id, self._space.block_bytes)
             opened = open_extents(self._space)
             self._speed = self._reader.probe()
         except BaseException:

@@ -1,9 +1,10 @@
-"""A folder of extents: the KV blocks of one model that outlive the process.
+"""A folder of extents that several processes share (`--kv-save`): the KV blocks of one model that outlive them.
 
-Extents are written once and never changed; when they are more than the folder may hold, the oldest go. A file that
+Extents are written whole and never changed; when they are more than the folder may hold, the oldest go. A file that
 cannot be used is told of in one line and left alone, for it may be another model's. Nothing here runs on a thread of
-its own; one thread at a time may `save`, while others do all else. Several processes may share a folder: one at a time
-writes, and each knows of the extents that were there when it last looked (`refresh`) and of those that it wrote.
+its own; one thread at a time may `save`, while others do all else. One process at a time writes, and each knows of the
+extents that were there when it last looked (`refresh`) and of those that it wrote. A KV store whose disk tier is in the
+folder has it alone (`folder.claim`).
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ import contextlib
 import fcntl
 import logging
 import os
-import stat
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from ....core.block import BlockKey
 from ....core.units import format_bytes
-from .extent import PARTIAL, BadExtent, Extent, StoredBlock, open_extent, write_extent
+from .extent import PARTIAL, SUFFIX, BadExtent, Extent
+from .folder import claim
+from .whole import StoredBlock, convert, open_extent, read_blocks, write_extents
 
 log = logging.getLogger(__name__)
 
-SUFFIX = ".kv"
 
-
-class KVFolder:
+class SharedFolder:
     """block_bytes: of each KV group. max_bytes: what the extents of this model may take together; a single extent may
     be larger. `num_saved`, `num_read`, `saving_s`, `reading_s`: blocks that were written and read, and the time that
     it took."""
@@ -42,17 +43,16 @@ class KVFolder:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # of the three below
         self._extents: list[Extent] = []  # oldest first
-        self._holder: dict[tuple[int, BlockKey], Extent] = {}
+        self._places: dict[tuple[int, BlockKey], tuple[Extent, int]] = {}
         self._unusable: set[Path] = set()
 
     def open(self) -> None:
         """Make the folder if need be, and read what its extents hold. Raises OSError where it cannot be used."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self.path.stat().st_mode & stat.S_IWOTH:
-            log.warning("Everyone on this machine may write to %s, and so decide what prompts become.", self.path)
+        weakref.finalize(self, os.close, claim(self.path, is_shared=True))
         with self._only_writer():
-            for path in self.path.glob(f"{self._stem}-*{SUFFIX}{PARTIAL}"):
+            for path in self.path.glob(f"{self._numerics_id[:16]}-*{SUFFIX}{PARTIAL}"):
                 path.unlink(missing_ok=True)
+            convert(self.path, self._numerics_id, self._block_bytes)
         self.refresh()
 
     def refresh(self) -> None:
@@ -76,13 +76,13 @@ class KVFolder:
     def holds(self, wanted: Sequence[tuple[int, BlockKey]]) -> list[bool]:
         """Which of these blocks by (group, key) are here."""
         with self._lock:
-            return [one in self._holder for one in wanted]
+            return [one in self._places for one in wanted]
 
     @property
     def keys(self) -> tuple[tuple[BlockKey, ...], ...]:
         """Of each KV group, the keys of the blocks that are here."""
         groups: tuple[list[BlockKey], ...] = tuple([] for _ in self._block_bytes)
-        for group, key in self._holder:
+        for group, key in self._places:
             groups[group].append(key)
         return tuple(tuple(keys) for keys in groups)
 
@@ -92,7 +92,7 @@ class KVFolder:
 
     def describe(self) -> str:
         """'12 blocks (4.0 MiB) in /path'."""
-        return f"{len(self._holder)} blocks ({format_bytes(self.num_bytes)}) in {self.path}"
+        return f"{len(self._places)} blocks ({format_bytes(self.num_bytes)}) in {self.path}"
 
     def summary(self) -> str:
         """What was written and read so far, in one line."""
@@ -104,34 +104,30 @@ class KVFolder:
     def read(self, wanted: Sequence[tuple[int, BlockKey]]) -> list[bytes]:
         """The bytes of blocks by (group, key). Raises BadExtent and OSError where one of them cannot be had."""
         with self._lock:
-            holders = {one: self._holder.get(one) for one in wanted}
+            places = [self._places.get(one) for one in wanted]
         began_s = time.perf_counter()
         found: list[bytes] = []
-        for holder, run in groupby(wanted, holders.__getitem__):
-            if holder is None:
-                raise BadExtent("is gone")
-            found += holder.read(tuple(run))
+        if None in places:
+            raise BadExtent("is gone")
+        for extent, run in groupby(filter(None, places), lambda place: place[0]):
+            found += read_blocks(extent, [slot for _, slot in run])
         self.num_read += len(found)
         self.reading_s += time.perf_counter() - began_s
         return found
 
     def save(self, blocks: Sequence[StoredBlock]) -> None:
-        """Write an extent of these blocks, then give up the oldest extents beyond what the folder may hold. Raises
+        """Write extents of these blocks, then give up the oldest extents beyond what the folder may hold. Raises
         OSError; nothing that was whole is lost then."""
         began_s = time.perf_counter()
         with self._only_writer():
-            path = self.path / f"{self._stem}-{self._next_number():08d}{SUFFIX}"
-            extent = write_extent(path, self._numerics_id, self._block_bytes, blocks)
+            made = write_extents(self.path, self._numerics_id, self._block_bytes, blocks)
         self.num_saved += len(blocks)
         with self._lock:
-            self._add(extent)
-            while len(self._extents) > 1 and self.num_bytes > self._max_bytes:
+            for extent in made:
+                self._add(extent)
+            while len(self._extents) > len(made) and self.num_bytes > self._max_bytes:
                 self._drop_oldest()
         self.saving_s += time.perf_counter() - began_s
-
-    @property
-    def _stem(self) -> str:
-        return self._numerics_id[:16]
 
     @contextlib.contextmanager
     def _only_writer(self) -> Iterator[None]:
@@ -144,11 +140,6 @@ class KVFolder:
         finally:
             os.close(folder)
 
-    def _next_number(self) -> int:
-        """One more than that of the newest extent, whoever wrote it."""
-        numbers = [path.stem.rpartition("-")[2] for path in self.path.glob(f"{self._stem}-*{SUFFIX}")]
-        return 1 + max((int(number) for number in numbers if number.isdecimal()), default=-1)
-
     def _open(self, path: Path) -> Extent | None:
         try:
             return open_extent(path, self._numerics_id, self._block_bytes)
@@ -158,14 +149,16 @@ class KVFolder:
 
     def _add(self, extent: Extent) -> None:
         self._extents.append(extent)
-        for one in extent.locations:
-            self._holder[one] = extent
+        for slot in range(extent.head.num_slots):
+            if not extent.is_empty(slot):
+                self._places[extent.groups[slot], extent.key(slot)] = extent, slot
 
     def _remove(self, extent: Extent) -> None:
         self._extents.remove(extent)
-        for one in extent.locations:
-            if self._holder.get(one) is extent:
-                del self._holder[one]
+        for slot in range(extent.head.num_slots):
+            one = extent.groups[slot], extent.key(slot)
+            if self._places.get(one) == (extent, slot):
+                del self._places[one]
 
     def _drop_oldest(self) -> None:
         extent = self._extents[0]

@@ -1,20 +1,26 @@
-"""Extents and folders of them: what was written is read back, and nothing else ever is."""
+"""A folder of extents that servers share: what was written is read back, and nothing else ever is."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import stat
+import struct
 import threading
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
 
+from tokenmill.core.errors import ConfigError
 from tokenmill.kv.connector.worker.transfers import open_folder
-from tokenmill.kv.transfer.saved.extent import PARTIAL, BadExtent, StoredBlock, open_extent, write_extent
-from tokenmill.kv.transfer.saved.folder import KVFolder
+from tokenmill.kv.transfer.disk.extent import PARTIAL, BadExtent, extent_name
+from tokenmill.kv.transfer.disk.folder import claim
+from tokenmill.kv.transfer.disk.shared import SharedFolder
+from tokenmill.kv.transfer.disk.whole import StoredBlock, open_extent, read_blocks, write_extents
 
-SIZES = (96, 40)
+SIZES = (4000, 3000)
 MODEL = "0123456789abcdef0123456789abcdef"
 
 
@@ -24,10 +30,21 @@ def some_blocks(seed: int, count: int = 6) -> list[StoredBlock]:
     return [StoredBlock(group, rng.randbytes(16), rng.randbytes(SIZES[group])) for group in groups]
 
 
-def folder_at(path: Path, max_bytes: int = 1 << 20, model: str = MODEL) -> KVFolder:
-    folder = KVFolder(path, model, SIZES, max_bytes)
+def folder_at(path: Path, max_bytes: int = 1 << 20, model: str = MODEL) -> SharedFolder:
+    folder = SharedFolder(path, model, SIZES, max_bytes)
     folder.open()
     return folder
+
+
+def files(folder: Path) -> list[Path]:
+    """All but the lock."""
+    return [path for path in folder.iterdir() if path.name != "lock"]
+
+
+def written(folder: Path, blocks: list[StoredBlock], model: str = MODEL, sizes: tuple[int, ...] = SIZES) -> Path:
+    """An extent of these blocks."""
+    (extent,) = write_extents(folder, model, sizes, blocks)
+    return extent.path
 
 
 def test_blocks_are_read_back(tmp_path: Path) -> None:
@@ -43,7 +60,7 @@ def test_blocks_are_read_back(tmp_path: Path) -> None:
             {block.key for block in first + second if block.group == group} for group in (0, 1)
         ]
     assert (folder.num_saved, folder.num_read) == (12, 15)
-    paths = list((tmp_path / "saved").iterdir())
+    paths = files(tmp_path / "saved")
     assert len(paths) == 2 and not any(path.name.endswith(PARTIAL) for path in paths)
     assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o600}
     assert stat.S_IMODE((tmp_path / "saved").stat().st_mode) == 0o700
@@ -51,8 +68,8 @@ def test_blocks_are_read_back(tmp_path: Path) -> None:
 
 def test_the_same_key_in_two_groups_is_two_blocks(tmp_path: Path) -> None:
     folder = folder_at(tmp_path)
-    folder.save([StoredBlock(0, b"k" * 16, b"a" * 96), StoredBlock(1, b"k" * 16, b"b" * 40)])
-    assert folder.read([(1, b"k" * 16)]) == [b"b" * 40]
+    folder.save([StoredBlock(0, b"k" * 16, b"a" * 4000), StoredBlock(1, b"k" * 16, b"b" * 3000)])
+    assert folder.read([(1, b"k" * 16)]) == [b"b" * 3000]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -60,8 +77,7 @@ def test_damaged_files_never_give_wrong_bytes(tmp_path: Path, seed: int, caplog:
     """Cut short anywhere, lengthened, or with bits flipped: refused when opened or read, or read as written."""
     rng = random.Random(seed)
     blocks = some_blocks(seed)
-    path = tmp_path / "a.kv"
-    write_extent(path, MODEL, SIZES, blocks)
+    path = written(tmp_path, blocks)
     whole = path.read_bytes()
     num_refused = 0
     for _ in range(150):
@@ -77,52 +93,64 @@ def test_damaged_files_never_give_wrong_bytes(tmp_path: Path, seed: int, caplog:
         path.write_bytes(data)
         try:
             extent = open_extent(path, MODEL, SIZES)
-        except BadExtent:
+        except (BadExtent, ValueError):
             num_refused += 1
             continue
-        for block in blocks:
+        for slot, block in enumerate(blocks):
             try:
-                assert extent.read([(block.group, block.key)]) == [block.data]
+                assert read_blocks(extent, [slot]) == [block.data]
             except BadExtent:
                 num_refused += 1
     assert num_refused >= 100
     path.write_bytes(whole[:-1])
-    assert folder_at(tmp_path).keys == ((), ()) and "is damaged" in caplog.text
+    assert folder_at(tmp_path).keys == ((), ()) and "is cut short" in caplog.text
 
 
 def test_swapped_blocks_are_noticed(tmp_path: Path) -> None:
     """Two blocks of a size whose bytes changed places: each checksum covers the block's key."""
-    blocks = [StoredBlock(0, bytes([n]) * 16, bytes([n]) * 96) for n in (1, 2)]
-    path = tmp_path / "a.kv"
-    extent = write_extent(path, MODEL, SIZES, blocks)
+    path = written(tmp_path, [StoredBlock(0, bytes([n]) * 16, bytes([n]) * 4000) for n in (1, 2)])
+    extent = open_extent(path, MODEL, SIZES)
     data = path.read_bytes()
-    path.write_bytes(data[:-192] + data[-96:] + data[-192:-96])
+    path.write_bytes(data[:-8192] + data[-4096:] + data[-8192:-4096])
     with pytest.raises(BadExtent, match="damaged"):
-        extent.read([(0, blocks[0].key)])
+        read_blocks(extent, [0])
+
+
+def test_groups_of_other_sizes_have_extents_of_their_own(tmp_path: Path) -> None:
+    """A slot is a multiple of 4096 bytes; all extents of what is saved at once stay, whatever the folder may hold."""
+    sizes = (5000, 300)
+    blocks = [StoredBlock(n % 2, bytes([n + 1]) * 16, bytes([n]) * sizes[n % 2]) for n in range(5)]
+    folder = SharedFolder(tmp_path, MODEL, sizes, 1)
+    folder.open()
+    folder.save(blocks)
+    assert sorted(len(path.read_bytes()) for path in files(tmp_path)) == [8192 + 2 * 4096, 8192 + 3 * 8192]
+    again = SharedFolder(tmp_path, MODEL, sizes, 1)
+    again.open()
+    assert again.read([(block.group, block.key) for block in blocks]) == [block.data for block in blocks]
 
 
 def test_foreign_files_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Another model's extents, another geometry, another version and other files are told of, kept and not read."""
     folder_at(tmp_path, model="f" * 32).save(some_blocks(1))
-    write_extent(tmp_path / "other.kv", MODEL, (96, 41), [])
-    (tmp_path / "notes.kv").write_text("not an extent")
-    (tmp_path / "new.kv").write_bytes(b"TMKV\x00\x00\x00\x02" + bytes(100))
-    (tmp_path / f"{MODEL[:16]}-00000003.kv{PARTIAL}").write_bytes(b"half")
+    written(tmp_path, some_blocks(1), sizes=(4000, 3001)).rename(tmp_path / "other.blocks")
+    (tmp_path / "notes.blocks").write_text("not an extent")
+    (tmp_path / "new.blocks").write_bytes(b"TMKVD\x00\x00\x02" + bytes(5000))
+    (tmp_path / f"{extent_name(MODEL, 3)}{PARTIAL}").write_bytes(b"half")
     folder = folder_at(tmp_path)
     assert folder.keys == ((), ()) and folder.num_bytes == 0
     for reason in ("is of another model", "is no extent", "is of another version"):
         assert reason in caplog.text
-    assert len(list(tmp_path.iterdir())) == 4, "a file that was being written is removed, others stay"
+    assert len(files(tmp_path)) == 4, "a file that was being written is removed, others stay"
 
 
 def test_the_oldest_extents_go_first(tmp_path: Path) -> None:
     """The folder keeps to its size once the new extent is whole; what both hold is read from the new one."""
     batches = [some_blocks(seed) for seed in range(5)]
-    one = write_extent(tmp_path / "size", MODEL, SIZES, batches[0]).num_bytes
+    one = written(tmp_path, batches[0]).stat().st_size
     folder = folder_at(tmp_path / "saved", max_bytes=int(3.5 * one))
     for batch in batches:
         folder.save([*batch, batches[0][0]])
-    assert folder.num_bytes <= 3.5 * one and len(list((tmp_path / "saved").iterdir())) == len(folder._extents)
+    assert folder.num_bytes <= 3.5 * one and len(files(tmp_path / "saved")) == len(folder._extents)
     assert folder.read([(batches[0][0].group, batches[0][0].key)]) == [batches[0][0].data]
     with pytest.raises(BadExtent, match="gone"):
         folder.read([(batches[0][1].group, batches[0][1].key)])
@@ -141,14 +169,14 @@ def test_a_failed_write_leaves_what_was_whole(tmp_path: Path, monkeypatch: pytes
         patch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space"):
             folder.save(some_blocks(2))
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(files(tmp_path)) == 1
     assert folder.read([(blocks[0].group, blocks[0].key)]) == [blocks[0].data]
 
 
 def test_two_processes_share_a_folder(tmp_path: Path) -> None:
     """Neither overwrites what the other wrote, and the one with less room may delete what the other knows of."""
     batches = [some_blocks(seed) for seed in range(3)]
-    one = write_extent(tmp_path / "size", MODEL, SIZES, batches[0]).num_bytes
+    one = written(tmp_path, batches[0]).stat().st_size
     folder_at(tmp_path / "saved").save(batches[0])
     large, small = folder_at(tmp_path / "saved"), folder_at(tmp_path / "saved", max_bytes=int(1.5 * one))
     large.save(batches[1])
@@ -165,7 +193,7 @@ def test_two_processes_share_a_folder(tmp_path: Path) -> None:
 
 def test_a_look_finds_what_others_wrote(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """And lets go of what they deleted; the oldest file of both goes first, and a bad one is told of once."""
-    (tmp_path / "notes.kv").write_text("not an extent")
+    (tmp_path / "notes.blocks").write_text("not an extent")
     batches = [some_blocks(seed) for seed in range(3)]
     wanted = [[(block.group, block.key) for block in batch] for batch in batches]
     first, second = folder_at(tmp_path), folder_at(tmp_path)
@@ -185,6 +213,50 @@ def test_a_look_finds_what_others_wrote(tmp_path: Path, caplog: pytest.LogCaptur
     assert not any(first.holds(wanted[0] + wanted[1] + wanted[2]))
     assert all(first.holds([(block.group, block.key) for block in some_blocks(3)]))
     assert not caplog.text
+
+
+def old_file(path: Path, blocks: list[StoredBlock]) -> bytes:
+    """As such a folder had them before there were slots (`whole`)."""
+    head = json.dumps({"numerics_id": MODEL, "block_bytes": list(SIZES)}).encode()
+    index = b"".join(
+        struct.pack("<H16s16s", block.group, block.key, blake2b(block.key + block.data, digest_size=16).digest())
+        for block in blocks
+    )
+    front = b"TMKV\x00\x00\x00\x01" + struct.pack("<I", len(head)) + head + struct.pack("<I", len(blocks)) + index
+    data = front + blake2b(front, digest_size=16).digest() + b"".join(bytes(block.data) for block in blocks)
+    path.write_bytes(data)
+    return data
+
+
+def test_files_of_the_old_format_become_extents(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """All blocks of whole files are had as before; what is damaged stays, is told of and gives nothing."""
+    blocks, others = some_blocks(1), some_blocks(2)
+    old_file(tmp_path / f"{MODEL[:16]}-00000000.kv", blocks)
+    cut = tmp_path / f"{MODEL[:16]}-00000001.kv"
+    cut.write_bytes(old_file(cut, others)[:-1])
+    (tmp_path / f"{MODEL[:16]}-00000002.kv{PARTIAL}").write_bytes(b"half")
+    data = bytearray(old_file(tmp_path / "c.kv", some_blocks(3)))
+    data[-1] ^= 1
+    (tmp_path / "c.kv").write_bytes(data)
+    for folder in (folder_at(tmp_path), folder_at(tmp_path)):
+        kept = [*blocks, *some_blocks(3)[:-1]]
+        assert folder.read([(block.group, block.key) for block in kept]) == [block.data for block in kept]
+        assert sum(map(len, folder.keys)) == len(kept)
+    assert {path.name for path in files(tmp_path)} == {extent_name(MODEL, 0), extent_name(MODEL, 1), cut.name}
+    assert "is cut short" in caplog.text
+
+
+def test_a_kv_store_has_the_folder_alone(tmp_path: Path) -> None:
+    """Servers that share it keep a store out, which would write over what they read, and the other way round."""
+    folder, other = folder_at(tmp_path), folder_at(tmp_path)
+    with pytest.raises(OSError, match="used by another KV store"):
+        claim(tmp_path)
+    del folder, other
+    lock = claim(tmp_path)
+    with pytest.raises(ConfigError, match="used by another KV store"):
+        open_folder(tmp_path, MODEL, [])
+    os.close(lock)
+    folder_at(tmp_path)
 
 
 def test_a_file_being_written_is_no_relic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,0 @@
-"""Files of blocks by key that outlive the engine which wrote them (--kv-save)."""
