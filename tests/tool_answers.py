@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tokenmill.text.chat_format import Speech
+from tokenmill.text.chat_format import ChatFormat
 from tokenmill.text.parts import CallArguments, CallStart, Content, Parser, Part, Reasoning
 from tokenmill.text.tools.tool_choice import Tool, ToolUse
 
@@ -248,5 +248,5 @@ def arguments(calls: Said) -> list[tuple[str, object]]:
     return [(name, json.loads(text)) for name, text in calls.calls]
 
 
-def speech(tools: str = "hermes", reasoning: str = "") -> Speech:
-    return Speech(tools, True, reasoning)
+def chat_format(tools: str = "hermes", reasoning: str = "") -> ChatFormat:
+    return ChatFormat(tools, True, reasoning)

@@ -39,7 +39,7 @@ from tokenmill import LLM, SamplingParams
 from tokenmill.bench import machine
 from tokenmill.bench.report import summarise
 from tokenmill.formats.checkpoint import open_checkpoint
-from tokenmill.models.summary import survey
+from tokenmill.models.summary import model_summary
 
 SETTLE_S = 0.3
 DEFAULT = ("prefill:512", "decode:128", "16x128")
@@ -101,12 +101,12 @@ class Own:
     def __init__(self, path: Path, loads: list[Load], new: int, threads: int) -> None:
         longest = max(load.depth for load in loads) + new + 16
         checkpoint = open_checkpoint(path)
-        self.survey = survey(checkpoint)
+        self.summary = model_summary(checkpoint)
         checkpoint.close()
         room = max(max(load.room for load in loads), longest) + 1024
         self.llm = LLM(
             str(path), max_model_len=longest, max_num_seqs=max(16, *(load.streams for load in loads)), threads=threads,
-            kv_cache_memory_bytes=str(int(room * 1.1 * self.survey.kv_bytes_per_token)),
+            kv_cache_memory_bytes=str(int(room * 1.1 * self.summary.kv_bytes_per_token)),
         )  # fmt: skip
         self.new = new
         self._rng = random.Random(0)
@@ -142,15 +142,15 @@ class Own:
         return float((step > 0).sum(axis=-1).mean())
 
     def step_bytes(self, load: Load, touched: float) -> float:
-        config = self.survey.config
+        config = self.summary.config
         moe = getattr(config, "moe", None)
         parts: dict[str, int] = {}
-        for group in self.survey.groups:
+        for group in self.summary.groups:
             parts[group.part] = parts.get(group.part, 0) + group.packed_bytes
         share = touched / moe.routing.num_experts if moe is not None else 0.0
         plain = sum(size for part, size in parts.items() if part not in ("embeddings", "experts"))
         head = parts.get("embeddings", 0) if "head" not in parts else 0
-        kv = load.streams * self.survey.kv_bytes(load.depth + self.new // 2)
+        kv = load.streams * self.summary.kv_bytes(load.depth + self.new // 2)
         return plain + head + share * parts.get("experts", 0) + kv
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from scripted import Served, make_text_model
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
-from tokenmill.text.chat_format import make_speech
+from tokenmill.text.chat_format import find_chat_format
 from tokenmill.text.chat_template import ChatTemplate
 from tool_answers import ANSWERS, TOOLS, Said
 
@@ -67,7 +67,7 @@ def serve(marks: str, model: Model) -> Served:
 def served_with(template: str, model: Model) -> Served:
     """With a context that has room for tools, a token being a byte."""
     text = make_text_model(chat=ChatTemplate(template))
-    text = replace(text, speech=make_speech(template, text.tokenizer))
+    text = replace(text, chat_format=find_chat_format(template, text.tokenizer))
     return Served(model, text=text, engine=EngineConfig(groups=full_groups(512), max_model_len=4096))
 
 
@@ -123,7 +123,7 @@ def streamed(stream: Any) -> tuple[Said, str]:
 def test_each_family_is_served_whole_and_streamed(family: str, model: Model) -> None:
     """What the template shows decides the parser; the deltas of a stream add up to the whole answer."""
     with serve(MARKS[family], model) as served, client_of(served) as client:
-        assert served.text.speech.tools == family
+        assert served.text.chat_format.tools == family
         for name, text, wanted in ANSWERS:
             if name != family:
                 continue
@@ -138,7 +138,7 @@ def test_each_family_is_served_whole_and_streamed(family: str, model: Model) -> 
 def test_marks_that_are_special_tokens_are_read_though_special_tokens_are_not_shown(model: Model) -> None:
     template = "{# [TOOL_CALLS][ARGS] #}" + CHATML
     text = make_text_model(specials=("[TOOL_CALLS]", "[ARGS]", "[OTHER]"), chat=ChatTemplate(template))
-    text = replace(text, speech=make_speech(template, text.tokenizer))
+    text = replace(text, chat_format=find_chat_format(template, text.tokenizer))
     engine = EngineConfig(groups=full_groups(512), max_model_len=4096)
     model.answer = "I look. [OTHER][TOOL_CALLS]now[ARGS]{}"
     with Served(model, text=text, engine=engine) as served, client_of(served) as client:

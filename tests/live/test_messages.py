@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scripted import Served, make_text_model
-from tokenmill.text.chat_format import make_speech
+from tokenmill.text.chat_format import find_chat_format
 from tokenmill.text.chat_template import ChatTemplate
 
 VERSION = {"anthropic-version": "2023-06-01"}
@@ -156,8 +156,8 @@ def talking() -> Iterator[Served]:
         return f"<think>\nHm.\n</think>\n\n{said}" if prompt.endswith("think") else said
 
     text = make_text_model()
-    speech = make_speech(TALKING, text.tokenizer)
-    with Served(reply, text=make_text_model(chat=ChatTemplate(TALKING), speech=speech)) as server:
+    chat_format = find_chat_format(TALKING, text.tokenizer)
+    with Served(reply, text=make_text_model(chat=ChatTemplate(TALKING), chat_format=chat_format)) as server:
         yield server
 
 

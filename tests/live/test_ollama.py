@@ -13,7 +13,7 @@ import pytest
 from scripted import Served, make_text_model
 from tokenmill.api.ollama.parse import _messages
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.text.chat_format import Speech
+from tokenmill.text.chat_format import ChatFormat
 from tokenmill.text.chat_template import ChatTemplate
 from tokenmill.text.fim import FimTokens
 
@@ -336,7 +336,7 @@ def thinker() -> Iterator[Served]:
 
     text = make_text_model(
         chat=ChatTemplate(THINKING, "<|endoftext|>", "<|im_end|>"),
-        speech=Speech("hermes", True, "think", knows_calls=True),
+        chat_format=ChatFormat("hermes", True, "think", knows_calls=True),
     )
     with Served(reply, text=text) as running:
         yield running

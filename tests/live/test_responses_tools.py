@@ -14,7 +14,7 @@ from scripted import Served, make_text_model
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.server.responses.store import ResponseStore
-from tokenmill.text.chat_format import make_speech
+from tokenmill.text.chat_format import find_chat_format
 from tokenmill.text.chat_template import ChatTemplate
 
 TEMPLATE = (
@@ -52,7 +52,7 @@ def client(model: Model, tmp_path: Path) -> Iterator[OpenAI]:
     store = ResponseStore(str(tmp_path / "r.db"))
     store.open()
     text = make_text_model()
-    text = make_text_model(chat=ChatTemplate(TEMPLATE), speech=make_speech(TEMPLATE, text.tokenizer))
+    text = make_text_model(chat=ChatTemplate(TEMPLATE), chat_format=find_chat_format(TEMPLATE, text.tokenizer))
     engine = EngineConfig(groups=full_groups(512), max_model_len=4096)
     with (
         Served(model, text=text, engine=engine, store=store) as served,

@@ -17,7 +17,7 @@ from tokenmill.formats.checkpoint import open_checkpoint
 from tokenmill.formats.multimodal import WRAPPERS, language_part
 from tokenmill.formats.safetensors import read_json
 from tokenmill.models.config import config_from_checkpoint
-from tokenmill.models.summary import survey
+from tokenmill.models.summary import model_summary
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 
@@ -111,7 +111,7 @@ def test_every_wrapper_has_a_case() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_text_has_the_whole_models_logits(name: str, tmp_path: Path) -> None:
-    """At every position; and the survey finds all of the language model, and says what is left out."""
+    """At every position; and the summary finds all of the language model, and says what is left out."""
     theirs = save(name, tmp_path)
     tokens = random_tokens(2, LENGTH)
     with torch.no_grad():
@@ -124,7 +124,7 @@ def test_text_has_the_whole_models_logits(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(ours, expected, atol=TOLERANCE * largest)
     checkpoint = open_checkpoint(tmp_path)
     assert "images" in checkpoint.left_out
-    assert survey(checkpoint).num_parameters < sum(parameter.numel() for parameter in theirs.parameters())
+    assert model_summary(checkpoint).num_parameters < sum(parameter.numel() for parameter in theirs.parameters())
 
 
 def test_sparse_configs_mean_what_transformers_makes_of_them(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_experts_whose_inputs_come_first(tmp_path: Path) -> None:
         assert torch.equal(theirs(input_ids=whole).logits, again(input_ids=whole).logits)
     ours = [our_logits(ReferenceOps(), tmp_path / name, 64, tokens) for name in ("saved", "published")]
     assert np.array_equal(*ours)
-    found = [survey(open_checkpoint(tmp_path / name)) for name in ("saved", "published")]
+    found = [model_summary(open_checkpoint(tmp_path / name)) for name in ("saved", "published")]
     assert found[0].num_parameters == found[1].num_parameters
     assert sum(group.stored_bytes for group in found[0].groups) == sum(group.stored_bytes for group in found[1].groups)
 

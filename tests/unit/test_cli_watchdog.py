@@ -1,4 +1,4 @@
-"""When an engine counts as stuck, and the pulse that says it is not."""
+"""When an engine counts as stuck, and the heartbeat that says it is not."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tokenmill.cli.watchdog import LOOK_S, Watchdog
-from tokenmill.net import child_process as pulse
-from tokenmill.net.child_process import beating, open_pulse, take_pulses
+from tokenmill.net import child_process as heartbeat
+from tokenmill.net.child_process import open_heartbeat, sending_heartbeats, take_heartbeats
 from tokenmill.ops.api import RawTensor
 from tokenmill.ops.native import NativeOps, available
 
@@ -38,7 +38,7 @@ def test_work_without_a_sign_is_stuck_after_the_limit() -> None:
     ],
 )
 def test_each_sign_begins_the_time_anew(sign: dict[str, int]) -> None:
-    """No work, a pulse within a step, or a step."""
+    """No work, a heartbeat within a step, or a step."""
     watchdog = Watchdog(5.0)
     for look in range(40):
         assert not watchdog.finds_stuck(look * LOOK_S, has_work=True, has_beaten=False, num_steps=3) or look % 4 == 3
@@ -56,15 +56,15 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
 
 def test_the_pulse_beats_while_there_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """And always where progress cannot be told; never after its context."""
-    monkeypatch.setattr(pulse, "PULSE_S", 0.01)
-    read_fd, write_fd = open_pulse()
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.01)
+    read_fd, write_fd = open_heartbeat()
     try:
         for progress, beats in ((iter(range(10**9)).__next__, True), (lambda: None, True), (lambda: 7, False)):
-            with beating(write_fd, progress):
+            with sending_heartbeats(write_fd, progress):
                 # Where none is to come, none within a while; where one is, there is no haste.
                 has_beaten = bool(select.select([read_fd], [], [], 30 if beats else 0.1)[0])
-            assert take_pulses(read_fd) is has_beaten is beats
-            assert not take_pulses(read_fd)
+            assert take_heartbeats(read_fd) is has_beaten is beats
+            assert not take_heartbeats(read_fd)
     finally:
         os.close(read_fd)
         os.close(write_fd)

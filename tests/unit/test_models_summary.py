@@ -19,7 +19,7 @@ from tokenmill.models import summary as surveying
 from tokenmill.models.config import config_from_checkpoint
 from tokenmill.models.moe import MERGED
 from tokenmill.models.roles import active_share
-from tokenmill.models.summary import survey
+from tokenmill.models.summary import model_summary
 from tokenmill.models.weights import load_weights
 from tokenmill.ops.api import SIGMOID, Routing
 from tokenmill.ops.native import NativeOps, available
@@ -29,7 +29,7 @@ from tokenmill.ops.native import NativeOps, available
 @pytest.mark.parametrize("tied", [False, True])
 def test_counts_every_parameter_once(kind: str, tied: bool) -> None:
     checkpoint = tiny_checkpoint(kind=kind, tied=tied)
-    found = survey(checkpoint)
+    found = model_summary(checkpoint)
     assert found.num_parameters == sum(tensor.num_values for tensor in checkpoint.tensors.values())
     assert found.packed_bytes == 4 * found.num_parameters
     assert found.kv_bytes_per_token == 2 * 2 * 2 * 16 * 2  # layers, k and v, heads, channels, float16
@@ -44,7 +44,7 @@ def test_foretells_what_is_packed(quantization: str | None) -> None:
     checkpoint = tiny_checkpoint()
     ops = NativeOps(1, "scalar")
     weights = load_weights(checkpoint, config_from_checkpoint(checkpoint), ops, quantization=quantization)
-    assert survey(checkpoint, quantization=quantization).packed_bytes == weights.num_bytes
+    assert model_summary(checkpoint, quantization=quantization).packed_bytes == weights.num_bytes
     ops.close()
 
 
@@ -58,7 +58,7 @@ def test_a_body_without_its_prefix_is_counted_and_read_whole(tmp_path: Path) -> 
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(whole.metadata))
     checkpoint = open_checkpoint(tmp_path)
-    assert survey(checkpoint).num_parameters == survey(whole).num_parameters > 0
+    assert model_summary(checkpoint).num_parameters == model_summary(whole).num_parameters > 0
     assert checkpoint.tensors.keys() == whole.tensors.keys()
 
 
@@ -67,7 +67,7 @@ def test_a_mixture_of_experts_is_read_in_part(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(surveying, "config_from_checkpoint", lambda checkpoint: checkpoint.metadata[CONFIG])
     config, paired = moe_config(shared_width=32), gpt_oss_config()
     checkpoint = moe_checkpoint(config)
-    found = survey(checkpoint)
+    found = model_summary(checkpoint)
     routed = 2 * 8 * 3 * 32 * 64  # layers, experts, matrices, FFN, width
     total = sum(tensor.num_values for tensor in checkpoint.tensors.values())
     parts = {group.part: group.num_values for group in found.groups}
@@ -81,7 +81,7 @@ def test_a_mixture_of_experts_is_read_in_part(monkeypatch: pytest.MonkeyPatch) -
         share = touched(8, 3, num_rows) / 8
         read = total - embeddings + embeddings * num_rows / 96 - routed * (1 - share)
         assert found.bytes_read(num_rows) == pytest.approx(4 * read, abs=1)
-    quantised = survey(checkpoint, quantization="q4_0")
+    quantised = model_summary(checkpoint, quantization="q4_0")
     assert {group.part: group.packed for group in quantised.groups}["router"] == "f32", "it decides too much"
     body = as_json(found, "a path")
     assert body["num_active_parameters"] == found.num_active_parameters and body["experts"]["layers"] == [1, 2]
@@ -108,6 +108,6 @@ def test_foretells_what_is_packed_of_a_mixture(monkeypatch: pytest.MonkeyPatch) 
     config = moe_config()
     checkpoint, ops = moe_checkpoint(config), NativeOps(1, "scalar")
     weights = load_weights(checkpoint, config, ops, quantization="q8_0")
-    foretold = survey(checkpoint, quantization="q8_0").packed_bytes
+    foretold = model_summary(checkpoint, quantization="q8_0").packed_bytes
     assert foretold <= weights.num_bytes <= foretold + 2 * 2 * 8 * 4096 + 2 * 2 * 4096
     ops.close()

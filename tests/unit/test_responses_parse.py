@@ -10,10 +10,10 @@ import pytest
 from tokenmill.api.openai.parse import Call, Rules
 from tokenmill.api.responses.parse import parse_continued, parse_response
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.text.chat_format import Speech
+from tokenmill.text.chat_format import ChatFormat
 
 RULES = Rules(
-    vocab_size=100, defaults={"temperature": 0.5}, speech=Speech("hermes", knows_tools=True, knows_calls=True)
+    vocab_size=100, defaults={"temperature": 0.5}, chat_format=ChatFormat("hermes", knows_tools=True, knows_calls=True)
 )
 USER = {"role": "user", "content": "hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}

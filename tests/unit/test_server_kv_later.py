@@ -19,7 +19,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.tiers import HOST, TierFacts
 from tokenmill.server.kv.keeping import Keeper
 from tokenmill.server.kv.later import KVLater
-from tokenmill.text.chat_format import make_speech
+from tokenmill.text.chat_format import find_chat_format
 from tokenmill.text.chat_template import ChatTemplate
 from tokenmill.text.choice import Choice
 
@@ -36,7 +36,7 @@ PROMPT = "x" * 64
 
 def serve(answer: str = "hello", tiers: tuple[TierFacts, ...] = TIERS, **settings: Any) -> Served:
     text = make_text_model(chat=ChatTemplate(TEMPLATE))
-    text = replace(text, speech=make_speech(TEMPLATE, text.tokenizer))
+    text = replace(text, chat_format=find_chat_format(TEMPLATE, text.tokenizer))
     engine = EngineConfig(groups=full_groups(256, 1000), max_model_len=2048)
     return Served(lambda prompt: answer, text=text, engine=engine, tiers=tiers, **settings)
 

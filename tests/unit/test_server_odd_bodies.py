@@ -12,13 +12,13 @@ from scripted import make_text_model
 from tokenmill.api.endpoints import ENDPOINTS
 from tokenmill.api.rules import Rules
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.text.chat_format import Speech
+from tokenmill.text.chat_format import ChatFormat
 from tokenmill.text.fim import FimTokens
 
 RULES = Rules(
     make_text_model().tokenizer.vocab_size,
     fim=FimTokens("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
-    speech=Speech("hermes", True, "think"),
+    chat_format=ChatFormat("hermes", True, "think"),
 )
 ODD: list[Any] = [
     None, True, False, 0, -1, 2, 1.5, -(2**70), 2**70, "", "x", [], [[]], [0], [-1], ["x"], [None], [{}],

@@ -11,7 +11,7 @@ from tokenmill.api.openai.parse import Rules, parse_chat, parse_completion
 from tokenmill.api.openai.tokenize import parse_detokenize, parse_tokenize
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import EXPORT, IMPORT
-from tokenmill.text.chat_format import Speech
+from tokenmill.text.chat_format import ChatFormat
 
 RULES = Rules(vocab_size=100, defaults={"temperature": 0.5, "top_k": 7})
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -201,7 +201,7 @@ def test_history_of_an_assistant_may_lack_content() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     result = {"role": "tool", "tool_call_id": "1", "content": "ok"}
     history = [{"role": "assistant", "content": None, "tool_calls": [call]}, result, {"role": "assistant"}]
-    rules = Rules(100, speech=Speech("hermes", True, knows_calls=True))
+    rules = Rules(100, chat_format=ChatFormat("hermes", True, knows_calls=True))
     found, _ = parse_chat({"messages": [*history, {"role": "user", "content": "x"}]}, rules)
     assert found.conversation is not None
     assert [message["content"] for message in found.conversation.messages] == [None, "ok", None, "x"]
@@ -214,7 +214,7 @@ def test_fields_of_a_history_that_are_null_count_as_absent() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     said = {"role": "assistant", "tool_calls": [call], "reasoning": "Hm.", "reasoning_content": None}
     result = {"role": "tool", "tool_call_id": "1", "content": "ok", "name": None}
-    rules = Rules(100, speech=Speech("hermes", True, knows_calls=True))
+    rules = Rules(100, chat_format=ChatFormat("hermes", True, knows_calls=True))
     found, _ = parse_chat({"messages": [said, result]}, rules)
     assert found.conversation is not None
     first, second = found.conversation.messages

@@ -10,10 +10,10 @@ from tokenmill.api.openai.parse import Call, parse_chat
 from tokenmill.api.parsers import constraint_of
 from tokenmill.api.rules import Rules
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.text.chat_format import Speech
+from tokenmill.text.chat_format import ChatFormat
 from tokenmill.text.grammar.constraint import Thinking
 
-RULES = Rules(100, speech=Speech("hermes", True, "think", knows_calls=True))
+RULES = Rules(100, chat_format=ChatFormat("hermes", True, "think", knows_calls=True))
 MESSAGES = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 F = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
@@ -119,11 +119,11 @@ def test_calls_are_demanded_where_the_caller_wants_them() -> None:
 
 def test_reasoning_comes_before_what_is_constrained() -> None:
     """As the prompt leaves it: open, over, or for the model to begin."""
-    speech = RULES.speech
+    chat_format = RULES.chat_format
     given = parse(response_format=FORMAT)
 
     def thinking(prompt: str, call: Call = given) -> Thinking | None:
-        constraint = constraint_of(call, speech, prompt)
+        constraint = constraint_of(call, chat_format, prompt)
         return None if constraint is None else constraint.thinking
 
     assert thinking("assistant\n") == Thinking("<think>", "</think>", may_skip=True)
@@ -133,6 +133,6 @@ def test_reasoning_comes_before_what_is_constrained() -> None:
     budget = parse(thinking_token_budget=5, reasoning_budget=5)
     assert thinking("assistant\n", budget) == Thinking("<think>", "</think>", budget=5)
     assert thinking("assistant\n", parse(reasoning_budget=-1)) is None
-    free = constraint_of(parse(thinking_budget_tokens=0, tools=[F]), speech, "assistant\n")
+    free = constraint_of(parse(thinking_budget_tokens=0, tools=[F]), chat_format, "assistant\n")
     assert free is not None and free.kind == "tools" and not free.value["is_forced"]
-    assert constraint_of(given, Speech(), "assistant\n") == given.constraint
+    assert constraint_of(given, ChatFormat(), "assistant\n") == given.constraint

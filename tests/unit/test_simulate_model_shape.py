@@ -15,7 +15,7 @@ from tokenmill.cli import main as cli
 from tokenmill.core.errors import ConfigError
 from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.models.config import ModelConfig, config_from_checkpoint
-from tokenmill.models.summary import survey
+from tokenmill.models.summary import model_summary
 from tokenmill.plan.model_shape import read_shape, shape_of
 from tokenmill.sim.models import model_named
 
@@ -30,11 +30,11 @@ def check(checkpoint: Checkpoint, config: ModelConfig, rel: float = 0.0) -> None
 @pytest.mark.parametrize("kind", ["hf", "gguf"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_dense_model_has_its_matrices(kind: str, tied: bool) -> None:
-    """Of either format, with a head of its own and without; KV as the survey counts it."""
+    """Of either format, with a head of its own and without; KV as the summary counts it."""
     checkpoint = tiny_checkpoint(kind=kind, tied=tied)
     config = config_from_checkpoint(checkpoint)
     check(checkpoint, config)
-    assert shape_of(config, "tiny").kv_bytes("fp16") == survey(checkpoint).kv_bytes_per_token
+    assert shape_of(config, "tiny").kv_bytes("fp16") == model_summary(checkpoint).kv_bytes_per_token
 
 
 def test_experts_dense_layers_and_shared_ones_are_counted() -> None:
@@ -51,7 +51,7 @@ def test_latents_are_counted(name: str, rel: float) -> None:
     checkpoint = latent_checkpoint(name)
     config = config_from_checkpoint(checkpoint)
     check(checkpoint, config, rel)
-    assert shape_of(config, "tiny").kv_bytes("fp16") == survey(checkpoint).kv_bytes_per_token
+    assert shape_of(config, "tiny").kv_bytes("fp16") == model_summary(checkpoint).kv_bytes_per_token
 
 
 def test_a_checkpoint_and_what_inspect_says_of_it_are_one_shape(

@@ -17,7 +17,7 @@ from tokenmill.formats.quantised import QuantisedTensor
 from tokenmill.formats.tensor import Tensor
 from tokenmill.text.fim import FimTokens, find_fim, infill
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
-from tokenmill.text.text_model import About, about
+from tokenmill.text.text_model import ModelInfo, model_info
 from tokenmill.text.tokenizer import Tokenizer
 
 MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"]
@@ -79,11 +79,11 @@ def test_marks_that_a_text_spells_are_text() -> None:
 
 
 def test_what_a_checkpoint_is() -> None:
-    found = about(tiny_checkpoint(kind="gguf"))
+    found = model_info(tiny_checkpoint(kind="gguf"))
     assert (found.architecture, found.format, found.quantization) == ("llama", "gguf", "F32")
     assert found.size_bytes == 4 * found.num_parameters
     assert (found.width, found.num_layers) == (64, 2)
-    assert about(tiny_checkpoint()).format == "safetensors"
+    assert model_info(tiny_checkpoint()).format == "safetensors"
 
 
 def test_matrices_count_as_what_they_are_stored_as() -> None:
@@ -95,11 +95,11 @@ def test_matrices_count_as_what_they_are_stored_as() -> None:
         for i, name in enumerate(("m.gate_proj", "m.up_proj"))
     ]
     checkpoint = replace(tiny_checkpoint(), tensors={half.name: half for half in halves})
-    found = about(checkpoint)
+    found = model_info(checkpoint)
     assert (found.num_parameters, found.size_bytes, found.quantization) == (24, 48, "BF16")
     parts = {"weight": Tensor("m", "u8", (12,), values[:12]), "weight.absmax": Tensor("a", "f32", (2,), values[:8])}
     mapped = QuantisedTensor("m", "bitsandbytes nf4", (4, 6), values[:12], "mapped", parts, 4)
-    found = about(replace(tiny_checkpoint(), tensors={"m": mapped}))
+    found = model_info(replace(tiny_checkpoint(), tensors={"m": mapped}))
     assert (found.num_parameters, found.size_bytes, found.quantization) == (24, 20, "BITSANDBYTES NF4")
 
 
@@ -112,11 +112,11 @@ def test_the_text_of_a_model_with_pickled_weights_needs_no_torch(
     (tmp_path / "pytorch_model.bin").write_bytes(bytes(1000))
     with pytest.raises(BadCheckpoint, match="torch is not installed"):
         open_checkpoint(tmp_path)
-    found = about(open_text(tmp_path))
+    found = model_info(open_text(tmp_path))
     assert (found.architecture, found.format, found.size_bytes, found.width) == ("llama", "pytorch", 1000, 64)
     assert (found.parameter_size, found.quantization) == ("", "")
 
 
 def test_parameters_as_cards_write_them() -> None:
-    sizes = [About(num_parameters=n).parameter_size for n in (999, 5_000, 134_515_008, 7_615_616_512)]
+    sizes = [ModelInfo(num_parameters=n).parameter_size for n in (999, 5_000, 134_515_008, 7_615_616_512)]
     assert sizes == ["999", "5.0K", "134.5M", "7.6B"]

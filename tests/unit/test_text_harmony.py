@@ -10,7 +10,7 @@ import pytest
 from scripted import EOS, make_text_model
 from tokenmill.core.events import FINISH_STOP, Output
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.text.chat_format import Speech, make_speech
+from tokenmill.text.chat_format import ChatFormat, find_chat_format
 from tokenmill.text.choice import Choice
 from tokenmill.text.grammar.build import to_grammar
 from tokenmill.text.grammar.constraint import Constraint, Thinking
@@ -18,13 +18,13 @@ from tokenmill.text.grammar.matcher import GrammarFailed, Vocabulary
 from tokenmill.text.parts import CallStart, Content, Parser, Reasoning
 from tokenmill.text.reasoning import REASONING, ReasoningUse
 from tokenmill.text.text_model import _load_gguf
-from tokenmill.text.tools.call_grammar import Demand
+from tokenmill.text.tools.call_grammar import ToolConstraint
 from tokenmill.text.tools.harmony import ANALYSIS, CALL, END, FINAL, NEXT, PREAMBLE, RETURN, arrange, describe_all
 from tokenmill.text.tools.tool_choice import ToolUse
 from tool_answers import NOW, PARIS, TOOLS, USE, Said, read
 from unit.tiny_tokenizer import byte_metadata
 
-HARMONY = Speech("harmony", True, "harmony", knows_calls=True)
+HARMONY = ChatFormat("harmony", True, "harmony", knows_calls=True)
 MARKS = ("<|channel|>", "<|end|>", "<|message|>", "<|start|>", "<|constrain|>", "<|return|>", "<|call|>")
 THOUGHT = f"{ANALYSIS}Hm.{END}{NEXT}"
 TO_WEATHER = f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{PARIS}{CALL}"
@@ -81,12 +81,12 @@ def test_reasoning_left_out_or_left_in() -> None:
 def test_tokens_of_reasoning_are_counted_with_their_end_in_whatever_pieces_they_come() -> None:
     """Marks are special tokens, which are not shown and yet read; the rest is a token for each byte."""
     text = make_text_model(specials=MARKS)
-    speech = make_speech("<|channel|>", text.tokenizer)
+    chat_format = find_chat_format("<|channel|>", text.tokenizer)
     tokens = text.tokenizer.encode(f"{THOUGHT}{PREAMBLE}Well.{END}{NEXT}{THOUGHT}{FINAL}Paris.", add_special=False)
     for size in (1, 3, len(tokens)):
         sampling = SamplingParams(max_tokens=400)
         request = Request("r", (1,), sampling, max_tokens=400, seed=1, eos_token_ids=(EOS,))
-        choice = Choice(0, request, text.tokenizer, speech.parser(None, "r"), speech.shown(None))
+        choice = Choice(0, request, text.tokenizer, chat_format.parser(None, "r"), chat_format.shown(None))
         pieces = [choice.push(Output("r", tuple(tokens[at : at + size]))) for at in range(0, len(tokens), size)]
         pieces.append(choice.push(Output("r", finish_reason=FINISH_STOP)))
         parts = [part for piece in pieces for part in piece.parts]
@@ -119,10 +119,11 @@ def test_what_is_constrained_stands_in_its_channel(specials: tuple[str, ...]) ->
     assert takes(f"Hm.{END}{NEXT}{FINAL}{{}}", json, is_open=True)
     assert not takes("{}", json) and not takes(f"{FINAL}oops", json) and not takes(f"{THOUGHT}{{}}", json)
     call = TO_WEATHER.removesuffix(CALL)
-    required = Constraint("tools", Demand("harmony", ToolUse(TOOLS, "required"), "tools[{}]").as_json())
+    required = Constraint("tools", ToolConstraint("harmony", ToolUse(TOOLS, "required"), "tools[{}]").as_json())
     assert takes(call, required) and takes(THOUGHT + call, required) and not takes(f"{FINAL}No.", required)
     assert not takes(call + call, required)
-    free = Constraint("tools", Demand("harmony", ToolUse((NOW,)), "tools[{}]", ({"type": "object"}, "x")).as_json())
+    words = ToolConstraint("harmony", ToolUse((NOW,)), "tools[{}]", ({"type": "object"}, "x"))
+    free = Constraint("tools", words.as_json())
     assert takes(f"{THOUGHT}{FINAL}{{}}", free) and not takes(f"{THOUGHT}{FINAL}No.", free)
 
 

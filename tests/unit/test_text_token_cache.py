@@ -26,7 +26,7 @@ from tokenmill.text import token_cache as segments
 from tokenmill.text import tokenizer
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
 from tokenmill.text.pretokenizers import ALPHABET, SCHEMES
-from tokenmill.text.token_cache import KEPT_BYTES, SegmentCache, can_cut, cut_text
+from tokenmill.text.token_cache import KEPT_BYTES, TokenCache, can_cut, cut_text
 from tokenmill.text.tokenizer import Tokenizer
 
 NAMES = sorted({scheme: name for name, scheme in SCHEMES.items()}.values())
@@ -115,7 +115,7 @@ def test_what_is_known_is_not_encoded_again() -> None:
         asked.append(text)
         return [len(text)]
 
-    subject = SegmentCache(encode)
+    subject = TokenCache(encode)
     text = " ".join(a + b + c for a in "abcdefghij" for b in "abcdefghij" for c in "abcdefghij")
     assert subject.num_unknown_chars(text) == len(text)
     first = subject.encode(text)
@@ -134,7 +134,7 @@ def test_what_is_known_of_one_salt_is_not_known_of_another() -> None:
         asked.append(text)
         return [len(text)]
 
-    subject = SegmentCache(encode)
+    subject = TokenCache(encode)
     text = "one two three " * 200
     for salt in ("", "a", "b"):
         assert subject.num_unknown_chars(text, salt) == len(text)
@@ -151,7 +151,7 @@ def test_the_longest_unused_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
     texts = [f"{name} word" * 200 for name in "abcde"]
     num_bytes = getsizeof(cut_text(texts[0])[0]) + getsizeof(array("i", [1]))
     monkeypatch.setattr(segments, "KEPT_BYTES", 4 * num_bytes + 100)
-    subject = SegmentCache(lambda text: [1])
+    subject = TokenCache(lambda text: [1])
     for text in (*texts[:4], texts[0], texts[4]):
         subject.encode(text)
     assert [subject.num_unknown_chars(text) < 1000 for text in texts] == [True, False, True, True, True]

@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.core.errors import ConfigError
-from tokenmill.text.chat_format import Speech, make_speech
+from tokenmill.text.chat_format import ChatFormat, find_chat_format
 from tokenmill.text.parts import CallArguments, CallStart, Content, Parser
 from tokenmill.text.reasoning import REASONING, ReasoningUse, is_open
 from tokenmill.text.tools.families import FAMILIES, family_of
 from tokenmill.text.tools.tool_choice import ToolUse
-from tool_answers import ANSWERS, REASONED, TOOLS, USE, Said, read, speech
+from tool_answers import ANSWERS, REASONED, TOOLS, USE, Said, chat_format, read
 from unit.tiny_tokenizer import byte_tokenizer
 
 
 def parser(family: str, use: ToolUse = USE) -> Parser:
-    made = speech(family).parser(use, "r")
+    made = chat_format(family).parser(use, "r")
     assert made is not None
     return made
 
@@ -59,7 +59,7 @@ def test_reasoning_is_told_from_the_answer_however_it_is_cut(
     family: str, is_open: bool, text: str, wanted: Said
 ) -> None:
     def fresh() -> Parser:
-        made = speech("hermes", family).parser(USE, "r", is_open=is_open)
+        made = chat_format("hermes", family).parser(USE, "r", is_open=is_open)
         assert made is not None
         return made
 
@@ -87,7 +87,7 @@ def test_no_text_is_read_in_two_ways(family: str, pieces: list[str], random: Any
     text = "".join(pieces)
     cuts = sorted(random.randrange(len(text) + 1) for _ in range(5))
     parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    made = speech(family, "think")
+    made = chat_format(family, "think")
     whole, cut = made.parser(USE, "r"), made.parser(USE, "r")
     assert whole is not None and cut is not None
     assert read(whole, text) == read(cut, *parts)
@@ -133,7 +133,7 @@ def test_at_most_one_call_where_parallel_calls_are_forbidden() -> None:
 
 def test_ids_differ_by_call_and_request_and_are_the_same_again() -> None:
     def ids(family: str, request: str) -> list[str]:
-        made = speech(family).parser(USE, request)
+        made = chat_format(family).parser(USE, request)
         assert made is not None
         mark = FAMILIES[family].markers[0]
         parts = made.push(f'{mark}[{{"name": "now", "arguments": {{}}}}, {{"name": "now", "arguments": {{}}}}]')
@@ -145,9 +145,9 @@ def test_ids_differ_by_call_and_request_and_are_the_same_again() -> None:
 
 
 def test_no_parser_where_there_is_nothing_to_take_apart() -> None:
-    assert speech().parser(None, "r") is None
-    assert speech().parser(ToolUse(TOOLS, "none"), "r") is None
-    assert speech("hermes", "think").parser(None, "r", reasoning=ReasoningUse(is_separate=False)) is None
+    assert chat_format().parser(None, "r") is None
+    assert chat_format().parser(ToolUse(TOOLS, "none"), "r") is None
+    assert chat_format("hermes", "think").parser(None, "r", reasoning=ReasoningUse(is_separate=False)) is None
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_long_arguments_take_time_in_proportion() -> None:
 )
 def test_families_are_known_by_the_template(template: str | None, family: str, reasoning: str) -> None:
     assert family_of(template).name == family
-    found = make_speech(template, byte_tokenizer())
+    found = find_chat_format(template, byte_tokenizer())
     assert (found.tools, found.reasoning) == (family, reasoning)
 
 
@@ -219,21 +219,21 @@ def test_families_are_known_by_the_template(template: str | None, family: str, r
     ],
 )
 def test_what_a_template_knows_of_tools_is_found_in_it(template: str, tools: bool, calls: bool) -> None:
-    found = make_speech(template, byte_tokenizer())
+    found = find_chat_format(template, byte_tokenizer())
     assert (found.knows_tools, found.knows_calls) == (tools, calls)
 
 
 def test_families_may_be_named() -> None:
     tokenizer = byte_tokenizer()
-    found = make_speech("{{ tools }}", tokenizer, tool_parser="mistral", reasoning_parser="qwen3")
-    assert found == Speech("mistral", True, "think")
-    assert make_speech("<think>", tokenizer, reasoning_parser="none").reasoning == ""
-    assert make_speech(None, tokenizer, tool_parser="openai", reasoning_parser="openai_gptoss").tools == "harmony"
+    found = find_chat_format("{{ tools }}", tokenizer, tool_parser="mistral", reasoning_parser="qwen3")
+    assert found == ChatFormat("mistral", True, "think")
+    assert find_chat_format("<think>", tokenizer, reasoning_parser="none").reasoning == ""
+    assert find_chat_format(None, tokenizer, tool_parser="openai", reasoning_parser="openai_gptoss").tools == "harmony"
     with pytest.raises(ConfigError, match=r"goes with itself alone"):
-        make_speech("<|channel|>", tokenizer, tool_parser="hermes")
+        find_chat_format("<|channel|>", tokenizer, tool_parser="hermes")
     for wrong in ({"tool_parser": "x"}, {"reasoning_parser": "x"}):
         with pytest.raises(ConfigError, match=r"known are auto, "):
-            make_speech(None, tokenizer, **wrong)
+            find_chat_format(None, tokenizer, **wrong)
 
 
 def test_whether_a_prompt_opens_reasoning() -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from scripted import EOS, make_text_model
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.text.chat_format import Speech, make_speech
+from tokenmill.text.chat_format import ChatFormat, find_chat_format
 from tokenmill.text.grammar.build import to_grammar
 from tokenmill.text.grammar.constraint import Constraint, Thinking
 from tokenmill.text.grammar.matcher import GrammarFailed, Vocabulary
-from tokenmill.text.tools.call_grammar import Demand
+from tokenmill.text.tools.call_grammar import ToolConstraint
 from tokenmill.text.tools.families import FAMILIES
 from tokenmill.text.tools.family import VALUE_END
 from tokenmill.text.tools.tool_choice import Tool, ToolUse
@@ -34,7 +34,7 @@ def vocabulary() -> Vocabulary:
 
 
 def grammar(family: str, use: ToolUse, answer: Any = None) -> str:
-    value = Demand(family, use, "tools[{}].function.parameters", answer).as_json()
+    value = ToolConstraint(family, use, "tools[{}].function.parameters", answer).as_json()
     return to_grammar(Constraint("tools", value, "tools"), TOKENIZER)
 
 
@@ -64,7 +64,7 @@ def draw(vocabulary: Vocabulary, text: str, seed: int, most: int = 400) -> str |
 
 
 def calls_of(family: str, use: ToolUse, text: str) -> Said:
-    parser = Speech(family, True).parser(use, "r")
+    parser = ChatFormat(family, True).parser(use, "r")
     assert parser is not None
     return read(parser, text)
 
@@ -172,7 +172,7 @@ def test_a_schema_that_cannot_be_kept_is_refused_by_the_tools_place() -> None:
 def test_marks_that_are_special_tokens_are_demanded_as_such() -> None:
     """Their text would be no such token, and models do not write it."""
     text = make_text_model(specials=("[TOOL_CALLS]", "[ARGS]")).tokenizer
-    value = Demand("mistral", ToolUse((NOW,), "required"), "tools[{}]").as_json()
+    value = ToolConstraint("mistral", ToolUse((NOW,), "required"), "tools[{}]").as_json()
     made = to_grammar(Constraint("tools", value, "tools"), text)
     ids = [text.token_id("[TOOL_CALLS]"), text.token_id("[ARGS]")]
     assert all(f"<[{token}]>" in made for token in ids)
@@ -180,14 +180,14 @@ def test_marks_that_are_special_tokens_are_demanded_as_such() -> None:
     matcher = Vocabulary(text, text.vocab_size, (EOS,)).matcher(made)
     matcher.follow([token for token in tokens if token is not None])
     assert matcher.is_whole
-    parser = make_speech("[TOOL_CALLS][ARGS]", text)
+    parser = find_chat_format("[TOOL_CALLS][ARGS]", text)
     assert parser.shown(ToolUse((NOW,))) == frozenset(ids) and not parser.shown(None)
     assert calls_of("mistral", ToolUse((NOW,)), text.decode(tokens, skip_special=False)).calls == (("now", "{}"),)
 
 
 def test_reasoning_may_come_before_calls_and_words(vocabulary: Vocabulary) -> None:
     """Where the model has to begin it, it may also leave it out; where the prompt has begun it, it must end."""
-    value = Demand("hermes", ToolUse((NOW,), "required"), "tools[{}]").as_json()
+    value = ToolConstraint("hermes", ToolUse((NOW,), "required"), "tools[{}]").as_json()
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
     def takes(answer: str, thinking: Thinking) -> bool:
@@ -197,7 +197,7 @@ def test_reasoning_may_come_before_calls_and_words(vocabulary: Vocabulary) -> No
     assert takes(call, may) and takes(f"<think>\nHm.\n</think>\n\n{call}", may) and not takes("<think>Hm.", may)
     begun = Thinking("<think>", "</think>", is_open=True, may_skip=True)
     assert takes(f"Hm.</think>{call}", begun) and not takes(call, begun)
-    said = Speech("hermes", True, "think").parser(ToolUse((NOW,)), "r", is_open=True)
+    said = ChatFormat("hermes", True, "think").parser(ToolUse((NOW,)), "r", is_open=True)
     assert said is not None and read(said, f"Hm.</think>{call}") == Said("", "Hm.", (("now", "{}"),))
 
 
@@ -206,7 +206,7 @@ def test_a_budget_ends_reasoning_and_leaves_the_answer_free() -> None:
     text = make_text_model(specials=("<think>", "</think>")).tokenizer
     begin, end = text.token_id("<think>"), text.token_id("</think>")
     assert begin is not None and end is not None
-    value = Demand("hermes", ToolUse((NOW,)), "tools[{}]").as_json()
+    value = ToolConstraint("hermes", ToolUse((NOW,)), "tools[{}]").as_json()
     thinking = Thinking("<think>", "</think>", budget=3)
     vocabulary = Vocabulary(text, text.vocab_size, (EOS,))
 

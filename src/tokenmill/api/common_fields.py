@@ -11,7 +11,7 @@ from ..core.errors import ConfigError, InvalidRequest
 from ..core.sampling import MAX_LOGPROBS, SamplingParams
 from ..core.terms import NUM_PRIORITY_CLASSES, Terms
 from ..text.beams import BeamSearchParams
-from ..text.chat_format import Speech
+from ..text.chat_format import ChatFormat
 from ..text.reasoning import ReasoningUse
 from .fields import Fields
 
@@ -90,7 +90,7 @@ def template_switch(thinks: bool) -> dict[str, bool]:
     return {"enable_thinking": thinks, "thinking": thinks}
 
 
-def read_reasoning(fields: Fields, speech: Speech) -> ReasoningUse:
+def read_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
     """Raises InvalidRequest naming the field."""
     shown, separate = fields.flag("include_reasoning"), fields.flag("separate_reasoning")
     form = fields.text("reasoning_format")
@@ -105,7 +105,7 @@ def read_reasoning(fields: Fields, speech: Speech) -> ReasoningUse:
             "include_reasoning can leave out only what separate_reasoning tells from the answer.",
             param="include_reasoning",
         )
-    return ReasoningUse(separate is not False, shown is not False, _budget(fields, speech))
+    return ReasoningUse(separate is not False, shown is not False, _budget(fields, chat_format))
 
 
 def budget_field(fields: Fields) -> str:
@@ -113,7 +113,7 @@ def budget_field(fields: Fields) -> str:
     return next(name for name in _BUDGETS if fields.any(name) is not None)
 
 
-def _budget(fields: Fields, speech: Speech) -> int | None:
+def _budget(fields: Fields, chat_format: ChatFormat) -> int | None:
     """-1 means no limit."""
     found: int | None = None
     by = ""
@@ -124,7 +124,7 @@ def _budget(fields: Fields, speech: Speech) -> int | None:
         if found not in (None, budget):
             raise InvalidRequest(f"{name} contradicts {by}; give one of them.", param=name)
         found, by = budget, name
-    if found is not None and not speech.reasoning:
+    if found is not None and not chat_format.reasoning:
         raise InvalidRequest(f"{by} needs a model that marks its reasoning.", param=by)
     return found
 

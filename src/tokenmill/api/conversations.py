@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ..core.errors import InvalidRequest
-from ..text.chat_format import Speech, call_ids, known_of
+from ..text.chat_format import ChatFormat, call_ids, known_of
 from ..text.tools.hermes import as_text, describe
 from .common_fields import template_switch
 from .fields import Fields, kind_name
@@ -60,8 +60,8 @@ def parse_conversation(fields: Fields, rules: Rules, tools: tuple[dict[str, Any]
             "chat_template is not allowed here; the server takes it with --trust-request-chat-template.",
             param="chat_template",
         )
-    messages = read_messages(given, rules.speech)
-    family = rules.speech.family
+    messages = read_messages(given, rules.chat_format)
+    family = rules.chat_format.family
     messages = messages if family.arrange is None else family.arrange(messages)
     tools = tools if family.arrange_tools is None else family.arrange_tools(tools)
     proceed = _proceeds(fields, given)
@@ -70,12 +70,14 @@ def parse_conversation(fields: Fields, rules: Rules, tools: tuple[dict[str, Any]
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt cannot both be true.", param="continue_final_message"
         )
-    speech = rules.speech
-    knows_tools, knows_calls = (speech.knows_tools, speech.knows_calls) if template is None else known_of(template)
+    chat_format = rules.chat_format
+    knows_tools, knows_calls = chat_format.knows_tools, chat_format.knows_calls
+    if template is not None:
+        knows_tools, knows_calls = known_of(template)
     if not knows_calls:
-        messages = as_text(messages, speech.family.form)
+        messages = as_text(messages, chat_format.family.form)
     if not knows_tools:
-        messages, tools = describe(messages, tools, speech.family.form), ()
+        messages, tools = describe(messages, tools, chat_format.family.form), ()
     return Conversation(
         messages=tuple(messages),
         add_generation_prompt=not proceed if generate is None else generate,
@@ -115,9 +117,9 @@ def _proceeds(fields: Fields, messages: Sequence[Any]) -> bool:
     return prefix
 
 
-def read_messages(given: Sequence[Any], speech: Speech) -> list[dict[str, Any]]:
+def read_messages(given: Sequence[Any], chat_format: ChatFormat) -> list[dict[str, Any]]:
     """Raises InvalidRequest naming the place."""
-    return _History(speech).read(given)
+    return _History(chat_format).read(given)
 
 
 def _answers(given: Sequence[Any], start: int) -> set[str]:
@@ -134,8 +136,8 @@ def _answers(given: Sequence[Any], start: int) -> set[str]:
 class _History:
     """Reads messages in order. `_open`: calls that no message has answered yet, by id, and where they are made."""
 
-    def __init__(self, speech: Speech) -> None:
-        self._id_size = speech.family.id_size
+    def __init__(self, chat_format: ChatFormat) -> None:
+        self._id_size = chat_format.family.id_size
         self._answered: set[str] = set()  # calls, by the messages right behind the one that is read
         self._open: dict[str, str] = {}
         self._names: dict[str, str] = {}

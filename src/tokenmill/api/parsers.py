@@ -8,18 +8,18 @@ from functools import partial
 
 import msgspec
 
-from ..text.chat_format import Speech
+from ..text.chat_format import ChatFormat
 from ..text.grammar.constraint import Constraint, Thinking
 from ..text.parts import Parser
 from ..text.reasoning import is_open
-from ..text.tools.call_grammar import Demand
+from ..text.tools.call_grammar import ToolConstraint
 from .common_fields import BUDGET
 from .openai.parse import Call
 
 
-def begins_thinking(call: Call, speech: Speech, prompt: str | None) -> bool:
+def begins_thinking(call: Call, chat_format: ChatFormat, prompt: str | None) -> bool:
     """Whether the answer begins within reasoning. `prompt`: its text."""
-    family, conversation = speech.reasoning_family, call.conversation
+    family, conversation = chat_format.reasoning_family, call.conversation
     if family is None or conversation is None or prompt is None:
         return False
     continued = None
@@ -29,21 +29,21 @@ def begins_thinking(call: Call, speech: Speech, prompt: str | None) -> bool:
     return is_open(family, prompt, continued)
 
 
-def parsers_of(call: Call, speech: Speech, prompt: str | None) -> Callable[[str], Parser | None]:
+def parsers_of(call: Call, chat_format: ChatFormat, prompt: str | None) -> Callable[[str], Parser | None]:
     """Gives the parser of one choice, by its request's id; None for a prompt that is no conversation, and where all of
     an answer is content."""
     if call.conversation is None:
         return lambda request_id: None
-    opened = begins_thinking(call, speech, prompt)
-    return partial(speech.parser, call.tool_use, is_open=opened, reasoning=call.reasoning)
+    opened = begins_thinking(call, chat_format, prompt)
+    return partial(chat_format.parser, call.tool_use, is_open=opened, reasoning=call.reasoning)
 
 
-def constraint_of(call: Call, speech: Speech, prompt: str | None) -> Constraint | None:
+def constraint_of(call: Call, chat_format: ChatFormat, prompt: str | None) -> Constraint | None:
     """The call's constraint, with the reasoning that may come before what it constrains."""
-    family, budget = speech.reasoning_family, call.reasoning.budget
+    family, budget = chat_format.reasoning_family, call.reasoning.budget
     if family is None or call.conversation is None or prompt is None:
         return call.constraint
-    opened = begins_thinking(call, speech, prompt)
+    opened = begins_thinking(call, chat_format, prompt)
     over = (family.end, family.lead) if family.lead else family.end
     if not opened and (call.conversation.continue_final_message or prompt.rstrip().endswith(over)):
         return call.constraint  # it is over
@@ -51,7 +51,7 @@ def constraint_of(call: Call, speech: Speech, prompt: str | None) -> Constraint 
     if constraint is None:
         if budget is None:
             return None
-        constraint = _free(call, speech)
+        constraint = _free(call, chat_format)
     thinking = Thinking(
         family.begin,
         family.end,
@@ -64,8 +64,8 @@ def constraint_of(call: Call, speech: Speech, prompt: str | None) -> Constraint 
     return msgspec.structs.replace(constraint, thinking=thinking)
 
 
-def _free(call: Call, speech: Speech) -> Constraint:
+def _free(call: Call, chat_format: ChatFormat) -> Constraint:
     """What constrains nothing but what comes before."""
     if call.tool_use is not None:
-        return Constraint("tools", Demand(speech.tools, call.tool_use, "tools[{}]").as_json(), BUDGET)
+        return Constraint("tools", ToolConstraint(chat_format.tools, call.tool_use, "tools[{}]").as_json(), BUDGET)
     return Constraint("regex", "(?s:.*)", BUDGET)

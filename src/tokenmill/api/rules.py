@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..text.chat_format import Speech
+from ..text.chat_format import ChatFormat
 from ..text.fim import FimTokens
 from ..text.text_model import TextModel
 
@@ -15,7 +15,7 @@ from ..text.text_model import TextModel
 class Rules:
     """defaults      the model's own sampling parameters
     fim           its marks around a gap
-    speech        how it calls tools and marks reasoning
+    chat_format   how it calls tools and marks reasoning
     has_template  conversations can be rendered by its own
     """
 
@@ -23,7 +23,7 @@ class Rules:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     allow_chat_template: bool = False
     fim: FimTokens | None = None
-    speech: Speech = field(default_factory=Speech)
+    chat_format: ChatFormat = field(default_factory=ChatFormat)
     has_template: bool = True
 
 
@@ -33,6 +33,6 @@ def rules_of(text: TextModel, allow_chat_template: bool) -> Rules:
         text.sampling_defaults,
         allow_chat_template,
         text.fim,
-        text.speech,
+        text.chat_format,
         text.chat is not None,
     )

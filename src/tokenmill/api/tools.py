@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from ..core.errors import InvalidRequest
-from ..text.chat_format import Speech
+from ..text.chat_format import ChatFormat
 from ..text.grammar.constraint import Constraint
-from ..text.tools.call_grammar import Demand
+from ..text.tools.call_grammar import ToolConstraint
 from ..text.tools.tool_choice import Tool, ToolUse
 from .fields import Fields, kind_name
 
@@ -37,7 +37,7 @@ class GivenTools:
     is_old: bool = False
 
 
-def demand(tools: GivenTools, given: Constraint | None, speech: Speech) -> Constraint | None:
+def demand(tools: GivenTools, given: Constraint | None, chat_format: ChatFormat) -> Constraint | None:
     """The constraint of an answer that may or must call: `given` is what the caller wants of an answer in words. Raises
     InvalidRequest naming the field of a constraint that cannot go with calls."""
     use = tools.use
@@ -51,13 +51,14 @@ def demand(tools: GivenTools, given: Constraint | None, speech: Speech) -> Const
             f"{given.param} cannot go with tools; give {param} 'none', or leave it out.", param=given.param
         )
     if use.is_forced:
-        return Constraint("tools", Demand(speech.tools, use, place).as_json(), param)
+        return Constraint("tools", ToolConstraint(chat_format.tools, use, place).as_json(), param)
     if given is not None:
         answer = ({"type": "object"} if given.kind == "json_object" else given.value, given.param)
-        value = Demand(speech.tools, use, place, answer).as_json()
+        value = ToolConstraint(chat_format.tools, use, place, answer).as_json()
         return Constraint("tools", value, given.param, given.whitespace)
     if any(tool.is_strict for tool in use.offered):
-        return Constraint("tools", Demand(speech.tools, use, place).as_json(), "functions" if tools.is_old else "tools")
+        param = "functions" if tools.is_old else "tools"
+        return Constraint("tools", ToolConstraint(chat_format.tools, use, place).as_json(), param)
     return None
 
 

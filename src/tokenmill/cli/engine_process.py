@@ -5,7 +5,7 @@
     link (net room, private folder)     <------>   Ready, then requests and outputs
     report pipe (standard output)       <-------   one line, only if loading fails
     lifeline (inherited descriptor)     -------->  closes when the front end ends, however it ends
-    pulse (inherited descriptor)        <-------   a byte for each second in which a step got on
+    heartbeat (inherited descriptor)    <-------   a byte for each second in which a step got on
 
 Terminal signals are the front end's to answer: Ctrl-C and a group-wide SIGTERM reach this process too, which must live
 until the front end has drained it. It ends when the link does.
@@ -80,7 +80,7 @@ async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> No
     from ..engine.background import keep_beating, keep_lean, keep_telling_load
     from ..engine.build import build_engine
     from ..kv.events.relay import TierEventRelay
-    from ..net.child_process import beating
+    from ..net.child_process import sending_heartbeats
     from ..net.system import MonotonicClock
     from ..net.unix import UnixEngineEnd
     from ..node.heap import forget_peak
@@ -101,7 +101,7 @@ async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> No
         with (
             flight_recorder(launch.flight, launch.model) as recorder,
             step_logging(launch.step_log, engine, launch.model, recorder) as flight,
-            beating(launch.pulse_fd, engine.ops.progress),
+            sending_heartbeats(launch.heartbeat_fd, engine.ops.progress),
             recording(launch.journal, engine.config) as record,
             publishing(launch.kv_events, launch.rank) as publisher,
         ):

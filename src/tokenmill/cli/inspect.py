@@ -16,7 +16,7 @@ from ..formats.config_keys import ARCHITECTURES, model_type_of
 from ..formats.hub import local_model
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
-from ..models.summary import Survey, check, imagine, survey
+from ..models.summary import ModelSummary, check, imagine, model_summary
 from ..models.unsupported_keys import wanted_keys
 from ..node.load import model_facts
 from ..node.machine import read_machine
@@ -60,7 +60,7 @@ def inspect(args: argparse.Namespace) -> int:
     quantization = None if args.quantization is None else QUANTIZATIONS[args.quantization]
     try:
         checkpoint = checkpoint if is_whole else imagine(checkpoint)
-        found = survey(checkpoint, quantization=quantization, kv_dtype=KV_CACHE_DTYPES[args.kv_cache_dtype])
+        found = model_summary(checkpoint, quantization=quantization, kv_dtype=KV_CACHE_DTYPES[args.kv_cache_dtype])
     except BadCheckpoint as error:
         raise BadCheckpoint(error.message + _wanted(checkpoint)) from error
     config = found.config
@@ -106,7 +106,7 @@ def _wanted(checkpoint: Checkpoint) -> str:
     return f" Nearest is {ARCHITECTURES[nearest]}, which {told}."
 
 
-def _parameters(found: Survey) -> str:
+def _parameters(found: ModelSummary) -> str:
     total, active = found.num_parameters, found.num_active_parameters
     return f"{total:,}" + (f", of which a token uses {active:,} ({active / total:.0%})" if active != total else "")
 
@@ -150,7 +150,7 @@ def _windows(config: ModelConfig) -> str:
     return f"; {sum(map(bool, windows))} of {len(windows)} layers see the last {max(windows):,}"
 
 
-def _table(found: Survey) -> Iterator[str]:
+def _table(found: ModelSummary) -> Iterator[str]:
     native = available() is None
     yield f"{'part':<18} {'stored':<26} {'tensors':>7} {'bytes':>10}   {'in memory':<14} {'bytes':>10}   kernel"
     for group in found.groups:
@@ -163,7 +163,7 @@ def _table(found: Survey) -> Iterator[str]:
         )
 
 
-def _memory(found: Survey, facts: ModelFacts, options: EngineOptions) -> Iterator[tuple[str, str]]:
+def _memory(found: ModelSummary, facts: ModelFacts, options: EngineOptions) -> Iterator[tuple[str, str]]:
     """What serving it here would take, then what one sequence takes."""
     weights, length = found.packed_bytes, found.config.max_context
     try:

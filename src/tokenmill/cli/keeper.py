@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Self
 
 from ..core.errors import ConfigError, TokenmillError
-from ..net.child_process import take_pulses
+from ..net.child_process import take_heartbeats
 from .keeper_process import MAX_MESSAGE
 from .launch import Launch
 from .lives import Death, Ends, EngineCrashed, why_ended
@@ -73,7 +73,7 @@ class ForkedEngine:
         return Death(self._error or why_ended(report, self._status), self._status, self._peak_bytes)
 
     def has_beaten(self) -> bool:
-        return take_pulses(self._ends.pulse_fd)
+        return take_heartbeats(self._ends.heartbeat_fd)
 
     def kill(self) -> bool:
         self._is_killed = True

@@ -6,7 +6,7 @@
     Launch as JSON on standard input  ----->  loads and packs, with one thread
     CONTROL (inherited socket)        <-----  {"error": ...} and its end, if loading fails
       a Launch, and three descriptors ----->  fork: an engine process that says Ready on its link
-      (report, lifeline, pulse)       <-----  {"worker", "pid"} and a descriptor of the process
+      (report, lifeline, heartbeat)   <-----  {"worker", "pid"} and a descriptor of the process
                                       <-----  {"pid", "status", "peak_bytes"} when it has ended
                                               CONTROL closes: the front end has gone; so has the keeper
 
@@ -133,19 +133,19 @@ class _Keeper:
                 told = {"pid": pid, "status": os.waitstatus_to_exitcode(status), "peak_bytes": peak_bytes(usage)}
                 _tell(self._control, told)
 
-    def _fork(self, launch: Launch, report_fd: int, lifeline_fd: int, pulse_fd: int) -> None:
+    def _fork(self, launch: Launch, report_fd: int, lifeline_fd: int, heartbeat_fd: int) -> None:
         num_threads = len(os.listdir("/proc/self/task"))
         assert num_threads == 1, f"{num_threads} threads where a fork would take one along"
         pid = os.fork()
         if pid == 0:
-            self._work(launch, report_fd, lifeline_fd, pulse_fd)
-        for fd in (report_fd, lifeline_fd, pulse_fd):
+            self._work(launch, report_fd, lifeline_fd, heartbeat_fd)
+        for fd in (report_fd, lifeline_fd, heartbeat_fd):
             os.close(fd)
         process_fd = os.pidfd_open(pid)
         _tell(self._control, {"worker": launch.worker, "pid": pid}, process_fd)
         os.close(process_fd)
 
-    def _work(self, launch: Launch, report_fd: int, lifeline_fd: int, pulse_fd: int) -> None:
+    def _work(self, launch: Launch, report_fd: int, lifeline_fd: int, heartbeat_fd: int) -> None:
         """In the new process, which ends here."""
         status = 1
         try:
@@ -154,7 +154,7 @@ class _Keeper:
             self._control.close()
             os.close(self._woken_fd)
             os.close(self._wake_fd)
-            told = replace(launch, lifeline_fd=lifeline_fd, pulse_fd=pulse_fd)
+            told = replace(launch, lifeline_fd=lifeline_fd, heartbeat_fd=heartbeat_fd)
             status = run(told, report_fd, lambda: self._make(told))
         except BaseException:
             traceback.print_exc()

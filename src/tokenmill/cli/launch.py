@@ -18,7 +18,7 @@ class Launch:
     queue_bytes    what the front end may hold for waiting requests, for the printed plan
     address        of the link
     lifeline_fd    inherited read end of a pipe that closes when the front end ends
-    pulse_fd       inherited write end of a pipe that takes signs of progress
+    heartbeat_fd   inherited write end of a pipe that takes signs of progress
     log_level      of the engine process's own messages
     log_format     of them (cli.logs)
     journal        file that takes the engine's story; "": none does
@@ -38,7 +38,7 @@ class Launch:
     queue_bytes: int = 0
     address: str = ""
     lifeline_fd: int = -1
-    pulse_fd: int = -1
+    heartbeat_fd: int = -1
     log_level: str = "warning"
     log_format: str = "text"
     journal: str = ""

@@ -8,7 +8,7 @@ from typing import Any
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
 from ..models.moe import MoeConfig
-from ..models.summary import Survey
+from ..models.summary import ModelSummary
 from ..ops.api import SIGMOID, SOFTMAX_CHOSEN
 from ..plan.model_shape import shape_facts
 
@@ -65,8 +65,8 @@ def router_words(moe: MoeConfig) -> str:
     return said + (f", times {routing.scale:g}" if routing.scale != 1 else "")
 
 
-def as_json(found: Survey, path: str) -> dict[str, Any]:
-    """The whole of a survey; sizes in bytes."""
+def as_json(found: ModelSummary, path: str) -> dict[str, Any]:
+    """The whole of a summary; sizes in bytes."""
     config = found.config
     facts: dict[str, Any] = {
         "model": path,

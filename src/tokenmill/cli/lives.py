@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, Self
 
 from ..cluster.events import Cause
 from ..core.errors import ConfigError, TokenmillError
-from ..net.child_process import open_lifeline, open_pulse, read_to_end, take_pulses
+from ..net.child_process import open_heartbeat, open_lifeline, read_to_end, take_heartbeats
 from ..net.unix import private_address
 from .launch import Launch
 
@@ -84,26 +84,26 @@ class EngineLife(Protocol):
 @dataclass(slots=True)
 class Ends:
     """What an engine process is given besides its launch, and this end of each: the link's folder, the report pipe, the
-    lifeline, the pulse. `close` them when it is over."""
+    lifeline, the heartbeat. `close` them when it is over."""
 
     address: str
     report_fd: int
-    pulse_fd: int
+    heartbeat_fd: int
     theirs: tuple[int, int, int]
     held: contextlib.ExitStack
 
     @classmethod
     def open(cls) -> Self:
-        """theirs: report, lifeline and pulse; `given` closes them here."""
+        """theirs: report, lifeline and heartbeat; `given` closes them here."""
         with contextlib.ExitStack() as held:
             address = held.enter_context(private_address())
             report_fd, reporting_fd = os.pipe()
             held.callback(os.close, report_fd)
             read_fd, write_fd = open_lifeline()
             held.callback(os.close, write_fd)
-            pulse_fd, beat_fd = open_pulse()
-            held.callback(os.close, pulse_fd)
-            return cls(address, report_fd, pulse_fd, (reporting_fd, read_fd, beat_fd), held.pop_all())
+            heartbeat_fd, send_fd = open_heartbeat()
+            held.callback(os.close, heartbeat_fd)
+            return cls(address, report_fd, heartbeat_fd, (reporting_fd, read_fd, send_fd), held.pop_all())
 
     def given(self) -> None:
         for fd in self.theirs:
@@ -140,7 +140,7 @@ class EngineProcess:
     @classmethod
     def start(cls, launch: Launch) -> EngineProcess:
         ends = Ends.open()
-        reporting_fd, read_fd, beat_fd = ends.theirs
+        reporting_fd, read_fd, send_fd = ends.theirs
         try:
             # -P: a folder called tokenmill in the working directory is not the package. A session of its own
             # keeps the terminal's Ctrl-C away until the process can ignore it.
@@ -148,7 +148,7 @@ class EngineProcess:
                 [sys.executable, "-P", "-m", "tokenmill.cli.engine_process"],
                 stdin=subprocess.PIPE,
                 stdout=reporting_fd,
-                pass_fds=(read_fd, beat_fd),
+                pass_fds=(read_fd, send_fd),
                 start_new_session=True,
             )
         except BaseException:
@@ -157,7 +157,7 @@ class EngineProcess:
         finally:
             ends.given()
         assert process.stdin is not None
-        told = replace(launch, address=ends.address, lifeline_fd=read_fd, pulse_fd=beat_fd)
+        told = replace(launch, address=ends.address, lifeline_fd=read_fd, heartbeat_fd=send_fd)
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
             pipe.write(told.to_json())
         return cls(process, ends, launch.flight)
@@ -181,7 +181,7 @@ class EngineProcess:
         return self._process.returncode is not None
 
     def has_beaten(self) -> bool:
-        return take_pulses(self._ends.pulse_fd)
+        return take_heartbeats(self._ends.heartbeat_fd)
 
     def kill(self) -> bool:
         has_ended = self._reap(os.WNOHANG)

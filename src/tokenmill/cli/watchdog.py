@@ -1,14 +1,14 @@
 """Tells an engine that is stuck from one that is slow, or idle, or whose watcher itself was held up.
 
-An engine is stuck when it has had work for `limit_s` and given no sign: no end of a step, and no pulse from within one
-(net/child_process.py). Loading gives no signs and is not watched: before it is ready, an engine has no work.
+An engine is stuck when it has had work for `limit_s` and given no sign: no end of a step, and no heartbeat from within
+one (net/child_process.py). Loading gives no signs and is not watched: before it is ready, an engine has no work.
 """
 
 from __future__ import annotations
 
-from ..net.child_process import PULSE_S
+from ..net.child_process import HEARTBEAT_S
 
-LOOK_S = PULSE_S
+LOOK_S = HEARTBEAT_S
 
 
 class Watchdog:

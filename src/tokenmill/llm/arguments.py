@@ -238,11 +238,11 @@ def read_chat(
         }
     )
     tools = read_tools(fields)
-    rules = Rules(text.tokenizer.vocab_size, speech=text.speech)
+    rules = Rules(text.tokenizer.vocab_size, chat_format=text.chat_format)
     return Call(
         model=None,
         sampling=SamplingParams(),
         conversation=parse_conversation(fields, rules, tools.shown),
         tool_use=tools.use,
-        constraint=demand(tools, options.constraint, text.speech),
+        constraint=demand(tools, options.constraint, text.chat_format),
     )

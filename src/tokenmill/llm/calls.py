@@ -97,17 +97,17 @@ class Calls:
         options: ChatOptions | None = None,
     ) -> PromptCall:
         """Of a conversation, whose answers are taken apart. Raises InvalidRequest."""
-        speech = self._runtime.text.speech
+        chat_format = self._runtime.text.chat_format
         chat = read_chat(messages, self._runtime.text, options)
         assert chat.conversation is not None
         tokens, text = self._render(chat.conversation)
-        constraint = constraint_of(chat, speech, text)
+        constraint = constraint_of(chat, chat_format, text)
         if chat.tool_use is not None:
             sampling = chat.tool_use.settings(sampling)
         if constraint is not None:
             sampling = replace(sampling, grammar=self._compile(constraint))
         call = self.of_prompt(GivenPrompt(None, tuple(tokens)), sampling, cache_salt, lora, text)
-        return replace(call, parser=parsers_of(chat, speech, text), shown=speech.shown(chat.tool_use))
+        return replace(call, parser=parsers_of(chat, chat_format, text), shown=chat_format.shown(chat.tool_use))
 
     def of_prompt(
         self, prompt: GivenPrompt, sampling: SamplingParams, cache_salt: str, lora: str, text: str | None = None

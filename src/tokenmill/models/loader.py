@@ -27,7 +27,7 @@ from .weights import LayerWeights, ModelWeights, Progress, load_weights
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertTally:
+class ExpertCounts:
     """layers: numbers of those that are mixtures. counts: int64 [M, E], the rows that each expert computed; whoever
     computes adds to it, any thread may read."""
 
@@ -39,14 +39,14 @@ class ExpertTally:
         return ExpertLoad(self.layers, tuple(map(tuple, self.counts_ME.tolist())))
 
 
-def with_tally(weights: ModelWeights) -> tuple[ModelWeights, ExpertTally | None]:
+def with_expert_counts(weights: ModelWeights) -> tuple[ModelWeights, ExpertCounts | None]:
     """The same weights, whose experts count, and the counts; None of a model that has no experts."""
     moe = {index: layer.moe for index, layer in enumerate(weights.layers) if layer.moe is not None}
     if not moe:
         return weights, None
     num_experts = {each.experts.down.num_matrices for each in moe.values()}
     assert len(num_experts) == 1, f"layers of {num_experts} experts"
-    tally = ExpertTally(tuple(moe), np.zeros((len(moe), *num_experts), np.int64))
+    tally = ExpertCounts(tuple(moe), np.zeros((len(moe), *num_experts), np.int64))
     rows = dict(zip(tally.layers, tally.counts_ME, strict=True))
     layers = tuple(
         _counting(layer, rows[index]) if index in rows else layer for index, layer in enumerate(weights.layers)
@@ -67,7 +67,7 @@ class Model:
     ropes         each layer's RoPE tables; layers with equal settings share them
     num_bytes     memory the packed weights and tables take (an estimate made by the backend)
     rope_digest   hex digest of the RoPE tables' frequencies and scales: two models with equal weights may differ in it
-    tally         counts what its experts compute; None: it has none
+    expert_counts counts what its experts compute; None: it has none
     """
 
     config: ModelConfig
@@ -78,7 +78,7 @@ class Model:
     num_bytes: int
     vector_size: int = 0
     keeps_kv: bool = True
-    tally: ExpertTally | None = None
+    expert_counts: ExpertCounts | None = None
 
     @property
     def kv_group(self) -> KVGroup:
@@ -113,7 +113,7 @@ def load_model(
     """
     config = _with_min_share(config_from_checkpoint(checkpoint), expert_min_share)
     weights = load_weights(checkpoint, config, ops, quantization=quantization, progress=progress)
-    weights, tally = with_tally(weights)
+    weights, expert_counts = with_expert_counts(weights)
     if lora is not None:
         weights = with_tables(weights, config, ops, lora)
     num_positions = max_model_len or config.max_context
@@ -136,7 +136,7 @@ def load_model(
         ropes=tuple(None if layer.rope is None else tables[layer.rope] for layer in config.layers),
         rope_digest=digest.hexdigest(),
         num_bytes=weights.num_bytes + num_table_bytes,
-        tally=tally,
+        expert_counts=expert_counts,
     )
 
 

@@ -56,7 +56,7 @@ class TensorGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class ModelSummary:
     """num_parameters counts every tensor that the model has, tied embeddings once. kv_groups: for the model's whole
     context; none where it keeps no KV."""
 
@@ -115,16 +115,16 @@ def shape_of(checkpoint: Checkpoint) -> ModelConfig | EncoderConfig:
     return config_from_checkpoint(body_of(checkpoint) if is_bare_decoder(checkpoint) else checkpoint)
 
 
-def survey(checkpoint: Checkpoint, *, quantization: str | None = None, kv_dtype: str = "f16") -> Survey:
+def model_summary(checkpoint: Checkpoint, *, quantization: str | None = None, kv_dtype: str = "f16") -> ModelSummary:
     """Raises BadCheckpoint for an architecture that cannot be read."""
     config = shape_of(checkpoint)
     if isinstance(config, EncoderConfig):
-        return Survey(config, _groups(checkpoint, _encoder_parts(config), quantization), ())
+        return ModelSummary(config, _groups(checkpoint, _encoder_parts(config), quantization), ())
     if is_bare_decoder(checkpoint):
         checkpoint = body_of(checkpoint)
     parts = _parts(checkpoint.kind, config)
     groups = _groups(checkpoint, parts, quantization, _turned(checkpoint.kind, config))
-    return Survey(config, groups, kv_groups(config, dtype=kv_dtype))
+    return ModelSummary(config, groups, kv_groups(config, dtype=kv_dtype))
 
 
 def check(checkpoint: Checkpoint) -> None:

@@ -18,10 +18,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-PULSE_S = 1.0
+HEARTBEAT_S = 1.0
 
 
-def open_pulse() -> tuple[int, int]:
+def open_heartbeat() -> tuple[int, int]:
     """(read end for the parent, write end for the child, to be passed through `pass_fds`). Neither ever blocks."""
     ends = os.pipe()
     for fd in ends:
@@ -30,21 +30,21 @@ def open_pulse() -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def beating(write_fd: int, progress: Callable[[], int | None]) -> Iterator[None]:
+def sending_heartbeats(write_fd: int, progress: Callable[[], int | None]) -> Iterator[None]:
     """In the child: a byte, from a thread of its own, whenever `progress` gives another number than a second before.
     None: it cannot tell, and every second counts. It is not called after the end of the context."""
     ended = threading.Event()
 
     def watch() -> None:
         before = progress()
-        while not ended.wait(PULSE_S):
+        while not ended.wait(HEARTBEAT_S):
             now = progress()
             if now is None or now != before:
                 with contextlib.suppress(OSError):  # nobody has read for hours, or will
                     os.write(write_fd, b".")
             before = now
 
-    thread = threading.Thread(target=watch, name="pulse", daemon=True)
+    thread = threading.Thread(target=watch, name="heartbeat", daemon=True)
     thread.start()
     try:
         yield
@@ -53,7 +53,7 @@ def beating(write_fd: int, progress: Callable[[], int | None]) -> Iterator[None]
         thread.join()
 
 
-def take_pulses(read_fd: int) -> bool:
+def take_heartbeats(read_fd: int) -> bool:
     """In the parent: whether bytes have come since the last call."""
     try:
         return bool(os.read(read_fd, 4096))

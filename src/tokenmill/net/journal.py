@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 
-def keep_older(path: str, num_kept: int) -> None:
+def rotate(path: str, num_kept: int) -> None:
     """FILE becomes FILE.1, FILE.1 becomes FILE.2, and so on up to FILE.num_kept; the oldest goes. Raises OSError."""
     names = [path, *(f"{path}.{number}" for number in range(1, num_kept + 1))]
     for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
@@ -71,7 +71,7 @@ class _Writer:
     def begin(self, header: str) -> None:
         try:
             _refuse_others(self._path, header[:_SIGN])
-            keep_older(self._path, NUM_KEPT)
+            rotate(self._path, NUM_KEPT)
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             self._write(header.encode() + b"\n")
         except OSError as error:

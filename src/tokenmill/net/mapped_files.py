@@ -26,7 +26,7 @@ from pathlib import Path
 from ..core.flight import SIZE, FlightWriter
 from ..core.step_records import MAGIC, LogFacts, StepWriter
 from ..core.step_records import SIZE as STEP_LOG_SIZE
-from .journal import keep_older
+from .journal import rotate
 
 SUFFIX = ".flight"
 NUM_KEPT = 8
@@ -161,7 +161,7 @@ def step_file(path: str, facts: LogFacts) -> Iterator[StepWriter | None]:
 
 def _make_step_log(path: str) -> mmap.mmap:
     _refuse_others(path)
-    keep_older(path, NUM_STEP_LOGS)
+    rotate(path, NUM_STEP_LOGS)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, STEP_LOG_SIZE)  # a step must not find the disk full

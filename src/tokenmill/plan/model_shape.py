@@ -14,7 +14,7 @@ from ..formats.checkpoint import open_checkpoint
 from ..formats.hub import local_model
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
-from ..models.summary import survey
+from ..models.summary import model_summary
 from ..sim.fields import Fields
 from ..sim.models import ModelShape, read_model
 
@@ -65,7 +65,7 @@ def read_shape(path: str) -> ModelShape:
     if path.endswith(".json"):
         return _from_facts(path)
     checkpoint = open_checkpoint(local_model(path))
-    config = survey(checkpoint).config
+    config = model_summary(checkpoint).config
     if isinstance(config, EncoderConfig):
         raise ConfigError(f"model.checkpoint: {path} gives vectors, not tokens", param="model.checkpoint")
     return shape_of(config, Path(path).name)

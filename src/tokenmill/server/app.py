@@ -182,7 +182,7 @@ def _hear(config: ServerConfig, text: TextModel, client: EngineClient, resources
     """Have the client tell metrics, the monitor, traces, the log of requests and usage what engines do."""
     name, observers = config.model_names[0], client.observers
     observers.metrics = metrics = Metrics(name, text.max_context)
-    metrics.num_parameters = text.about.num_parameters
+    metrics.num_parameters = text.info.num_parameters
     metrics.name_adapter = client.adapters.name_of
     metrics.count_waiting = lambda: client.num_waiting
     metrics.overload.level = lambda: client.desk.pressure.level(resources.clock.now())

@@ -274,7 +274,7 @@ class Generation:
         terms = terms_of(caller, self.objectives, call.slo, least, call.priority_class)
         self.limits.admit(Newcomer(caller.name, call.priority, least, terms=terms, since_s=since_s))
         prompts = await self.encoder.encode_call(call, context_limit(ready), rendered=rendered, caller=caller)
-        constraint = constraint_of(call, self.text.speech, prompts[0].text)
+        constraint = constraint_of(call, self.text.chat_format, prompts[0].text)
         if constraint is not None:
             grammar = await self.grammars.compile(constraint, caller)
             call = replace(call, sampling=replace(call.sampling, grammar=grammar))
@@ -346,9 +346,9 @@ class Generation:
     ) -> tuple[Answer, Tab | None]:
         """The answer of a call that has been let in, and the tab on which it is counted."""
         digest = "" if adapter is None else adapter.digest
-        tokenizer, speech = self.text.tokenizer, self.text.speech
-        shown = speech.shown(call.tool_use, call.reasoning)
-        new_parser = parsers_of(call, speech, prompts[0].text)
+        tokenizer, chat_format = self.text.tokenizer, self.text.chat_format
+        shown = chat_format.shown(call.tool_use, call.reasoning)
+        new_parser = parsers_of(call, chat_format, prompts[0].text)
         skip_special = call.sampling.skip_special_tokens
         answer = Answer(
             id=name,

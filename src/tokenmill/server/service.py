@@ -191,7 +191,7 @@ class Service:
 
     def _card(self, name: str, adapter: ServedAdapter | None = None) -> dict[str, Any]:
         """OpenAI's fields, vLLM's, and llama-server's `meta`."""
-        about = self._text.about
+        about = self._text.info
         return {
             "id": name,
             "object": "model",

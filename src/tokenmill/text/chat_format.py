@@ -25,7 +25,7 @@ _TOOLS = re.compile(r"""(?<![.'"\w])tools\b(?!['"])""")
 _SEPARATE = ReasoningUse()
 
 
-class Speech(msgspec.Struct, frozen=True):
+class ChatFormat(msgspec.Struct, frozen=True):
     """tools      name of the family in whose form calls are read and demanded
     knows_tools   the chat template lists tools itself
     reasoning     name of the family of reasoning, "" for none
@@ -90,9 +90,9 @@ def call_ids(request_id: str, size: int = 0) -> Callable[[int], str]:
     return id_of
 
 
-def make_speech(
+def find_chat_format(
     template: str | None, tokenizer: Tokenizer, *, tool_parser: str = AUTO, reasoning_parser: str = AUTO
-) -> Speech:
+) -> ChatFormat:
     """That of a model with this chat template. The parsers' names choose families whatever the template shows; "none"
     for no reasoning. Raises ConfigError."""
     family = family_of(template)
@@ -127,7 +127,7 @@ def make_speech(
         if token is not None and any(special in text for text in texts):
             specials[special] = token
     knows_tools, knows_calls = known_of(template) if family.name != "json" else (False, False)
-    return Speech(family.name, knows_tools, "" if reasoning is None else reasoning.name, specials, knows_calls)
+    return ChatFormat(family.name, knows_tools, "" if reasoning is None else reasoning.name, specials, knows_calls)
 
 
 def known_of(template: str | None) -> tuple[bool, bool]:

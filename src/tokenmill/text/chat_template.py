@@ -24,7 +24,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..core.errors import BadCheckpoint, InvalidRequest
-from .special_tokens import Rendered, Specials, StandIns
+from .special_tokens import Placeholders, Rendered, SpecialTokens
 
 MAX_TEMPLATE_CHARS = 1 << 20
 MAX_PROMPT_CHARS = 1 << 23
@@ -64,7 +64,7 @@ class Renderer:
             self._template = environment.from_string(template.source)
         except Exception as error:  # a template that is made to fail may do so in any way
             raise BadCheckpoint(f"The chat template does not compile: {_reason(error)}.") from error
-        self._specials = Specials(specials)
+        self._specials = SpecialTokens(specials)
         self._source = template.source
         self._tokens = {"bos_token": template.bos_token, "eos_token": template.eos_token}
         self._takes_strings: bool | None = None
@@ -93,7 +93,7 @@ class Renderer:
                     "continue_final_message: the last message has no content to continue.", param="messages"
                 )
             _mark_end(prepared[-1])
-        hidden = StandIns(self._specials, self._source)
+        hidden = Placeholders(self._specials, self._source)
         variables = hidden.put(
             {
                 **(extra or {}),

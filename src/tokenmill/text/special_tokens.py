@@ -1,9 +1,9 @@
 """Special tokens that a message spells are plain text: hidden from the template, and from what finds special tokens.
 
 Before rendering, each special token spelled in a string of the caller is replaced by one character that occurs nowhere
-else, its stand-in. What special tokens the rendered text then shows are the template's own: it is split at them, and
-only then are the stand-ins replaced by what they stand for. A string's end that a following text could complete to a
-special token is replaced too. A stand-in is one ideograph of a rare plane: no letter case, no escape in `repr`, and
+else, its placeholder. What special tokens the rendered text then shows are the template's own: it is split at them, and
+only then are the placeholders replaced by what they stand for. A string's end that a following text could complete to a
+special token is replaced too. A placeholder is one ideograph of a rare plane: no letter case, no escape in `repr`, and
 nothing to be cut apart; where it was escaped nevertheless (JSON in ASCII, a URL), the text is refused.
 """
 
@@ -35,7 +35,7 @@ class Rendered:
         return "".join(self.pieces)
 
 
-class Specials:
+class SpecialTokens:
     """How special tokens are spelled, as expressions to find them with."""
 
     def __init__(self, spellings: Iterable[str]) -> None:
@@ -50,10 +50,10 @@ class Specials:
         return next((text[-size:] for size in self._sizes if text[-size:] in self._beginnings), "")
 
 
-class StandIns:
+class Placeholders:
     """Those of one rendering. `source`: of the template, where they must not occur either."""
 
-    def __init__(self, specials: Specials, source: str) -> None:
+    def __init__(self, specials: SpecialTokens, source: str) -> None:
         self._specials = specials
         self._source = source
         self._chars: dict[str, str] = {}
@@ -61,14 +61,14 @@ class StandIns:
         self._given: Any = None
 
     def put(self, value: Any) -> Any:
-        """`value`, JSON as Python has it, with stand-ins. To be called once, with all that is to be rendered."""
+        """`value`, JSON as Python has it, with placeholders. To be called once, with all that is to be rendered."""
         if self._specials.whole is None:
             return value
         self._given = value
         return self._replace(value)
 
     def take(self, prompt: str) -> Rendered:
-        """The rendered text, split if it holds stand-ins. Raises InvalidRequest where one was altered."""
+        """The rendered text, split if it holds placeholders. Raises InvalidRequest where one was altered."""
         texts = {char: text for text, char in self._chars.items()}
         if not texts or self._specials.whole is None:
             return Rendered((prompt,))

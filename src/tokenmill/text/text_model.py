@@ -17,7 +17,7 @@ from ..formats.hub import resolve_model
 from ..formats.quantised import stored_bytes
 from ..formats.safetensors import pickled_weights, read_json
 from ..formats.sentence_transformers import read_sentence_config
-from .chat_format import AUTO, Speech, make_speech
+from .chat_format import AUTO, ChatFormat, find_chat_format
 from .chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
 from .fim import FimTokens, find_fim
 from .gguf_tokenizer import CONTROL, gguf_token_id, tokenizer_from_gguf
@@ -29,7 +29,7 @@ _EMBEDDING_KEYS = ("hidden_size", "d_model", "n_embd", "dim")
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class ModelInfo:
     """architecture     as the file names it: "llama", "qwen3"
     format           "gguf", "safetensors" or "pytorch"
     num_parameters   values of all tensors; 0 where these are not open
@@ -58,7 +58,7 @@ class About:
         return str(self.num_parameters or "")
 
 
-def about(checkpoint: Checkpoint) -> About:
+def model_info(checkpoint: Checkpoint) -> ModelInfo:
     """Cheap: only headers are looked at. What a file does not tell is left empty."""
     kinds: Counter[str] = Counter()
     for tensor in checkpoint.tensors.values():
@@ -74,7 +74,7 @@ def about(checkpoint: Checkpoint) -> About:
         num_layers = _count(metadata.get("num_hidden_layers"))
     path = checkpoint.path
     pickled = pickled_weights(path)
-    return About(
+    return ModelInfo(
         architecture,
         "gguf" if is_gguf else "pytorch" if pickled else "safetensors",
         sum(kinds.values()),
@@ -111,8 +111,8 @@ class TextModel:
     prompts            of a model that gives vectors: name -> text put before an input
     default_prompt     the name of the one used where none is asked for, or ""
     fim                how it marks the text around a gap, or None for a model that does not
-    about              what its checkpoint is, for clients that list models
-    speech             how it calls tools and marks reasoning
+    info               what its checkpoint is, for clients that list models
+    chat_format        how it calls tools and marks reasoning
     """
 
     tokenizer: Tokenizer
@@ -124,8 +124,8 @@ class TextModel:
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str = ""
     fim: FimTokens | None = None
-    about: About = field(default_factory=About)
-    speech: Speech = field(default_factory=Speech)
+    info: ModelInfo = field(default_factory=ModelInfo)
+    chat_format: ChatFormat = field(default_factory=ChatFormat)
 
 
 def fetch_text(model: str, progress: Callable[[int, int], None] | None = None) -> TextModel:
@@ -145,7 +145,7 @@ def load_text(
     reasoning_parser: str = AUTO,
 ) -> TextModel:
     """Build the text side of an open checkpoint. `chat_template`: the source to use instead of the model's own;
-    `tool_parser`, `reasoning_parser`: as in make_speech. Raises BadCheckpoint, and ConfigError for such a name."""
+    `tool_parser`, `reasoning_parser`: as in find_chat_format. Raises BadCheckpoint, and ConfigError for such a name."""
     if checkpoint.kind == "gguf":
         text = _load_gguf(checkpoint.metadata, chat_template)
     else:
@@ -155,8 +155,10 @@ def load_text(
     return replace(
         text,
         fim=find_fim(text.tokenizer, named),
-        about=about(checkpoint),
-        speech=make_speech(source, text.tokenizer, tool_parser=tool_parser, reasoning_parser=reasoning_parser),
+        info=model_info(checkpoint),
+        chat_format=find_chat_format(
+            source, text.tokenizer, tool_parser=tool_parser, reasoning_parser=reasoning_parser
+        ),
     )
 
 

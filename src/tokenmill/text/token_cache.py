@@ -63,7 +63,7 @@ def cut_text(text: str) -> list[str]:
     return pieces
 
 
-class SegmentCache:
+class TokenCache:
     """`encode` gives the tokens of a text, or of a piece, without anything around. What is known of one salt is not
     known of another. Threads may share it."""
 

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, models
 
 from ..core.errors import InvalidRequest
 from .pretokenizers import find_byte_decoder
-from .token_cache import PIECE_CHARS, SegmentCache, can_cut, cut_text
+from .token_cache import PIECE_CHARS, TokenCache, can_cut, cut_text
 
 _NOTHING: frozenset[int] = frozenset()
 
@@ -40,7 +40,7 @@ class Tokenizer:
         self.vocab_size = max([backend.get_vocab_size(with_added_tokens=False), *(i + 1 for i in self._added)])
         self._within: tokenizers.Tokenizer | None = None
         self._around = _around(backend) if can_cut(backend) else None
-        self._segments = None if self._around is None else SegmentCache(self._encode_piece)
+        self._token_cache = None if self._around is None else TokenCache(self._encode_piece)
         self._all_bytes = _BytesTable(self, skipped=frozenset())
         self._visible_bytes = {_NOTHING: _BytesTable(self, skipped=self._special_ids)}
 
@@ -51,10 +51,10 @@ class Tokenizer:
         tokens written out in the text become those tokens. `shared`: take what is known of other texts of this `salt`,
         and let others take of this one; that shows in the time it takes. Lone surrogates are read as U+FFFD. Other
         threads may run meanwhile."""
-        if shared and parse_special and self._segments is not None and len(text) > PIECE_CHARS:
+        if shared and parse_special and self._token_cache is not None and len(text) > PIECE_CHARS:
             assert self._around is not None
             before, after = self._around if add_special else ([], [])
-            return [*before, *self._segments.encode(text, salt), *after]
+            return [*before, *self._token_cache.encode(text, salt), *after]
         return self._encode_whole(text, self._backend if parse_special else self._plain, add_special)
 
     def encode_parts(self, text: str, *, add_special: bool = True) -> Iterator[list[int]]:
@@ -117,7 +117,7 @@ class Tokenizer:
 
     def num_unknown_chars(self, text: str, salt: str = "") -> int:
         """How much of `text` was not in texts of `salt` encoded before, about: what is left for a shared `encode`."""
-        return len(text) if self._segments is None else self._segments.num_unknown_chars(text, salt)
+        return len(text) if self._token_cache is None else self._token_cache.num_unknown_chars(text, salt)
 
     def _encode_piece(self, text: str) -> list[int]:
         return self._encode_whole(text, self._backend, False)

@@ -244,8 +244,8 @@ def _chosen_experts(model: Model | VectorModel) -> float:
 
 def _expert_load(model: Model | VectorModel, ops: Ops) -> ExpertLoad | None:
     reads = ops.weight_reads()
-    if isinstance(model, Model) and model.tally is not None:
-        return replace(model.tally.load(), reads=reads)
+    if isinstance(model, Model) and model.expert_counts is not None:
+        return replace(model.expert_counts.load(), reads=reads)
     return None if reads is None else ExpertLoad((), (), reads=reads)
 
 

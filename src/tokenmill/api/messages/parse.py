@@ -173,7 +173,7 @@ def _parse(fields: Fields, rules: Rules, max_tokens: int | None) -> tuple[Call, 
     _read_output(fields, chat)
     kwargs = fields.object("chat_template_kwargs") or {}
     switch = _read_thinking(fields, chat, max_tokens)
-    if not rules.speech.reasoning and chat.pop("thinking_token_budget", None) is not None:
+    if not rules.chat_format.reasoning and chat.pop("thinking_token_budget", None) is not None:
         ignored.append("thinking")
     chat["chat_template_kwargs"] = kwargs if switch.keys() & kwargs.keys() else switch | kwargs
     _check_context(fields)

@@ -261,7 +261,7 @@ def _think(value: Any, rules: Rules) -> dict[str, Any]:
         return {}
     if not isinstance(value, bool) and value not in _THINK_LEVELS:
         raise InvalidRequest(f"think must be true, false or one of {', '.join(_THINK_LEVELS)}.", param="think")
-    if value and not rules.speech.reasoning:
+    if value and not rules.chat_format.reasoning:
         raise InvalidRequest("think needs a model that marks its reasoning, and this one does not.", param="think")
     if isinstance(value, bool):
         return {"chat_template_kwargs": template_switch(value)}

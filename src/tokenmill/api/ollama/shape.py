@@ -13,7 +13,7 @@ from ...core.errors import TokenmillError
 from ...core.step import TokenLogprob
 from ...text.choice import Choice, Piece
 from ...text.parts import CallArguments, CallStart, Content, Part, Reasoning
-from ...text.text_model import About
+from ...text.text_model import ModelInfo
 from ..answer import Answer
 from ..errors import describe, ollama_style
 from ..json_encoder import encode_json
@@ -41,7 +41,7 @@ def nanoseconds(seconds: float) -> int:
     return max(0, round(seconds * 1e9))
 
 
-def details(about: About) -> dict[str, object]:
+def details(about: ModelInfo) -> dict[str, object]:
     return {
         "parent_model": "",
         "format": about.format,

@@ -156,14 +156,14 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
         sampling=sampling if tools.use is None else tools.use.settings(sampling),
         conversation=conversation,
         tool_use=tools.use,
-        reasoning=read_reasoning(fields, rules.speech),
+        reasoning=read_reasoning(fields, rules.chat_format),
         extras={FUNCTION_CALL: True} if tools.is_old else {},
         limit_field=limit_field,
         prompt_logprobs=prompt_logprobs,
         add_special_tokens=_or(fields.flag("add_special_tokens"), False),
         **_common(fields, prompt_logprobs),
     )
-    call = replace(call, constraint=demand(tools, call.constraint, rules.speech))
+    call = replace(call, constraint=demand(tools, call.constraint, rules.chat_format))
     return _searching(call, fields), fields.unread()
 
 

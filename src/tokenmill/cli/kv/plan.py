@@ -21,7 +21,7 @@ from ...core.tiers import DISK, HOST, USUAL_FACTS
 from ...core.units import GiB, format_bytes
 from ...formats.checkpoint import open_checkpoint
 from ...formats.hub import local_model
-from ...models.summary import survey
+from ...models.summary import model_summary
 from ...node.machine import read_machine
 from ...node.options import KV_CACHE_DTYPES
 from ...sim.kv_reuse import Run, Worth, lru_s, num_reused, runs_of, total_s, working_set, worth_of
@@ -157,7 +157,7 @@ def _read(path: Path) -> Load:
 def _token_bytes(model: str, dtype: str) -> int:
     checkpoint = open_checkpoint(local_model(model))
     try:
-        found = survey(checkpoint, kv_dtype=KV_CACHE_DTYPES[dtype]).kv_bytes_per_token
+        found = model_summary(checkpoint, kv_dtype=KV_CACHE_DTYPES[dtype]).kv_bytes_per_token
     finally:
         checkpoint.close()
     if not found:

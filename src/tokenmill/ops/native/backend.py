@@ -34,7 +34,7 @@ from .library import (
     load_library,
 )
 from .memory import WeightArena, aligned_bytes
-from .offload import Shelf, open_shelf, told_as_config
+from .offload import OffloadedWeights, open_offloaded, told_as_config
 from .operation import NativeKV, NativeLora, NativeStack, NativeWeight, SymbolicBatch, Value
 from .pack import Packer
 from .program import NativeProgram
@@ -61,8 +61,8 @@ class NativeOps:
         self._programs: list[NativeProgram] = []
         self._weights = WeightArena()
         self._sample_scratch = np.empty(0, np.uint8)
-        self._shelf: Shelf | None = None
-        self._shelf_is_open = False
+        self._offloaded: OffloadedWeights | None = None
+        self._is_offloading = False
 
     @property
     def _team(self) -> Any:
@@ -103,36 +103,36 @@ class NativeOps:
         return self._packer.pack_stack(matrices)
 
     def pack_layer(self, make: Callable[[], Sequence[RawTensor]]) -> NativeWeight:
-        shelf = self._shelf if self._shelf_is_open else None
-        if shelf is not None and shelf.keeps_weights:
-            return shelf.weight(self._packer, make)
+        offloaded = self._offloaded if self._is_offloading else None
+        if offloaded is not None and offloaded.keeps_weights:
+            return offloaded.weight(self._packer, make)
         return self._packer.pack(make())
 
     def pack_experts(self, make: Callable[[], Sequence[Sequence[RawTensor]]]) -> NativeStack:
-        shelf = self._shelf if self._shelf_is_open else None
-        if shelf is not None and shelf.keeps_experts:
-            return shelf.stack(self._packer, make)
+        offloaded = self._offloaded if self._is_offloading else None
+        if offloaded is not None and offloaded.keeps_experts:
+            return offloaded.stack(self._packer, make)
         return self._packer.pack_stack(make())
 
     @contextlib.contextmanager
     def on_disk(self, where: DiskWeights) -> Iterator[None]:
-        assert self._shelf is None, "weights are on disk already"
-        self._shelf = open_shelf(self._library, where)
-        self._shelf_is_open = True
+        assert self._offloaded is None, "weights are on disk already"
+        self._offloaded = open_offloaded(self._library, where)
+        self._is_offloading = True
         try:
             with told_as_config(where):
                 yield
-                self._shelf.finish()
+                self._offloaded.finish()
         finally:
-            self._shelf_is_open = False
-            self._shelf.give_up()
+            self._is_offloading = False
+            self._offloaded.give_up()
 
     @property
     def disk_memory_bytes(self) -> tuple[int, int]:
-        return (0, 0) if self._shelf is None else (self._shelf.expert_bytes, self._shelf.weight_bytes)
+        return (0, 0) if self._offloaded is None else (self._offloaded.expert_bytes, self._offloaded.weight_bytes)
 
     def weight_reads(self) -> WeightReads | None:
-        return None if self._shelf is None else self._shelf.reads()
+        return None if self._offloaded is None else self._offloaded.reads()
 
     def quantise(self, part: RawTensor, kind: str) -> RawTensor:
         return self._packer.quantise(part, kind)
@@ -180,11 +180,11 @@ class NativeOps:
         operations = recorder.operations
         if self.fuse:
             operations = fuse(operations, output)
-        if self._shelf is not None:
-            self._shelf.open(operation.weight for operation in operations if operation.weight is not None)
+        if self._offloaded is not None:
+            self._offloaded.open(operation.weight for operation in operations if operation.weight is not None)
         program = NativeProgram(self._library, self._team, self.num_threads, operations, output, limits)
-        if self._shelf is not None:
-            program.on_error = self._shelf.look
+        if self._offloaded is not None:
+            program.on_error = self._offloaded.look
         self._programs.append(program)
         return program
 
@@ -284,8 +284,8 @@ class NativeOps:
         for program in self._programs:
             program.close()
         self._programs.clear()
-        if self._shelf is not None:
-            self._shelf.close()
+        if self._offloaded is not None:
+            self._offloaded.close()
         self._end_team()
         self._weights.close()
         self._sample_scratch = np.empty(0, np.uint8)

@@ -90,10 +90,10 @@ _READERS = 8
 _ALIGNMENT = 64
 
 
-def open_shelf(library: ctypes.CDLL, where: DiskWeights) -> Shelf:
+def open_offloaded(library: ctypes.CDLL, where: DiskWeights) -> OffloadedWeights:
     """Raises ConfigError where there can be none."""
     with told_as_config(where):
-        return Shelf(library, where)
+        return OffloadedWeights(library, where)
 
 
 @contextlib.contextmanager
@@ -108,7 +108,7 @@ def told_as_config(where: DiskWeights) -> Iterator[None]:
         raise ConfigError(message, param=param) from error
 
 
-class Shelf:
+class OffloadedWeights:
     """Opens the file of `where`, or begins to make it. Raises OSError where neither can be."""
 
     def __init__(self, library: ctypes.CDLL, where: DiskWeights) -> None:

@@ -68,7 +68,7 @@ class Catalog:
             fields = Fields(parse_small(data))
         name = fields.text("model") or fields.required_text("name")
         self.generation.check_model({"model": name})
-        about, chat = self.generation.text.about, self.generation.text.chat
+        about, chat = self.generation.text.info, self.generation.text.chat
         defaults = self.generation.text.sampling_defaults
         return JSONReply(
             {
@@ -109,7 +109,7 @@ class Catalog:
         return [*self.generation.model_names, *(adapter.name for adapter in self.generation.client.adapters)]
 
     def _card(self, name: str) -> dict[str, Any]:
-        about, ready = self.generation.text.about, self.generation.client.ready
+        about, ready = self.generation.text.info, self.generation.client.ready
         adapter = self.generation.client.adapters.get(name)
         identity = f"{'' if ready is None else ready.numerics_id} {'' if adapter is None else adapter.digest}"
         return {
@@ -127,6 +127,6 @@ class Catalog:
             return ["embedding"]
         found = ["completion"]
         found += ["tools"] * (chat is not None)
-        found += ["thinking"] * bool(self.generation.text.speech.reasoning)
+        found += ["thinking"] * bool(self.generation.text.chat_format.reasoning)
         found += ["insert"] * (self.generation.text.fim is not None)
         return found

@@ -22,7 +22,7 @@ _CLOSABLE = {"type", "properties", "required", "description", "title", "$defs", 
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class ToolConstraint:
     """family  in whose form calls are
     use        the tools, and how many calls
     place      what the caller calls the n-th tool's schema
@@ -55,7 +55,7 @@ class Demand:
 
 
 def calls_to_lark(value: dict[str, Any], spell: Spell, finish: Finish) -> str:
-    """`value`: of Demand.as_json. Raises what `finish` does."""
+    """`value`: of ToolConstraint.as_json. Raises what `finish` does."""
     writer = _Writer(FAMILIES[value["family"]].form, value, spell, finish)
     if value["is_forced"]:
         start = writer.calls()
