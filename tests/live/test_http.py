@@ -454,13 +454,13 @@ def test_one_call_of_many_choices_shuts_nobody_out() -> None:
             next(iter(stream))
             served.wait_until(lambda: served.client.stats.num_running == 13)
             status, _, _ = post(served, "/v1/completions", {"prompt": "x"}, authorization="Bearer two")
-            assert status == 200 and served.call(lambda: served.client.desk.num_waiting) > 900
+            assert status == 200 and served.call(lambda: served.client.request_queue.num_waiting) > 900
             shown = get(served, "/metrics")[1]
             (waiting,) = re.findall(r"^vllm:num_requests_waiting{.*} (.*)$", shown, re.M)
             assert float(waiting) > 900
             stream.close()
         served.wait_until(lambda: served.client.num_open == 0)
-        assert served.call(lambda: served.client.desk.num_waiting) == 0
+        assert served.call(lambda: served.client.request_queue.num_waiting) == 0
 
 
 @contextlib.contextmanager

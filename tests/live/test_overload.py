@@ -159,7 +159,9 @@ def test_answers_are_cut_under_load_where_the_tenant_allows_it_and_say_so(tmp_pa
 
             calm = complete("cut")
             assert calm[0] > 4 and calm[1] is None
-            served.call(lambda: [served.client.desk.pressure.note(1, 1.0, served.loop.time()) for _ in range(60)])
+            served.call(
+                lambda: [served.client.request_queue.pressure.note(1, 1.0, served.loop.time()) for _ in range(60)]
+            )
             assert complete("cut") == (4, "4")
             assert complete("whole") == (calm[0], None)
     finally:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
-from tokenmill.cluster.events import Effects, GatewayEvent, Joined, Opened, Stepped, Ticked, Told
+from tokenmill.cluster.events import Effects, EngineMessage, GatewayEvent, Joined, Opened, Stepped, Ticked
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.core.cost import Costs, Work
 from tokenmill.core.events import FINISH_MOVED, FINISH_STOP, EngineStats, Output, Ready, StepOutputs, WorkerFacts
@@ -168,7 +168,7 @@ class _Engine:
                 self.cluster.later(row.num_tokens * self.law.copy_s, lambda staged=staged: self._say(staged))
 
     def _say(self, message: Staged | Moved) -> None:
-        self.cluster.handle(Told(self.number, message))
+        self.cluster.handle(EngineMessage(self.number, message))
 
     def _arrive(self, row: _Row, message: Continue) -> None:
         num_more = len(message.tokens)

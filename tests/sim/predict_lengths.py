@@ -14,7 +14,7 @@ from pathlib import Path
 
 from traces import NAMES, rows_of
 
-from tokenmill.cluster.length_predictor import Lengths, bucket_of
+from tokenmill.cluster.length_predictor import LengthPredictor, bucket_of
 from tokenmill.core.events import FINISH_STOP
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.terms import Terms
@@ -27,10 +27,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--requests", type=int, default=5000)
     options = parser.parse_args()
-    together = Lengths()
+    together = LengthPredictor()
     print("load      requests  bucket right  within one  error  rival: right  error")
     for name in NAMES:
-        lengths, seen = Lengths(), Counter[int]()
+        lengths, seen = LengthPredictor(), Counter[int]()
         hits = near = rival_hits = 0
         error = rival_error = total = 0.0
         rows = rows_of(name, options.folder, options.requests)

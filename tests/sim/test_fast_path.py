@@ -57,7 +57,17 @@ def heard(seed: int, *, fast_path: bool) -> tuple[list[Any], int]:
             ranking = getattr(getattr(policy, "_by_cost", policy), "_ranking", None)
             order = list(ranking.order) if ranking is not None and len(links) > 1 else []
             levels = [(level.num_blocks, sorted(level.links)) for level in gateway.router.index.levels(request.keys)]
-            log.append(("chosen", request.id, *route[1:], order, levels, gateway.desk.choice_s, gateway.desk._work))
+            log.append(
+                (
+                    "chosen",
+                    request.id,
+                    *route[1:],
+                    order,
+                    levels,
+                    gateway.request_queue.choice_s,
+                    gateway.request_queue._work,
+                )
+            )
             return route
 
         gateway.router.choose = watched  # type: ignore[method-assign]

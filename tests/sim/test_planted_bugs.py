@@ -16,7 +16,7 @@ from tokenmill.engine import state as check
 from tokenmill.engine import step_builder as ledger
 from tokenmill.engine.shell import EngineShell
 from tokenmill.engine.state import EngineState
-from tokenmill.engine.step_builder import StepLedger
+from tokenmill.engine.step_builder import StepBuilder
 from tokenmill.kv.blocks import groups, manager
 from tokenmill.kv.blocks.allocator import BlockAllocator
 from tokenmill.kv.blocks.fetch import Claim
@@ -27,7 +27,7 @@ from tokenmill.kv.connector.scheduler import saves
 from tokenmill.kv.connector.scheduler.saves import Saves, _Save
 from tokenmill.kv.connector.scheduler.transfers import Transfers
 from tokenmill.sched import scheduler
-from tokenmill.sched.preemption import GivingWay
+from tokenmill.sched.preemption import Preempter
 from tokenmill.sim.run import run_seed
 
 NUM_SEEDS = 25
@@ -93,14 +93,14 @@ def never_tell_the_worker_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def tell_the_worker_of_reserved_blocks_only(patch: pytest.MonkeyPatch) -> None:
-    adopt = StepLedger.adopt
+    adopt = StepBuilder.adopt
 
-    def silent(self: StepLedger, seq: object, blocks: list[int]) -> None:
+    def silent(self: StepBuilder, seq: object, blocks: list[int]) -> None:
         adopt(self, seq, blocks)
         if seq.num_sent:
             seq.num_sent = len(seq.tables[0])
 
-    patch.setattr(StepLedger, "adopt", silent)
+    patch.setattr(StepBuilder, "adopt", silent)
 
 
 def serve_scored_prompts_from_the_cache(patch: pytest.MonkeyPatch) -> None:
@@ -115,10 +115,10 @@ def serve_scored_prompts_from_the_cache(patch: pytest.MonkeyPatch) -> None:
 
 
 def preempt_with_a_row_in_flight(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StepLedger, "preempt", lambda self, seq: self._state.send_back(seq))
-    fit = GivingWay.fit
+    patch.setattr(StepBuilder, "preempt", lambda self, seq: self._state.send_back(seq))
+    fit = Preempter.fit
 
-    def eager(self: GivingWay, seq: object, matched: list[int], num_tokens: int) -> int:
+    def eager(self: Preempter, seq: object, matched: list[int], num_tokens: int) -> int:
         hidden = [(other, other.rows_in_flight) for other in self.running]
         for other, _ in hidden:
             other.rows_in_flight = 0
@@ -127,7 +127,7 @@ def preempt_with_a_row_in_flight(patch: pytest.MonkeyPatch) -> None:
             other.rows_in_flight = count
         return fitting
 
-    patch.setattr(GivingWay, "fit", eager)
+    patch.setattr(Preempter, "fit", eager)
 
 
 def call_failures_aborts(patch: pytest.MonkeyPatch) -> None:

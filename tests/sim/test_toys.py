@@ -27,7 +27,7 @@ from tokenmill.core.step import RowResult
 from tokenmill.engine import commit
 from tokenmill.engine import step_builder as ledger
 from tokenmill.engine.state import EngineState
-from tokenmill.engine.step_builder import StepLedger
+from tokenmill.engine.step_builder import StepBuilder
 from tokenmill.kv.blocks import encoder, hashing
 from tokenmill.kv.blocks.encoder import EncoderLedger
 from tokenmill.sim import executor, run
@@ -190,26 +190,26 @@ def keep_rejected_drafts(patch: pytest.MonkeyPatch) -> None:
 
 
 def draft_beyond_the_block(patch: pytest.MonkeyPatch) -> None:
-    add = StepLedger.add_drafts
+    add = StepBuilder.add_drafts
 
-    def beyond(self: StepLedger, most: int) -> None:
+    def beyond(self: StepBuilder, most: int) -> None:
         size, self._block_size = self._block_size, 10**6
         add(self, most)
         self._block_size = size
 
-    patch.setattr(StepLedger, "add_drafts", beyond)
+    patch.setattr(StepBuilder, "add_drafts", beyond)
 
 
 def draft_beside_other_rows(patch: pytest.MonkeyPatch) -> None:
-    add = StepLedger.add_drafts
+    add = StepBuilder.add_drafts
 
-    def also(self: StepLedger, most: int) -> None:
+    def also(self: StepBuilder, most: int) -> None:
         rows = len(self.step.rows)
         add(self, most)
         for index in range(rows):
             self.step.sequences[index].num_pending += bool(self.step.rows[index].drafts)
 
-    patch.setattr(StepLedger, "add_drafts", also)
+    patch.setattr(StepBuilder, "add_drafts", also)
 
 
 def leave_contents_out_of_keys(patch: pytest.MonkeyPatch) -> None:

@@ -220,7 +220,7 @@ def run_cluster(cluster: Cluster, seed: int) -> ClusterReport:
 
     loop.run(main())
     gateway = front.gateway
-    assert not gateway.num_open and not gateway.desk.num_tokens and not gateway.desk.num_waiting
+    assert not gateway.num_open and not gateway.request_queue.num_tokens and not gateway.request_queue.num_waiting
     assert not front.refused, front.refused
     ends = Counter(_check(stream, cluster, front.num_left) for stream in clients.streams.values())
     if cluster.poison and not cluster.faults.number:

@@ -43,8 +43,8 @@ async def never(*_: Any) -> None:
 
 def run(folder: Path, test: Callable[[Batches], Awaitable[None]]) -> None:
     """`test` on batches of an engine with two rows, whose calls never end; the folder has one file of two lines."""
-    desk = SimpleNamespace(num_open_of=lambda client: 0)
-    client: Any = SimpleNamespace(ready=SimpleNamespace(max_num_seqs=2), num_open=0, desk=desk)
+    request_queue = SimpleNamespace(num_open_of=lambda client: 0)
+    client: Any = SimpleNamespace(ready=SimpleNamespace(max_num_seqs=2), num_open=0, request_queue=request_queue)
 
     async def main() -> None:
         batches = Batches(FileStore(str(folder), new_id), never, client, lambda name: True, 1000, lambda owner: ANYONE)

@@ -18,7 +18,7 @@ from tokenmill.cli import worker as worker_module
 from tokenmill.cli import workers as workers_module
 from tokenmill.cli.worker_options import LinkOptions, read_address
 from tokenmill.cli.workers import Workers
-from tokenmill.cluster.links import unlike
+from tokenmill.cluster.links import incompatibility
 from tokenmill.control.observe.metrics import Metrics
 from tokenmill.control.workers.roster import Owner
 from tokenmill.core.block import full_groups
@@ -365,7 +365,7 @@ def test_a_worker_says_nothing_to_a_front_end_of_what_another_had(monkeypatch: p
 )
 def test_what_differs_is_named(change: dict[str, Any], said: str) -> None:
     other: Ready = replace(READY, **change)
-    assert said in unlike(other, READY) and unlike(READY, READY) == "" == unlike(other, None)
+    assert said in incompatibility(other, READY) and incompatibility(READY, READY) == "" == incompatibility(other, None)
 
 
 def test_the_secrets_file_is_long_enough_and_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tokenmill.cluster.events import Effects, GivenUp, Joined, Left, Opened, Stepped, Ticked, Told
+from tokenmill.cluster.events import Effects, EngineMessage, GivenUp, Joined, Left, Opened, Stepped, Ticked
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.cluster.keys import with_keys
 from tokenmill.cluster.replication import HotPrefixes
@@ -39,9 +39,9 @@ class Scene:
             worker = WorkerFacts(f"w{number}", "life", 1, "mixed", "here", f"kv{number}")
             self.handle(Joined(number, replace(READY, worker=worker, **facts)), 0.0)  # type: ignore[arg-type]
         for number in range(num_engines):
-            self.handle(Told(number, KVEvents(0, (KVEvent(CLEARED),))), 0.0)
+            self.handle(EngineMessage(number, KVEvents(0, (KVEvent(CLEARED),))), 0.0)
         self.keys = self.request("a").keys[: NUM_PREFIX * KEY_BYTES]
-        self.handle(Told(0, KVEvents(1, (KVEvent(STORED, self.keys),))), 0.0)
+        self.handle(EngineMessage(0, KVEvents(1, (KVEvent(STORED, self.keys),))), 0.0)
 
     def request(self, prefix: str) -> Request:
         self.num_requests += 1
@@ -87,13 +87,13 @@ def test_a_prefix_that_is_asked_for_more_than_its_engine_can_serve_is_copied_onc
     scene.ask(8.0)
     ((number, source, target),) = scene.copies
     assert (source, target) == (0, 1) and list(scene.offers.values()) == [0]
-    effects = scene.handle(Told(1, Prefetched(number, NUM_PREFIX)), 3.0)
+    effects = scene.handle(EngineMessage(1, Prefetched(number, NUM_PREFIX)), 3.0)
     ((copied_from, copied_to, num_tokens, error, _),) = effects.copied
     assert (copied_from, copied_to, num_tokens, error) == (0, 1, NUM_PREFIX * BLOCK, "") and not scene.offers
-    scene.handle(Told(1, KVEvents(1, (KVEvent(STORED, scene.keys),))), 3.0)
+    scene.handle(EngineMessage(1, KVEvents(1, (KVEvent(STORED, scene.keys),))), 3.0)
     scene.ask(8.0, begun_s=4.0)
     assert len(scene.copies) == 1, "all that could have it have it"
-    assert not scene.handle(Told(1, Prefetched(number, NUM_PREFIX)), 9.0).copied, "said once"
+    assert not scene.handle(EngineMessage(1, Prefetched(number, NUM_PREFIX)), 9.0).copied, "said once"
 
 
 def test_a_prefix_that_its_engine_can_serve_is_not_copied() -> None:
@@ -131,7 +131,7 @@ def test_a_copy_is_released_when_its_target_goes_and_when_it_takes_too_long_and_
         else:
             scene.handle(Left(0), 3.0)
             scene.offers.clear()
-            effects = scene.handle(Told(1, Prefetched(number, 0, "w0 is gone")), 3.0)
+            effects = scene.handle(EngineMessage(1, Prefetched(number, 0, "w0 is gone")), 3.0)
         assert len(effects.copied) == 1 and effects.copied[0].error and not scene.offers
         assert not len(scene.gateway._placing.copies)
 
@@ -142,8 +142,8 @@ def test_a_prefix_spreads_from_one_engine_to_the_next_as_far_as_it_is_asked_for(
         now = number / 10
         scene.ask(30.0, 0.1, now, num_open=12)
         for copy, _, target in scene.copies[answered:]:
-            scene.handle(Told(target, Prefetched(copy, NUM_PREFIX)), now + 0.1)
-            scene.handle(Told(target, KVEvents(1, (KVEvent(STORED, scene.keys),))), now + 0.1)
+            scene.handle(EngineMessage(target, Prefetched(copy, NUM_PREFIX)), now + 0.1)
+            scene.handle(EngineMessage(target, KVEvents(1, (KVEvent(STORED, scene.keys),))), now + 0.1)
         answered = len(scene.copies)
     assert sorted(target for _, _, target in scene.copies) == [1, 2, 3, 4]
 
@@ -152,8 +152,8 @@ def test_copies_that_take_longer_than_to_compute_the_prefix_are_not_made_again()
     scene = Scene(5)
     scene.ask(30.0, 2.0, num_open=12)
     ((number, _, target),) = scene.copies
-    scene.handle(Told(target, Prefetched(number, NUM_PREFIX)), 2.0)
-    scene.handle(Told(target, KVEvents(1, (KVEvent(STORED, scene.keys),))), 2.0)
+    scene.handle(EngineMessage(target, Prefetched(number, NUM_PREFIX)), 2.0)
+    scene.handle(EngineMessage(target, KVEvents(1, (KVEvent(STORED, scene.keys),))), 2.0)
     scene.ask(30.0, 6.0, 4.0, num_open=12)
     assert len(scene.copies) == 1
 
@@ -162,7 +162,7 @@ def test_a_copy_that_fails_is_not_tried_again_at_once_and_counts_end_with_reques
     scene = Scene(2)
     scene.ask(8.0)
     ((number, _, _),) = scene.copies
-    assert scene.handle(Told(1, Prefetched(number, 0, "There is no room for it.")), 3.0).copied[0].error
+    assert scene.handle(EngineMessage(1, Prefetched(number, 0, "There is no room for it.")), 3.0).copied[0].error
     scene.ask(8.0, 10.0, 4.0)
     assert len(scene.copies) == 1
     scene.ask(8.0, 10.0, 40.0)
@@ -182,11 +182,11 @@ def test_a_hot_prefix_comes_from_the_tiers_of_the_target_where_that_is_sooner(ho
         link.ready = replace(link.ready, worker=worker._replace(kv_address="" if how == "no address" else "somewhere"))
         gateway.router.stores.join(link.number, link.ready)
     keys = scene.keys[: len(scene.keys) // (2 if how == "half" else 1)]
-    scene.handle(Told(1, TierEvents(0, (TierEvent(CLEARED), TierEvent(STORED, HOST, keys)))), 0.0)
+    scene.handle(EngineMessage(1, TierEvents(0, (TierEvent(CLEARED), TierEvent(STORED, HOST, keys)))), 0.0)
     scene.ask(8.0)
     ((number, source, target),) = scene.copies
     assert (source, target) == ((-1, 1) if how in ("no address", "sooner") else (0, 1))
-    effects = scene.handle(Told(1, Prefetched(number, NUM_PREFIX)), 3.0)
+    effects = scene.handle(EngineMessage(1, Prefetched(number, NUM_PREFIX)), 3.0)
     ((copied_from, copied_to, num_tokens, error, _),) = effects.copied
     assert (copied_from, copied_to) == (None if source < 0 else 0, 1)
     assert (num_tokens, error) == (NUM_PREFIX * BLOCK, "") and not scene.offers

@@ -11,6 +11,7 @@ from tokenmill.cluster.events import (
     Cause,
     Closed,
     Effects,
+    EngineMessage,
     GivenUp,
     Joined,
     Leaves,
@@ -18,7 +19,6 @@ from tokenmill.cluster.events import (
     Opened,
     Stepped,
     Ticked,
-    Told,
 )
 from tokenmill.cluster.failures import MAX_EXCUSED
 from tokenmill.cluster.gateway import Gateway
@@ -521,12 +521,12 @@ def test_who_waits_for_a_place_longer_than_it_wants_to_is_refused_then() -> None
     scene.join(0, max_num_seqs=1)
     names = "abcdefgh"
     scene.handle(Opened([replace(request(name), terms=Terms(queue_s=2.0)) for name in names]))
-    num_waiting = scene.gateway.desk.num_waiting
+    num_waiting = scene.gateway.request_queue.num_waiting
     assert 0 < num_waiting < len(names)
     assert not scene.handle(Ticked(), 1.9).outputs
     effects = scene.handle(Ticked(), 2.0)
     assert {(each.finish_reason, each.error_kind) for each in effects.outputs} == {("error", "overloaded_error")}
-    assert len(effects.outputs) == effects.expired == num_waiting and scene.gateway.desk.num_waiting == 0
+    assert len(effects.outputs) == effects.expired == num_waiting and scene.gateway.request_queue.num_waiting == 0
     assert scene.gateway.num_open == len(names) - num_waiting
 
 
@@ -541,7 +541,7 @@ def test_a_forecast_is_compared_with_what_came() -> None:
         effects = scene.step(0, Output(name, (7,), num_output=1), now=1.3)
         assert effects.forecasts == [(1.0, 1.3)]
         scene.step(0, end(name))
-    assert scene.gateway.desk.calibration.factor == pytest.approx(1.5, abs=0.25)
+    assert scene.gateway.request_queue.calibration.factor == pytest.approx(1.5, abs=0.25)
 
 
 def test_the_forecast_of_further_tokens_is_compared_with_the_answer_that_came() -> None:
@@ -549,7 +549,7 @@ def test_the_forecast_of_further_tokens_is_compared_with_the_answer_that_came() 
     says nothing."""
     scene = Scene()
     scene.join(0)
-    calibration = scene.gateway.desk.tpot_calibration
+    calibration = scene.gateway.request_queue.tpot_calibration
     margin = calibration.margin
     for number in range(60):
         name = f"r{number}"
@@ -572,7 +572,7 @@ def test_what_a_shadow_lets_in_corrects_no_forecast() -> None:
     verdict = Verdict(Refusal("ttft", "", 1.0), Forecast(0.0, 1.0, 0.0), 2.0)
     scene.handle(Opened([request("a")], "", verdict), 0.0)
     assert not scene.step(0, Output("a", (7,), num_output=1), now=9.0).forecasts
-    assert scene.gateway.desk.calibration.factor == 1.0
+    assert scene.gateway.request_queue.calibration.factor == 1.0
 
 
 def test_a_prefix_that_another_engine_has_is_taken_from_there() -> None:
@@ -585,7 +585,7 @@ def test_a_prefix_that_another_engine_has_is_taken_from_there() -> None:
         scene.join(link, max_num_batched_tokens=512, worker=worker, stats=EngineStats(costs=costs))
     (made,) = with_keys([request("b", 1024)], READY)
     for link, events in ((0, (KVEvent(CLEARED),)), (1, (KVEvent(CLEARED), KVEvent(STORED, made.keys)))):
-        scene.handle(Told(link, KVEvents(0, events)))
+        scene.handle(EngineMessage(link, KVEvents(0, events)))
     scene.handle(Opened([request("x", 1)]))
     (busy,) = scene.handle(Opened([replace(made, id="busy")])).submits
     assert busy[0] == 1, "where its prefix is"
@@ -597,6 +597,6 @@ def test_a_prefix_that_another_engine_has_is_taken_from_there() -> None:
     keys = tuple(made.keys[at : at + 16] for at in range(0, 63 * 16, 16))
     assert effects.tells[0] == (1, Offer("t", "", keys))
     handoff_s = scene.gateway.pools._handoff_s
-    moved = scene.gateway.handle(Told(0, Moved("b", 0, 1008)), 0.2)
+    moved = scene.gateway.handle(EngineMessage(0, Moved("b", 0, 1008)), 0.2)
     assert scene.gateway.pools._handoff_s == handoff_s, "nobody was stopped for it"
     assert (1, Release("t")) in moved.tells

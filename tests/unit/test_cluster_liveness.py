@@ -18,7 +18,7 @@ from tokenmill.core.ports import Executor
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import StepPlan, StepResult
 from tokenmill.engine import background as beats
-from tokenmill.engine.background import BEAT_S, keep_beating
+from tokenmill.engine.background import HEARTBEAT_S, send_heartbeats
 from tokenmill.engine.build import build_engine, local_link
 from tokenmill.net.system import MonotonicClock
 from tokenmill.server.client import EngineClient
@@ -47,7 +47,7 @@ def messages(rng: random.Random, until_s: float, hangs_s: float) -> Iterator[tup
             beaten_s = now
         arrived_s = max(arrived_s, now + rng.uniform(0, MESSAGES_LATE_S))
         yield arrived_s, message
-        next_s = beaten_s + BEAT_S
+        next_s = beaten_s + HEARTBEAT_S
         now = min(next_s, ended_s) if ended_s > now and now < hangs_s else next_s
 
 
@@ -88,7 +88,7 @@ def test_one_whose_kernels_hang_is_lost_within_five_times_its_step(seed: int) ->
     rng = random.Random(seed)
     hung_s = rng.uniform(1, 60)
     found_s, expected_s = lost_at(rng, FOREVER_S, hung_s, 1000.0, stalls=False)
-    assert hung_s < found_s <= hung_s + max(LIMIT_S, STEP_SHARE * expected_s) + MESSAGES_LATE_S + 2 * BEAT_S
+    assert hung_s < found_s <= hung_s + max(LIMIT_S, STEP_SHARE * expected_s) + MESSAGES_LATE_S + 2 * HEARTBEAT_S
 
 
 def test_what_is_idle_or_not_watched_is_never_lost() -> None:
@@ -131,7 +131,7 @@ class Held:
 
 def test_a_client_lets_go_of_an_engine_that_hangs_and_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A real shell on a real loop: it beats through a step that takes longer than the limit; then its kernels hang."""
-    monkeypatch.setattr(beats, "BEAT_S", 0.05)
+    monkeypatch.setattr(beats, "HEARTBEAT_S", 0.05)
 
     async def main() -> None:
         config, clock = EngineConfig(groups=full_groups(16), max_model_len=64, steps_in_flight=1), MonotonicClock()
@@ -144,7 +144,7 @@ def test_a_client_lets_go_of_an_engine_that_hangs_and_of_no_other(monkeypatch: p
         ticks = iter(range(10**9))
         is_hung = False
         serving = asyncio.create_task(shell.run())
-        beating = asyncio.create_task(keep_beating(shell, engine, lambda: 7 if is_hung else next(ticks)))
+        beating = asyncio.create_task(send_heartbeats(shell, engine, lambda: 7 if is_hung else next(ticks)))
         await client.wait_ready(5.0)
         executor.step_s = 0.9  # longer than the limit, and than was expected
         client.open([Request("slow", (1, 2, 3), SamplingParams(), 2, seed=1, arrival_s=clock.now())])
@@ -169,9 +169,9 @@ def test_an_idle_engine_does_not_beat() -> None:
         engine, front = local_link()
         shell = build_engine(config, ToyExecutor(config, clock), engine, clock)
         serving = asyncio.create_task(shell.run())
-        beating = asyncio.create_task(keep_beating(shell, engine, lambda: None))
+        beating = asyncio.create_task(send_heartbeats(shell, engine, lambda: None))
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(front.receive(), 3 * BEAT_S)
+            await asyncio.wait_for(front.receive(), 3 * HEARTBEAT_S)
         await front.send(Submit((Request("r", (1,), SamplingParams(), 2, seed=1, arrival_s=clock.now()),)))
         assert await front.receive()
         serving.cancel()

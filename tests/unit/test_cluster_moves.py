@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from tokenmill.cluster.events import Effects, GivenUp, Joined, Leaves, Left, Opened, Pooled, Stepped, Ticked, Told
+from tokenmill.cluster.events import (
+    Effects,
+    EngineMessage,
+    GivenUp,
+    Joined,
+    Leaves,
+    Left,
+    Opened,
+    Pooled,
+    Stepped,
+    Ticked,
+)
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.cluster.keys import with_keys
 from tokenmill.cluster.links import EngineLink
@@ -80,10 +91,10 @@ class Scene:
         return self.step(link, Output(name, (token,), num_output=1, finish_reason=end))
 
     def staged(self, link: int, name: str, num_tokens: int = 20) -> Effects:
-        return self.handle(Told(link, Staged(name, self.attempts[link, name], num_tokens)))
+        return self.handle(EngineMessage(link, Staged(name, self.attempts[link, name], num_tokens)))
 
     def moved(self, link: int, name: str, error: str = "") -> Effects:
-        return self.handle(Told(link, Moved(name, self.attempts[link, name], 0 if error else 21, error)), 2.0)
+        return self.handle(EngineMessage(link, Moved(name, self.attempts[link, name], 0 if error else 21, error)), 2.0)
 
     def end(self, link: int, name: str) -> None:
         """All is over, nothing is left."""
@@ -350,7 +361,7 @@ def test_what_is_cached_counts_where_a_request_is_computed_and_whether_it_is_spl
         (request,) = with_keys([Request("a", prompt, SamplingParams(), 64, seed=1)], READY)
         if holder is not None:
             events = KVEvent(CLEARED), KVEvent(STORED, request.keys)
-            scene.handle(Told(holder, KVEvents(0, events)))
+            scene.handle(EngineMessage(holder, KVEvents(0, events)))
         effects = scene.handle(Opened([request]))
         scene.end(effects.submits[0][0], "a")
         return effects

@@ -42,7 +42,7 @@ def stored(tier: str, keys: bytes, depth: int = 0) -> TierEvent:
     return TierEvent(STORED, tier, keys, b"", depth)
 
 
-class Told:
+class EngineMessage:
     """Stores whose workers say what they are asked."""
 
     def __init__(self, stores: Stores) -> None:
@@ -67,7 +67,7 @@ def test_one_worker_of_a_store_tells_and_another_when_it_has_gone() -> None:
     assert stores.join(0, ready("a")) == [(0, WatchTiers(True))]
     assert stores.join(1, ready("a")) == [] and stores.join(2, ready("b")) == [(2, WatchTiers(True))]
     assert stores.join(3, ready("")) == [], "it has no store"
-    told, keys = Told(stores), prefix(16)
+    told, keys = EngineMessage(stores), prefix(16)
     told.say(0, stored(HOST, keys))
     assert stores.hear(1, TierEvents(0, (TierEvent(CLEARED),))) == [] and held(stores, keys) == {0: 16}, "not asked"
     assert stores.leave(0) == [(1, WatchTiers(True))]
@@ -81,7 +81,7 @@ def test_one_worker_of_a_store_tells_and_another_when_it_has_gone() -> None:
 def test_after_a_gap_all_is_told_again() -> None:
     stores = Stores()
     stores.join(0, ready("a"))
-    told, keys = Told(stores), prefix(8)
+    told, keys = EngineMessage(stores), prefix(8)
     told.say(0, stored(HOST, keys))
     assert stores.hear(0, TierEvents(5, (TierEvent(REMOVED, HOST, keys),))) == [(0, WatchTiers(True))]
     assert stores.hear(0, TierEvents(6, (TierEvent(REMOVED, HOST, keys),))) == [] and held(stores, keys) == {0: 8}
@@ -92,7 +92,7 @@ def test_after_a_gap_all_is_told_again() -> None:
 def test_a_block_is_there_until_its_last_tier_has_given_it_up() -> None:
     stores = Stores()
     stores.join(0, ready("a"))
-    told, keys = Told(stores), prefix(24)
+    told, keys = EngineMessage(stores), prefix(24)
     told.say(0, stored(HOST, keys), stored(DISK, keys[: 16 * KEY_BYTES]), stored("tape", prefix(8, 1)))
     told.say(0, TierEvent(REMOVED, HOST, keys[8 * KEY_BYTES :]))
     assert held(stores, keys) == {0: 16} and not held(stores, prefix(8, 1))
@@ -111,7 +111,7 @@ def test_loads_from_tiers_that_have_said_nothing_of_themselves_are_not_free() ->
     for tiers in ((), (TierFacts(HOST, 1 << 30),)):
         stores = Stores()
         stores.join(0, ready("a", tiers))
-        Told(stores).say(0, stored(HOST, keys))
+        EngineMessage(stores).say(0, stored(HOST, keys))
         (stop,) = stores.stops(0, keys, 0)
         usual = USUAL_FACTS[HOST]
         assert stop.load_s == pytest.approx(usual.latency_s + 8 * BLOCK_BYTES / usual.bytes_s) and stop.load_s > 0
@@ -126,7 +126,7 @@ def test_what_other_stores_have_counts_where_they_are_reached() -> None:
     far = (*FACTS, TierFacts(REMOTE, 0, 5e-3, 5e7), TierFacts(PEER, 0, 2e-3, 1e8))
     for link, tiers in enumerate((far, far, FACTS)):
         stores.join(link, ready("abc"[link], tiers))
-    told, keys, other = Told(stores), prefix(16), prefix(16, 1)
+    told, keys, other = EngineMessage(stores), prefix(16), prefix(16, 1)
     told.say(0, stored(HOST, keys), stored(REMOTE, other))
     told.say(1, stored(HOST, keys[: 8 * KEY_BYTES]))
     host, peer = stores.stops(1, keys, 0)
@@ -141,7 +141,7 @@ def test_the_end_of_a_long_prefix_is_found_to_the_block_that_is_kept(num_blocks:
     stores = Stores()
     stores.join(0, ready("a"))
     keys = prefix(2000)
-    Told(stores).say(0, stored(DISK, keys[: num_blocks * KEY_BYTES]))
+    EngineMessage(stores).say(0, stored(DISK, keys[: num_blocks * KEY_BYTES]))
     assert [stop.end for stop in stores.stops(0, keys, 0)] == [num_blocks // STRIDE * STRIDE]
 
 
@@ -151,7 +151,7 @@ class Scene:
     def __init__(self, num_stores: int, tiers: tuple[TierFacts, ...] = FACTS) -> None:
         self.index, self.stores = PrefixIndex(), Stores()
         self.policy = KVAware(self.index, self.stores)
-        self.told = Told(self.stores)
+        self.told = EngineMessage(self.stores)
         self.links: dict[int, EngineLink] = {}
         self.number = 0
         for number in range(2 * num_stores):

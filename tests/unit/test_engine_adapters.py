@@ -15,7 +15,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.build import LocalFrontEnd, build_engine, local_link
 from tokenmill.engine.journal import Entry
 from tokenmill.engine.replay import replay
-from tokenmill.engine.shared import AdapterLedger
+from tokenmill.engine.shared import AdapterRegistry
 from tokenmill.sim.executor import ToyExecutor
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.toy_model import solo_answer
@@ -162,7 +162,7 @@ def test_a_job_that_fails_for_no_known_reason_ends_with_an_answer(caplog: pytest
 def test_the_ledger_drops_what_is_neither_loaded_nor_used() -> None:
     """Nor is anything dropped while an adapter is being loaded: it may be that one."""
     outbox = Outbox()
-    ledger = AdapterLedger(outbox)
+    ledger = AdapterRegistry(outbox)
 
     def dropped() -> list[str]:
         return [job.digest for job in outbox.take().jobs if isinstance(job, DropAdapter)]

@@ -73,14 +73,14 @@ def test_an_engine_tells_what_is_new_with_the_steps_it_covers(monkeypatch: pytes
         has_told.set()
 
     async def story() -> None:
-        task = asyncio.create_task(telling.keep_telling_load(core, Mock(send=send), lambda: counts[0]))
+        task = asyncio.create_task(telling.send_expert_load(core, Mock(send=send), lambda: counts[0]))
         await asyncio.sleep(0.02)
         assert not told, "nothing has happened"
         core.state.counters.num_steps, counts[0] = 4, load((1, 0), (0, 1))
         async with asyncio.timeout(30):
             await has_told.wait()
         task.cancel()
-        await telling.keep_telling_load(core, Mock(send=send), lambda: None)  # dense: over at once
+        await telling.send_expert_load(core, Mock(send=send), lambda: None)  # dense: over at once
 
     asyncio.run(story())
     assert told == [load((1, 0), (0, 1), steps=4)]

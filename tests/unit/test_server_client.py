@@ -49,7 +49,7 @@ async def test_one_message_carries_all_requests_of_a_turn(client: EngineClient, 
     client.open([request("c")])
     message = await engine.receive()
     assert isinstance(message, Submit) and [each.id for each in message.requests] == ["a", "b", "c"]
-    assert (client.num_open, client.desk.num_tokens) == (3, 9)
+    assert (client.num_open, client.request_queue.num_tokens) == (3, 9)
 
 
 @attached
@@ -94,17 +94,17 @@ async def test_closing_a_stream_aborts_what_is_left(client: EngineClient, engine
 async def test_choices_wait_for_places_and_an_adapter_is_unloaded_behind_them(
     client: EngineClient, engine: LocalEngineEnd
 ) -> None:
-    client.desk.share(Room(1, 10))
+    client.request_queue.share(Room(1, 10))
     requests = [replace(request(name), adapter="d") for name in "abcd"]
     stream = client.open(requests)
     client._tell(UnloadAdapter("d"), 0)
     message = await engine.receive()
     assert isinstance(message, Submit) and [each.id for each in message.requests] == ["a", "b"]
-    assert (client.num_open, client.desk.num_waiting) == (4, 2)
+    assert (client.num_open, client.request_queue.num_waiting) == (4, 2)
     await step(engine, 1, Output("a", (1,), finish_reason="length", num_output=1))
     assert [each.id for each in (await engine.receive()).requests] == ["c"]  # type: ignore[union-attr]
     stream.finish("d", "abort")
-    assert (client.num_open, client.desk.num_waiting) == (2, 0), "the engine never heard of it"
+    assert (client.num_open, client.request_queue.num_waiting) == (2, 0), "the engine never heard of it"
     assert await engine.receive() == UnloadAdapter("d")
     stream.close()
     assert await engine.receive() == Abort(("b", "c"))
@@ -114,7 +114,7 @@ async def test_choices_wait_for_places_and_an_adapter_is_unloaded_behind_them(
 async def test_an_engine_leaves_while_an_adapter_stays_for_requests_that_wait(
     client: EngineClient, engine: LocalEngineEnd
 ) -> None:
-    client.desk.share(Room(1, 10))
+    client.request_queue.share(Room(1, 10))
     client.open([replace(request(name), adapter="d") for name in "abcd"])
     client._tell(UnloadAdapter("d"), 0)
     assert isinstance(await engine.receive(), Submit)
@@ -156,11 +156,11 @@ async def test_an_adapter_with_another_name_is_unloaded_at_once(client: EngineCl
     assert isinstance(message, LoadAdapter)
     await engine.send(AdapterLoaded(message.number, "d"))
     await loading
-    client.desk.share(Room(1, 10))
+    client.request_queue.share(Room(1, 10))
     client.open([replace(request(name), adapter="d") for name in "abcd"])
     client._tell(UnloadAdapter("d"), 0)
     await engine.receive()
-    assert client.desk.num_waiting == 2
+    assert client.request_queue.num_waiting == 2
     assert await engine.receive() == UnloadAdapter("d")
 
 
@@ -170,7 +170,7 @@ def test_choices_that_end_before_the_engine_has_them_are_logged(caplog: pytest.L
     @attached
     async def main(client: EngineClient, engine: LocalEngineEnd) -> None:
         client.observers.request_log = RequestLog("m", str)
-        client.desk.share(Room(1, 10))
+        client.request_queue.share(Room(1, 10))
         client.open([request(name) for name in "abcd"]).finish("d", "abort")
 
     main()
@@ -206,7 +206,7 @@ async def test_a_stream_goes_on_where_it_was_when_a_new_engine_has_come(
     await step(engine, 1, end)
     (delta,) = await stream.take()
     assert (delta.tokens, delta.num_cached, delta.error) == ([5, 6, 7], 2, "")
-    assert client.num_open == client.desk.num_tokens == 0
+    assert client.num_open == client.request_queue.num_tokens == 0
     assert client.stats.num_steps == 2
 
 

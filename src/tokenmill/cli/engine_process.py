@@ -77,7 +77,7 @@ def run(launch: Launch, report_fd: int, make: Callable[[], tuple[Engine, Ready]]
 
 async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> None:
     # Imported here so that the lifeline is in place before the slow imports.
-    from ..engine.background import keep_beating, keep_lean, keep_telling_load
+    from ..engine.background import reclaim_idle_memory, send_expert_load, send_heartbeats
     from ..engine.build import build_engine
     from ..kv.events.relay import TierEventRelay
     from ..net.child_process import sending_heartbeats
@@ -112,10 +112,10 @@ async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> No
             await end.send(replace(ready, facts=(*ready.facts, *published_facts(publisher))))
             beside = [
                 asyncio.create_task(warm_up(engine, shell.core), name="engine-warming"),
-                asyncio.create_task(keep_beating(shell, end, engine.ops.progress), name="engine-beats"),
-                asyncio.create_task(keep_lean(shell, pressure.is_short), name="engine-memory"),
+                asyncio.create_task(send_heartbeats(shell, end, engine.ops.progress), name="engine-beats"),
+                asyncio.create_task(reclaim_idle_memory(shell, pressure.is_short), name="engine-memory"),
                 asyncio.create_task(
-                    keep_telling_load(shell.core, end, engine.worker.expert_load), name="engine-experts"
+                    send_expert_load(shell.core, end, engine.worker.expert_load), name="engine-experts"
                 ),
             ]
             try:

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any, cast
 from .. import __version__
 from ..core.errors import LinkRefused
 from ..core.events import Leaving, Ready
-from ..engine.background import keep_beating, keep_lean, keep_telling_load
+from ..engine.background import reclaim_idle_memory, send_expert_load, send_heartbeats
 from ..engine.core import EngineCore
-from ..engine.front_ends import Hub
+from ..engine.front_ends import FrontEnds
 from ..engine.shell import EngineShell
 from ..formats.checkpoint import weights_digest
 from ..formats.hub import default_cache_dir
@@ -175,7 +175,7 @@ class _Worker:
         self._timeout_s = timeout_s
         self._watchdog = Watchdog(timeout_s)
         self._clock = MonotonicClock()
-        self._hub = Hub()
+        self._front_ends = FrontEnds()
         self._tiers = TierEventRelay(lambda hear: engine.watch_tiers(hear))
         self._adapters = AdapterCache(default_cache_dir() / "adapters")
         self.publisher: KVPublisher | None = None
@@ -192,7 +192,7 @@ class _Worker:
         await self._join_store()
         pressure = Pressure()
         publish_tiers(self._core, self.publisher, self._tiers)
-        shell = EngineShell(self._core, self._engine.worker.executor, self._hub, self._clock, self._flight)
+        shell = EngineShell(self._core, self._engine.worker.executor, self._front_ends, self._clock, self._flight)
         for event in self._engine.first_events():
             shell.hear(event)
         serving = asyncio.create_task(shell.run(), name="engine")
@@ -201,10 +201,12 @@ class _Worker:
         beside = [
             asyncio.create_task(self._end_when_stuck(), name="engine-watch"),
             asyncio.create_task(warm_up(self._engine, self._core), name="engine-warming"),
-            asyncio.create_task(keep_beating(shell, self._hub, self._engine.ops.progress), name="engine-beats"),
-            asyncio.create_task(keep_lean(shell, pressure.is_short), name="engine-memory"),
             asyncio.create_task(
-                keep_telling_load(self._core, self._hub, self._engine.worker.expert_load), name="engine-experts"
+                send_heartbeats(shell, self._front_ends, self._engine.ops.progress), name="engine-beats"
+            ),
+            asyncio.create_task(reclaim_idle_memory(shell, pressure.is_short), name="engine-memory"),
+            asyncio.create_task(
+                send_expert_load(self._core, self._front_ends, self._engine.worker.expert_load), name="engine-experts"
             ),
         ]
         if self._kv_tiers is not None:
@@ -237,7 +239,7 @@ class _Worker:
             refusals = [each for each in await all_joining if isinstance(each, BaseException)]
             if len(refusals) == len(joining) and not self._is_leaving:
                 raise refusals[0]
-            self._hub.drain()
+            self._front_ends.drain()
         await serving
 
     def _is_live(self) -> tuple[str, dict[str, Any]]:
@@ -248,7 +250,7 @@ class _Worker:
         return "stuck" if is_stuck else "", facts
 
     def _is_ready(self) -> tuple[str, dict[str, Any]]:
-        num_front_ends = self._hub.num_seats
+        num_front_ends = self._front_ends.num_attached
         return "" if num_front_ends and not self._is_leaving else "not joined", {"front_ends": num_front_ends}
 
     async def _work_for(self, host: str, port: int) -> LinkRefused | None:
@@ -287,7 +289,7 @@ class _Worker:
             adapters = AdapterLink(link, self._adapters)
             tiers = self._tiers.over(adapters)
             try:
-                return await self._hub.serve(tiers, link.close)
+                return await self._front_ends.serve(tiers, link.close)
             finally:
                 tiers.close()
                 adapters.close()
@@ -315,9 +317,9 @@ class _Worker:
             me.cancel()
             return
         self._is_leaving = True
-        if self._hub.num_seats:
+        if self._front_ends.num_attached:
             _log.info("Leaving when the requests that are open here are done; again to leave at once.")
-        self._hub.leave()
+        self._front_ends.leave()
         for task in self._outside:
             task.cancel()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cluster.links import unasked, unlike
+from ..cluster.links import incompatibility, unasked
 from ..core.events import Ready, WorkerFacts
 from ..formats.checkpoint import weights_digest
 from ..net.handshake import Identity
@@ -86,7 +86,7 @@ class Workers:
                 return f"An engine that this server starts itself is called {identity.ready.worker.id!r}, too."
             if identity.ready.worker.incarnation in self._fenced:
                 return f"A later life of the worker {identity.ready.worker.id!r} has joined."
-            return unasked(identity.ready, self._asked) or unlike(identity.ready, like or client.ready)
+            return unasked(identity.ready, self._asked) or incompatibility(identity.ready, like or client.ready)
 
         def join(identity: Identity, link: FrontLink, address: str) -> None:
             facts = identity.ready.worker

@@ -7,12 +7,13 @@ tasks and links belong to the shell (server.client).
     placing   which engine gets what, now     routing   which of several it is
     moves     requests on their way from one engine to another, with their KV
     pools     whether one engine computes a request, or two, and which
-    lengths   how long answers will be        reviews   which running requests change engines, by `rescheduling`
-    suspects  requests that may have killed an engine
+    length_predictor  how long answers will be
+    rescheduling, replication  which running requests change engines; which prefixes are copied
+    failures  engines that are lost, and requests that may have killed one
     totals    the state of all engines as one
-    desk      what is open; combines the next two
-    places    which choice gets the next place: classes, tenants, then in turn
-    turns     the waiting calls of one tenant, in turn
-    service   the cost of service, and how long a new call would wait
-    admission which calls may enter now       likeness  what makes engines alike
+    request_queue  what is open; combines the next three
+    slots     which choice gets the next slot: classes, tenants, then in turn
+    fair_queueing  the waiting calls of one tenant, in turn
+    forecast  how long a new call would wait
+    admission which calls may enter now
 """

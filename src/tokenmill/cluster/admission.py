@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..core.policy import ENTERS, Admission, Forecast, Newcomer, OpenCalls, Refusal, Verdict
 from ..core.request import IDLE_PRIORITY
-from .request_queue import FrontDesk
+from .request_queue import RequestQueue
 
 _PARTS = 8
 """A client may have all of so many parts but one, of open choices and of their tokens."""
@@ -97,18 +97,18 @@ class BoundedWait:
         return None
 
 
-def judged(admission: Admission, newcomer: Newcomer, desk: FrontDesk, now: float) -> Verdict:
+def judged(admission: Admission, newcomer: Newcomer, request_queue: RequestQueue, now: float) -> Verdict:
     """What the admission says. Those who are told to come back by a predicted wait come one after another, as there
-    will be room for them; the desk is told of predictions that keep calls out."""
-    verdict = admission.judge(newcomer, desk, now)
+    will be room for them; the request queue is told of predictions that keep calls out."""
+    verdict = admission.judge(newcomer, request_queue, now)
     refusal = verdict.refusal
     if refusal is None:
         return verdict
     if refusal.reason in PREDICTED:
-        desk.pressure.note(newcomer.terms.priority_class, verdict.need, now)
+        request_queue.pressure.note(newcomer.terms.priority_class, verdict.need, now)
     if not refusal.in_turn:
         return verdict
-    retry_s = desk.returns.tell(now, refusal.retry_s, newcomer.num_choices, desk.choice_s)
+    retry_s = request_queue.retry_after.tell(now, refusal.retry_s, newcomer.num_choices, request_queue.choice_s)
     return verdict._replace(refusal=refusal._replace(retry_s=retry_s))
 
 

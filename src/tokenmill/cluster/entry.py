@@ -1,4 +1,4 @@
-"""One request in the gateway's record, and how it continues after the death of its engine. Pure.
+"""One request in the gateway's record, how it continues after the death of its engine, and when it is due. Pure.
 
 A resumed request carries the tokens that have arrived. The next engine computes their KV again and draws what follows.
 Draws depend on seed, choice and position alone, so these are the tokens that the dead engine would have drawn. The

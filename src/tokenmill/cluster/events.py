@@ -4,7 +4,7 @@
     Leaves    an engine finishes what it has, then goes
     Opened    the choices of a call                       GivenUp  a client wants no more of a choice
     Ticked    time has passed: deadlines may be due
-    Stepped   what an engine reports after a step         Told     what it says else
+    Stepped   what an engine reports after a step         EngineMessage     what it says else
     Pooled    an engine serves in another pool from now   Closed   no engine will come any more
 
 The gateway's shell carries `Effects` out, in the order of the fields.
@@ -24,7 +24,7 @@ from ..core.moves import Moved, Prefetched, Staged
 from ..core.policy import ENTERS, Verdict
 from ..core.request import Request
 from ..core.tiers import TierEvents
-from .length_predictor import LengthSeen
+from .length_predictor import ObservedLength
 
 
 class Cause(Enum):
@@ -100,7 +100,7 @@ Telling = Staged | Moved | Prefetched | KVEvents | TierEvents
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EngineMessage:
     link: int
     message: Telling
 
@@ -118,7 +118,7 @@ class Closed:
     failure: TokenmillError
 
 
-GatewayEvent = Joined | Left | Leaves | Opened | GivenUp | Ticked | Stepped | Told | Pooled | Closed
+GatewayEvent = Joined | Left | Leaves | Opened | GivenUp | Ticked | Stepped | EngineMessage | Pooled | Closed
 
 
 class Ended(NamedTuple):
@@ -196,5 +196,5 @@ class Effects:
     moved: list[MoveEnded] = field(default_factory=list)
     copied: list[CopyEnded] = field(default_factory=list)
     rerouted: int = 0
-    lengths: list[LengthSeen] = field(default_factory=list)
+    lengths: list[ObservedLength] = field(default_factory=list)
     refused: str = ""

@@ -1,11 +1,11 @@
-"""Tells an engine that is lost though its link is open: its process is stopped, its machine gone, or its steps hang.
-Pure.
+"""Failures of engines. `Liveness` tells one that is lost though its link is open: its process is stopped, its machine
+gone, or its steps hang. `Suspects` finds the request that kills engines. Pure.
 
-An engine with work beats every `engine.background.BEAT_S`, also within a step, and sends what each step has given. Lost
-is
+An engine with work sends a heartbeat every `engine.background.HEARTBEAT_S`, also within a step, and sends what each
+step has given. Lost is
 
     silent   one that has work and of which nothing was heard for most of `limit_s`, however long its step takes
-    stuck    one that beats, while its kernels do not get on, for `limit_s` and for STEP_SHARE times what the steps
+    stuck    one that sends them, while its kernels do not get on, for `limit_s` and for STEP_SHARE times what the steps
              under way should take. Jobs beside the steps may hold a step up: while there are any, it is not judged
 
 Not lost are an idle engine, one whose costs are unknown (a slower watch is kept by whoever runs it), and one whose
@@ -74,7 +74,7 @@ class Liveness:
         return ""
 
 
-# Which request may be the one that kills engines, and its trial. Pure.
+# Which request may be the one that kills engines, and its trial.
 #
 # A front end does not see which rows a step had when its engine died. But it gives an engine only about as many
 # requests as it has rows, so nearly all of them are in its steps, and those that produce tokens are known to run. A
@@ -106,7 +106,7 @@ MAX_EXCUSED = 20
 TOGETHER_S = 3.0
 """Engines that die within this time may have died of one cause."""
 _NEAR_STEPS = 3
-"""Places are the same that are no further apart than what so many steps compute at most: two are in flight."""
+"""FairSlots are the same that are no further apart than what so many steps compute at most: two are in flight."""
 
 
 class Suspects:

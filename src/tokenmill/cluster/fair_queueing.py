@@ -1,4 +1,4 @@
-"""The calls of one tenant that wait for places, in one class: round robin over clients, then over a client's calls.
+"""The calls of one tenant that wait for slots, in one class: round robin over clients, then over a client's calls.
 
 Rounds are the start tags of fair queueing (Goyal et al., 1996): a newcomer joins the present round, and a client that
 was served moves to the next. Priorities come before rounds; within a round the choice that is due first goes first
@@ -27,7 +27,7 @@ class Ticket:
 
 @dataclass(slots=True, eq=False)
 class WaitingCall:
-    """Choices of one call that have had no place, in order; those that ended are passed over when their turn comes."""
+    """Choices of one call that have had no slot, in order; those that ended are passed over when their turn comes."""
 
     tickets: deque[Ticket]
     num_waiting: int
@@ -40,7 +40,7 @@ class _Line:
     round       in which it is served next
     call_round  in which a call of it was served last
     calls       heap of (round, due, number, call)
-    entry       its place in the heap of lines; an older one is void
+    entry       its slot in the heap of lines; an older one is void
     """
 
     client: str
@@ -63,7 +63,7 @@ class _Ring:
     lines: dict[str, _Line] = field(default_factory=dict)
 
 
-class Turns:
+class RoundRobinQueue:
     """Choices that wait. `calls`: those of all tenants, by request, for the book that has this one to look them up."""
 
     def __init__(self, calls: dict[str, WaitingCall]) -> None:
@@ -97,7 +97,7 @@ class Turns:
         self._queue_line(line)
 
     def choose(self, may_take: Callable[[Ticket], bool]) -> Ticket | None:
-        """Take the next choice out that may have a place."""
+        """Take the next choice out that may have a slot."""
         passed: list[_Line] = []
         chosen = None
         while self._heap and chosen is None:
@@ -162,7 +162,7 @@ class Turns:
         return None
 
     def _take(self, line: _Line, ticket: Ticket) -> None:
-        """The head of the line gets a place; the rest of its call has its next turn in the next round."""
+        """The head of the line gets a slot; the rest of its call has its next turn in the next round."""
         ring = self._rings[line.priority]
         ring.round = max(ring.round, line.round)
         line.round += 1

@@ -1,4 +1,4 @@
-"""When a newcomer's first token would come, and how long each further one would take, from the cost model. Pure.
+"""How long a new call will wait, when its first token would come, and how long each further one would take. Pure.
 
 What counts is the load at the time it would run, not the present one (Mooncake, Qin et al., FAST'25): prompts before
 its own are computed first, in chunks beside the rows that draw; meanwhile some of these end, and the prompts become
@@ -21,12 +21,12 @@ from ..core.slo import paced_s
 from ..core.work import step_work
 from .events import Pace
 
-# Predicts how long a new call will wait, from measured rates of service. Pure.
+# Predicts how long a new call will wait, from measured rates of service.
 #
 #     Rates           the cost of steps and how answers ended, from the engine's own messages
 #     Load            what a new call finds, beside the walk of `forecast`
 #     predicted_wait  seconds until it is computed
-#     Returns         when refused calls are told to come back
+#     RetryAfter      when refused calls are told to come back
 #
 # A call waits for two things: that the prompt tokens before its own are computed, and that a row becomes free. Answers
 # are assumed to end with a constant hazard, or at their limit. The time for which a row is held therefore follows from
@@ -235,7 +235,7 @@ _FEW, _MANY = 8, 128
 _APART_S = 10.0
 
 
-class Returns:
+class RetryAfter:
     """Those who are refused are told to come back one after another, as there will be room, and not all at once.
 
     They are given `_SHARE` of it, since new calls come as well. How much room there is, is known from how many calls

@@ -1,14 +1,14 @@
 """A gateway between clients and engines: which engine has which request, and what happens to it when the engine dies.
 
-Pure: `handle(event, now) -> Effects`. Its shell (`server.client`) has the streams, tasks and links. `desk` decides what
-may come in and whose turn it is, `placing` which engine gets it; this file keeps the record.
+Pure: `handle(event, now) -> Effects`. Its shell (`server.client`) has the streams, tasks and links. `request_queue`
+decides what may come in and whose turn it is, `placing` which engine gets it; this file keeps the record.
 
-    Opened -> waits at the desk -> has a place -> an engine has it -> over
+    Opened -> waits in the request queue -> has a slot -> an engine has it -> over
                                         ^               |
                                         '---- held <----' its engine has died
 
 A request stays in the record until an engine confirms its end, even after its client has left or a stop string has
-ended it. So counts are true, and a stuck engine cannot look idle. The requests of a dead engine keep their places. With
+ended it. So counts are true, and a stuck engine cannot look idle. The requests of a dead engine keep their slots. With
 the tokens they have, they go to the next engine that is ready: before all that wait, even if the engine's queue is
 full. Requests that were over for their clients are not resumed.
 
@@ -30,6 +30,7 @@ from .events import (
     Closed,
     Effects,
     Ended,
+    EngineMessage,
     GatewayEvent,
     GivenUp,
     Joined,
@@ -39,14 +40,13 @@ from .events import (
     Pooled,
     Stepped,
     Ticked,
-    Told,
 )
-from .length_predictor import Lengths
-from .links import EngineLink, unlike
+from .length_predictor import LengthPredictor
+from .links import EngineLink, incompatibility
 from .moves import FETCH, NewTicket
 from .placing import Placing, Reviews
 from .pools import Pools
-from .request_queue import FrontDesk
+from .request_queue import RequestQueue
 from .totals import Totals
 
 _POISON = "The engine ended each time that it ran this request, also with no other beside it; the request is given up."
@@ -55,9 +55,9 @@ _NEVER_BACK = "The engine stopped while the request was running and could not be
 
 
 class Gateway:
-    """desk        what is open: requests whose end no engine has yet confirmed, and those that no engine has
+    """request_queue        what is open: requests whose end no engine has yet confirmed, and those that no engine has
     totals      the state of all engines together
-    is_shared   many clients use the engines, and have places in turn
+    is_shared   many clients use the engines, and have slots in turn
     admission   who may enter
     pools       whether a request is computed by two engines
     lengths     predicts how long answers will be
@@ -69,15 +69,15 @@ class Gateway:
     """
 
     def __init__(self, patience: int = PATIENCE, new_ticket: NewTicket = None) -> None:
-        self.desk = FrontDesk(patience, self.num_output)
+        self.request_queue = RequestQueue(patience, self.num_output)
         self.totals = Totals()
         self.is_shared = False
         self.admission: Admission = Everybody()
         self._deadlines = Deadlines()
         self._entries: dict[str, Entry] = {}
-        self.lengths = Lengths()
+        self.lengths = LengthPredictor()
         self.pools = Pools(self.lengths)
-        self.placing = self._placing = Placing(self.desk, self._entries, self.pools, new_ticket)
+        self.placing = self._placing = Placing(self.request_queue, self._entries, self.pools, new_ticket)
         self.router = self._placing.router
         self._moves = self._placing.moves
         self.reviews = Reviews(self._placing)
@@ -107,7 +107,7 @@ class Gateway:
     @property
     def num_waiting(self) -> int:
         """Requests that no engine has."""
-        return self.desk.num_waiting + len(self._held)
+        return self.request_queue.num_waiting + len(self._held)
 
     def link(self, number: int) -> EngineLink | None:
         """An engine that serves."""
@@ -119,7 +119,9 @@ class Gateway:
 
     def waits_for(self, adapter: str) -> bool:
         """Whether a request that no engine has names the adapter."""
-        return self.desk.waits_for(adapter) or any(each.request.adapter == adapter for each in self._held.values())
+        return self.request_queue.waits_for(adapter) or any(
+            each.request.adapter == adapter for each in self._held.values()
+        )
 
     def uses(self, adapter: str) -> bool:
         """Whether an open request names the adapter."""
@@ -127,7 +129,7 @@ class Gateway:
 
     def num_output(self, request_id: str) -> int:
         """Tokens that have come for an open request."""
-        self.desk.catch_up()
+        self.request_queue.catch_up()
         entry = self._entries.get(request_id)
         return 0 if entry is None else len(entry.request.output_tokens) + len(entry.tokens)
 
@@ -137,7 +139,7 @@ class Gateway:
 
     def judge(self, newcomer: Newcomer, now: float) -> Verdict:
         """Whether a call may enter now, and if not, when it is to come back."""
-        return judged(self.admission, newcomer, self.desk, now)
+        return judged(self.admission, newcomer, self.request_queue, now)
 
     def handle(self, event: GatewayEvent, now: float) -> Effects:
         """`now`: seconds on the clock that engines stamp their messages with."""
@@ -147,8 +149,8 @@ class Gateway:
 
     def check(self) -> None:
         """Assert what must hold between events; slow, for tests."""
-        assert self.desk.num_open == len(self._entries), (self.desk.num_open, len(self._entries))
-        num_waiting = sum(self.desk.is_waiting(name) for name in self._entries)
+        assert self.request_queue.num_open == len(self._entries), (self.request_queue.num_open, len(self._entries))
+        num_waiting = sum(self.request_queue.is_waiting(name) for name in self._entries)
         num_given = sum(len(link.entries) for link in self._links.values())
         assert num_waiting + len(self._held) + num_given == len(self._entries), (num_waiting, self._held, num_given)
         self._moves.check()
@@ -159,11 +161,11 @@ class Gateway:
     def _join(self, event: Joined, now: float, effects: Effects) -> None:
         ready = event.ready
         for link in self._links.values():
-            if reason := unlike(ready, link.ready):
+            if reason := incompatibility(ready, link.ready):
                 effects.refused = reason
                 return
         self.start_limit.join(event.start_s)
-        if unlike(ready, self._last_ready):
+        if incompatibility(ready, self._last_ready):
             for entry in [each for each in self._held.values() if each.tokens]:
                 self._fail(entry, _OTHER_MODEL, now, effects)
         self._last_ready = ready
@@ -229,11 +231,11 @@ class Gateway:
                 self._deadlines.add(request, self._entries)
         first, verdict = requests[0], event.verdict
         if verdict.refusal is None and verdict.need:
-            self.desk.pressure.note(first.terms.priority_class, verdict.need, now)
+            self.request_queue.pressure.note(first.terms.priority_class, verdict.need, now)
         if verdict.forecast.ttft_s and verdict.refusal is None:
             entry = self._entries[first.id]
             entry.opened_s, entry.told = now, verdict.forecast
-        self.desk.join(requests, event.client)
+        self.request_queue.join(requests, event.client)
         self._placing.place(now, effects)
 
     def _give_up(self, event: GivenUp, now: float, effects: Effects) -> None:
@@ -244,7 +246,7 @@ class Gateway:
         entry.ending = event.reason
         if entry.link is not None:
             effects.aborts.append((entry.link, event.request_id))
-        elif self.desk.is_waiting(event.request_id):
+        elif self.request_queue.is_waiting(event.request_id):
             self._end(entry, None, now, effects)
         else:
             self._end(entry, entry.last_word(FINISH_ABORT, now), now, effects)
@@ -260,7 +262,7 @@ class Gateway:
             if due.is_end:
                 effects.expired += 1
                 self._time_out(entry, now, effects)
-            elif self.desk.is_waiting(due.request_id):  # one that it has, an engine ends itself
+            elif self.request_queue.is_waiting(due.request_id):  # one that it has, an engine ends itself
                 effects.expired += 1
                 self._compare(entry, now, effects)
                 self._fail(entry, EXPIRED, now, effects, Overloaded.kind)
@@ -298,7 +300,7 @@ class Gateway:
                     gaps[last_s] = gaps.get(last_s, 0) + 1
                 else:
                     entry.note_first(output, now)
-                    self.desk.start(entry.request, output.num_cached, now, entry.tokens)
+                    self.request_queue.start(entry.request, output.num_cached, now, entry.tokens)
                     self._compare(entry, now, effects)
                     effects.firsts.append((entry.request, now - entry.request.arrival_s))
                 entry.tokens.extend(tokens)
@@ -317,13 +319,13 @@ class Gateway:
             self.progress_s = now
         self._placing.step(link, step.stats)
         self.totals.step(number, step.stats, heard_s)
-        self.desk.step(self.totals.sums, now, number, step.stats)
+        self.request_queue.step(self.totals.sums, now, number, step.stats)
         suspects = self._placing.suspects
         if suspects.trials and (tried := suspects.trials.get(number)) is not None and tried.has_progressed:
             suspects.clear(tried)
         if len(self._moves):
             self._moves.send_queued(effects)
-        if self._held or self.desk.num_waiting:
+        if self._held or self.request_queue.num_waiting:
             self._placing.place(now, effects)
 
     def _hand_over(self, entry: Entry, output: Output, now: float, effects: Effects) -> None:
@@ -336,7 +338,7 @@ class Gateway:
             effects.outputs.append(output)
         self._moves.hand_over(entry, now, effects)
 
-    def _tell(self, event: Told, now: float, effects: Effects) -> None:
+    def _tell(self, event: EngineMessage, now: float, effects: Effects) -> None:
         self._placing.hear(event.link, event.message, now, effects)
         for ended in effects.moved:
             if ended.why != FETCH and ended.pause_s and not ended.error:
@@ -354,7 +356,7 @@ class Gateway:
         if not entry.told.ttft_s:
             return
         took_s = now - entry.opened_s
-        self.desk.calibration.note(entry.told.ttft_s, took_s, entry.request.terms.ttft_s)
+        self.request_queue.calibration.note(entry.told.ttft_s, took_s, entry.request.terms.ttft_s)
         effects.forecasts.append((entry.told.ttft_s, took_s))
 
     def _fail(self, entry: Entry, message: str, now: float, effects: Effects, kind: str = EngineFailed.kind) -> None:
@@ -369,13 +371,13 @@ class Gateway:
         if output is not None and output.is_saved and not request.handoff:  # for another engine alone
             output = output._replace(is_saved=False)
         if entry.told.tpot_s and entry.tpot_s:
-            self.desk.tpot_calibration.note(entry.told.tpot_s, entry.tpot_s, request.terms.tpot_s)
+            self.request_queue.tpot_calibration.note(entry.told.tpot_s, entry.tpot_s, request.terms.tpot_s)
         reason = entry.ending or (FINISH_ABORT if output is None else output.finish_reason) or ""
         if output is not None and entry.ending is None:
             effects.outputs.append(output)
         num_tokens = len(request.output_tokens) + len(entry.tokens)
         effects.lengths.extend(self.lengths.note(request, num_tokens, reason, entry.guess))
-        self.desk.end(request, 0 if output is None else output.num_output, reason)
+        self.request_queue.end(request, 0 if output is None else output.num_output, reason)
         effects.ended.append(Ended(request, output, reason, entry.last_token_s, now, entry.link, entry.tokens))
 
     _HANDLERS: ClassVar[dict[type, Callable[[Any, Any, float, Effects], None]]] = {
@@ -386,7 +388,7 @@ class Gateway:
         GivenUp: _give_up,
         Ticked: _tick,
         Stepped: _step,
-        Told: _tell,
+        EngineMessage: _tell,
         Pooled: _pool,
         Closed: _close,
     }

@@ -2,7 +2,7 @@
 requests that they have. Pure.
 
 A key names all that comes before it, so every fourth key of a prefix says nearly as much as all of them: only blocks at
-depths 3, 7, 11... are kept, and looked up by bisection (`holders`).
+depths 3, 7, 11... are kept, and looked up by bisection (`Holders`).
 
 Events of an engine carry numbers without gaps. After a gap, or before the first snapshot, nothing that it says is taken
 until a message begins with `cleared`.
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ..core.block import KEY_BYTES, BlockKey, split_keys
 from ..core.kv_events import CLEARED, REMOVED, KVEvents
 
-# Who holds which blocks, by one key of several of each prefix. Pure.
+# Who holds which blocks, by one key of several of each prefix.
 #
 # Who gives up blocks gives up what hangs below a block before the block, so whoever holds a deep key holds those above
 # it. A look-up therefore finds by bisection the deepest key that anybody holds, then the next one that more hold, and

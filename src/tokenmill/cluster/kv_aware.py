@@ -4,9 +4,9 @@
 
 with what decodes there take in all three (`load.pace`), and coefficients as the engine measures its own steps. What an
 engine would load from the tiers of its KV store (`stores`) counts with the seconds that takes instead, as far as it is
-worth it. The
-engines that hold a prefix, and of all others those that would begin first, are scored; no other can be better, so the
-choice is that of scoring all. The idea: Mooncake's conductor (FAST'25, algorithm 1); the bound is our own.
+worth it. The engines that hold a prefix, and of all others those that would begin first, are scored; no other can be
+better, so the choice is that of scoring all. The idea: Mooncake's conductor (FAST'25, algorithm 1); the bound is our
+own.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ from .links import EngineLink
 from .load import pace, positions
 from .routing import Route
 from .stores import Stop, Stores
-
-# Engines in the order of how soon they would begin with a prompt, kept up to date as their loads change. Pure.
-
 
 _ASSUMED = Costs(step_s=1e-2, row_s=1e-5, token_s=1e-4)
 """While no engine has told what its steps take."""

@@ -33,7 +33,7 @@ class Guess(NamedTuple):
     bucket: int
 
 
-class LengthSeen(NamedTuple):
+class ObservedLength(NamedTuple):
     """Tokens of an answer as predicted and as they were; whether the likeliest bucket was right."""
 
     num_guessed: int
@@ -60,7 +60,7 @@ class _Histogram:
         self.weight = _KEPT * self.weight + 1.0
 
 
-class Lengths:
+class LengthPredictor:
     """num_noted   answers that were predicted and have ended
     num_hits    of these, those that ended in the bucket that was most likely
     error       mean of |predicted - real| / real, lately
@@ -89,14 +89,14 @@ class Lengths:
                     means[i] = seen.sums[i] / seen.counts[i]
         return _conditional(shares, means, num_drawn, request.max_tokens)
 
-    def note(self, request: Request, num_tokens: int, reason: str, guess: Guess | None = None) -> list[LengthSeen]:
+    def note(self, request: Request, num_tokens: int, reason: str, guess: Guess | None = None) -> list[ObservedLength]:
         """An answer has ended so. `guess`: what was said of it before its first token. Returns how right that was, if
         anything was said and the answer counts."""
         if reason not in (FINISH_STOP, FINISH_LENGTH) or num_tokens < 1:
             return []
         bucket, seen_now = bucket_of(num_tokens), []
         if guess is not None:
-            seen_now.append(LengthSeen(guess.num_tokens, num_tokens, guess.bucket == bucket))
+            seen_now.append(ObservedLength(guess.num_tokens, num_tokens, guess.bucket == bucket))
             self.num_noted += 1
             self.num_hits += guess.bucket == bucket
             off = abs(guess.num_tokens - num_tokens) / num_tokens

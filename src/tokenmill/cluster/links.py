@@ -1,4 +1,5 @@
-"""An engine as the gateway knows it, and what is assumed of one that has not told what its steps take. Pure."""
+"""An engine as the gateway knows it, whether two give equal answers to equal requests, and what is assumed of one that
+has not told what its steps take. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +12,6 @@ from ..core.events import EngineStats, Ready
 from .entry import Entry
 from .load import Load
 
-# Whether two engines give equal answers to equal requests, so that it does not matter which one serves. Pure.
-
-
 _FACTS = (
     ("numerics_id", "It computes otherwise: weights, --quantization, --kv-cache-dtype or kernels differ"),
     ("draw_version", "It draws tokens in another way"),
@@ -23,7 +21,7 @@ _FACTS = (
 )
 
 
-def unlike(ready: Ready, other: Ready | None) -> str:
+def incompatibility(ready: Ready, other: Ready | None) -> str:
     """Why an engine would not give the answers of another; "": it would, or there is no other."""
     if other is not None:
         for name, text in _FACTS:

@@ -1,6 +1,6 @@
-"""Gives requests to engines: a suspect alone, then what dead engines had, then what waits at the desk. Pure.
+"""Gives requests to engines: a suspect alone, then what dead engines had, then what waits in the request queue. Pure.
 
-`desk` says whose turn it is, `suspects` who is tried alone, the routing policy which engine it is to be.
+`request_queue` says whose turn it is, `failures` who is tried alone, the routing policy which engine it is to be.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .load import Load
 from .moves import FETCH, REST_S, Moves, NewTicket
 from .pools import Pools, can_copy
 from .replication import Copies, Replication
-from .request_queue import FrontDesk
+from .request_queue import RequestQueue
 from .rescheduling import Rescheduling, View
 from .router import Router
 from .routing import Route
@@ -42,7 +42,7 @@ class Placing:
 
     def __init__(
         self,
-        desk: FrontDesk,
+        request_queue: RequestQueue,
         entries: Mapping[str, Entry],
         pools: Pools,
         new_ticket: NewTicket,
@@ -56,7 +56,7 @@ class Placing:
         self.moves = Moves(self.links, self.held, new_ticket, self._find_decode, self.router.given)
         self.copies = Copies(self.links, self.router.index, self.router.stores, new_ticket, self.may_get)
         self._routes: dict[int, Route] = {}
-        self._desk = desk
+        self._request_queue = request_queue
         self._entries = entries
 
     def join(self, number: int, ready: Ready, effects: Effects) -> None:
@@ -80,11 +80,11 @@ class Placing:
         return self.suspects.leave(link, cause, now)
 
     def share(self) -> None:
-        """Give out as many places as engines have, from now on; while there is none, nobody asks."""
+        """Give out as many slots as engines have, from now on; while there is none, nobody asks."""
         readies = [link.ready for link in self.links.values() if link.ready.max_num_seqs and not link.is_leaving]
         if readies:
             room = Room(sum(each.max_num_seqs for each in readies), readies[0].max_num_batched_tokens, len(readies))
-            self._desk.share(room)
+            self._request_queue.share(room)
 
     def step(self, link: EngineLink, stats: EngineStats) -> None:
         """An engine has told its state after a step."""
@@ -116,8 +116,8 @@ class Placing:
                 return
             del self.held[entry.request.id]
             self._give(entry, links, now, effects)
-        while self._desk.num_waiting and (links := self._open_links()):
-            request = self._desk.choose()
+        while self._request_queue.num_waiting and (links := self._open_links()):
+            request = self._request_queue.choose()
             if request is None:
                 return
             self._give(self._entries[request.id], links, now, effects)
@@ -148,7 +148,7 @@ class Placing:
     def waits_for_steps(self) -> bool:
         """Whether the next step of some engine may have something decided."""
         on_trial = len(self.suspects.trials) + len(self.suspects) > 0
-        return on_trial or self._desk.num_waiting > 0 or len(self.held) > 0 or len(self.moves) > 0
+        return on_trial or self._request_queue.num_waiting > 0 or len(self.held) > 0 or len(self.moves) > 0
 
     def looks_at(self, request: Request) -> Iterable[int] | None:
         """Of which engines a newcomer's place depends on what they have told after steps and of their caches, where
@@ -162,7 +162,7 @@ class Placing:
         for link in self.links.values():
             link.check()
         for name, entry in self.held.items():
-            assert entry.link is None and entry.ending is None and not self._desk.is_waiting(name)
+            assert entry.link is None and entry.ending is None and not self._request_queue.is_waiting(name)
         for number, tried in self.suspects.trials.items():
             assert tried.link == number and number in self.links, (number, tried)
         self.router.index.check()
@@ -228,9 +228,6 @@ class Placing:
         effects.submits.append((link.number, entry.submission()))
         link.give(entry, num_hit)
         self.router.given(entry.request, link.number)
-
-
-# When the policies of rescheduling and replication are asked, and what is done of what they say. Pure.
 
 
 EVERY_S = 0.1

@@ -24,7 +24,7 @@ from ..core.config import OwnPolicy
 from ..core.cost import Costs, Work
 from ..core.request import Request
 from .entry import Entry
-from .length_predictor import Lengths
+from .length_predictor import LengthPredictor
 from .links import EngineLink
 from .load import positions
 
@@ -190,7 +190,7 @@ class Pools:
     are_divided  whether an engine serves in another pool than MIXED
     """
 
-    def __init__(self, lengths: Lengths) -> None:
+    def __init__(self, lengths: LengthPredictor) -> None:
         self.lengths = lengths
         self.decision: Disaggregation = LeastCost()
         self.are_divided = False

@@ -1,4 +1,4 @@
-"""Which prefixes are copied to a further engine before a request needs them there. Pure.
+"""Which prefixes are copied to a further engine before a request needs them there, and the copies under way. Pure.
 
     rate   requests a second whose longest cached prefix it is, of late
     load   of an engine's time, what such requests take at that rate: what is left of their prompts to compute, or,
@@ -211,7 +211,7 @@ def _load(link: EngineLink, heat: _Heat, now: float) -> float:
     return heat.rate(now) * max(prompt_s, rows_s)
 
 
-# Prefixes on their way from one engine's cache to another's, without a request. Pure.
+# Prefixes on their way from one engine's cache to another's, without a request.
 #
 #     source  <-- Offer(ticket, keys)      it holds the blocks until the ticket is released
 #     target  <-- Prefetch(number, ...)    it copies them into its cache; its answer is Prefetched

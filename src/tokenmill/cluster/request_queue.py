@@ -1,6 +1,6 @@
-"""The front end's record of what is open: which choices have a place, which wait, and how long a new call would wait.
+"""The request queue of a front end: which choices have a slot, which wait, and how long a new call would wait.
 
-Pure: events in, decisions out. Combines `places` (whose turn it is) with `service` (what a turn costs). Without a call
+Pure: events in, decisions out. Combines `slots` (whose turn it is) with `forecast` (what a turn costs). Without a call
 of `share` every choice goes to the engine at once, as a program with its own engine wants it.
 
     join     choices of a call
@@ -27,10 +27,10 @@ from ..core.terms import NUM_PRIORITY_CLASSES, Terms
 from ..core.work import PATIENCE, due, lead_s, step_work
 from .events import Pace
 from .fair_queueing import Ticket
-from .forecast import Calibration, Load, Rates, Returns, Rows, Scene, forecast, moved, predicted_wait
-from .slots import Places, Room
+from .forecast import Calibration, Load, Rates, RetryAfter, Rows, Scene, forecast, moved, predicted_wait
+from .slots import FairSlots, Room
 
-# How far the load is from what can be served in time, and what is given up first. Pure.
+# How far the load is from what can be served in time, and what is given up first.
 #
 # Each call says how much of its tightest bound it would take (`Verdict.need`); by class of priority these are averaged
 # over the last calls, and fade when none come. The plan says what follows, and hysteresis keeps it from flapping.
@@ -117,7 +117,7 @@ class _OpenCall:
     num_tokens: int
 
 
-class FrontDesk:
+class RequestQueue:
     """num_open   choices open, waiting or not
     num_tokens  prompt tokens held for them; choices of one prompt share it
     choice_s    seconds for which a choice, on average, takes all of what it needs most: the engine's time, or its rows
@@ -137,8 +137,8 @@ class FrontDesk:
         self.pressure = Pressure()
         self.calibration = Calibration(_LEAST_TTFT_S)
         self.tpot_calibration = Calibration()
-        self.returns = Returns()
-        self._places = Places(num_drawn)
+        self.retry_after = RetryAfter()
+        self._slots = FairSlots(num_drawn)
         self._rates = Rates(0, 0)
         self._stats = EngineStats()
         self._calls: dict[str, _OpenCall] = {}
@@ -151,31 +151,31 @@ class FrontDesk:
         self._lately: deque[tuple[float, int, float]] = deque(maxlen=_LATELY)
 
     def share(self, room: Room) -> None:
-        """Hand out places in turn from now on, so many as `room` has; who has one keeps it."""
-        self._places.room = room
+        """Hand out slots in turn from now on, so many as `room` has; who has one keeps it."""
+        self._slots.room = room
         self._rates.resize(room.num_rows, room.step_tokens, room.num_engines)
 
     @property
     def num_waiting(self) -> int:
         """Choices that the engine has not been told of."""
-        return self._places.num_waiting
+        return self._slots.num_waiting
 
     def is_waiting(self, request_id: str) -> bool:
-        return self._places.is_waiting(request_id)
+        return self._slots.is_waiting(request_id)
 
     def waits_for(self, adapter: str) -> bool:
         """Whether a waiting choice names the adapter."""
-        return self._places.waits_for(adapter)
+        return self._slots.waits_for(adapter)
 
     def num_open_of(self, client: str) -> int:
-        return self._places.num_open_of(client)
+        return self._slots.num_open_of(client)
 
     def num_tokens_of(self, client: str) -> int:
         return self._tokens_of.get(client, 0)
 
     def served(self) -> dict[tuple[int, str], float]:
-        """By class and tenant that has something open: service received for its weight, as places are shared by it."""
-        return self._places.served()
+        """By class and tenant that has something open: service received for its weight, as slots are shared by it."""
+        return self._slots.served()
 
     def join(self, requests: Sequence[Request], client: str) -> None:
         """The choices of one call, in their order."""
@@ -190,29 +190,29 @@ class FrontDesk:
             cost = 1 if request.prompt_tokens is prompt else self._cost(num_prompt)
             tickets.append(Ticket(request, client, self._due(num_prompt, ttft_s), cost))
             prompt = request.prompt_tokens
-        self._places.join(tickets)
-        self.returns.enter(len(requests))
+        self._slots.join(tickets)
+        self.retry_after.enter(len(requests))
         service_s = self._service_s(tickets[0])
         self.choice_s = moved(self.choice_s, service_s)
         self._lately.append((requests[0].arrival_s, len(requests[0].prompt_tokens), service_s))
 
     def choose(self) -> Request | None:
         """The next choice to submit; None: no more for now."""
-        request = self._places.choose()
-        if request is not None and self._places.room is not None:
+        request = self._slots.choose()
+        if request is not None and self._slots.room is not None:
             self._num_sent += self._cost(len(request.prompt_tokens))
         return request
 
     def start(self, request: Request, num_cached: int, now: float, tokens: Sized = ()) -> None:
         """Its first token came; so many of its prompt's tokens were cached. `tokens`: those that it has, and will."""
-        self._places.start(request.id, num_cached)
+        self._slots.start(request.id, num_cached)
         self._rates.note_start(len(request.prompt_tokens), num_cached)
         if request.priority < IDLE_PRIORITY:  # the others give way
             self._drawing[request.id] = (now, request, self._calls[request.id].client, tokens)
 
     def end(self, request: Request, num_output: int, reason: str) -> None:
         """The choice is over, wherever it was."""
-        self._places.end(request.id, num_output)
+        self._slots.end(request.id, num_output)
         if self._drawing.pop(request.id, None) is not None:
             self._rates.note_end(num_output, reason)
         call = self._calls.pop(request.id)
@@ -230,8 +230,8 @@ class FrontDesk:
         self._stepped_s = now
         self._num_sent = 0
         self._rates.note_step(stats, link, own)
-        if self._places.num_waiting and self._places.is_shared:
-            self._places.settle()
+        if self._slots.num_waiting and self._slots.is_shared:
+            self._slots.settle()
 
     def repeat(
         self, stats: EngineStats, now: float, link: int, own: EngineStats, num_steps: int, num_tokens: int
@@ -254,13 +254,13 @@ class FrontDesk:
     def forecast(self, newcomer: Newcomer, now: float) -> Forecast:
         """What the first choice of a call may expect."""
         self.catch_up()
-        room, rates = self._places.room, self._rates
+        room, rates = self._slots.room, self._rates
         if room is None:
             return Forecast()
         at = self._due(newcomer.num_tokens, newcomer.terms.ttft_s)
         passes = self._passes(newcomer, now) if newcomer.terms.ttft_s else None
-        num_ahead, num_tokens = self._places.ahead(newcomer.client, newcomer.priority, at, newcomer.terms, passes)
-        num_own = self._places.ahead_of_own(newcomer.client, newcomer.priority, at, newcomer.terms)
+        num_ahead, num_tokens = self._slots.ahead(newcomer.client, newcomer.priority, at, newcomer.terms, passes)
+        num_own = self._slots.ahead_of_own(newcomer.client, newcomer.priority, at, newcomer.terms)
         own_most = min(room.most_of_one, rates.num_rows)
         if num_ahead + len(self._drawing) < own_most:  # so many cannot fill the rows
             rows: tuple[Rows, ...] = ()
@@ -290,11 +290,11 @@ class FrontDesk:
 
     def wait_s(self, newcomer: Newcomer, now: float) -> float:
         """Roughly its wait: for the prompts before its own, where rows are left."""
-        room, rates = self._places.room, self._rates
+        room, rates = self._slots.room, self._rates
         if room is None:
             return 0.0
         at = self._due(newcomer.num_tokens, newcomer.terms.ttft_s)
-        num_ahead, num_tokens = self._places.ahead(newcomer.client, newcomer.priority, at, newcomer.terms)
+        num_ahead, num_tokens = self._slots.ahead(newcomer.client, newcomer.priority, at, newcomer.terms)
         if num_ahead + len(self._drawing) < min(room.most_of_one, rates.num_rows):
             return num_tokens * rates.token_s
         return self.forecast(newcomer, now).wait_s
@@ -315,7 +315,7 @@ class FrontDesk:
     def _scene(self, newcomer: Newcomer, num_before: int, room: Room, now: float) -> Scene:
         """num_before: tokens of the prompts before its own; of these the engines have computed some already."""
         rates, stats, num_engines = self._rates, self._stats, room.num_engines
-        num_done = self._places.cost_arriving - self._num_sent - stats.num_prompt_left
+        num_done = self._slots.cost_arriving - self._num_sent - stats.num_prompt_left
         ends_s = sorted(left_s for left_s, _ in self._limits(now))[::num_engines]
         contexts = [len(request.prompt_tokens) + len(tokens) for _, request, _, tokens in self._drawing.values()]
         leads_s = [
@@ -347,7 +347,7 @@ class FrontDesk:
     def _residual_s(self, now: float) -> float:
         """Until the step that a newcomer cannot join any more has ended: the one under way, or where that is nearly
         over and the next is planned already, that one too. It is as long, if it has prompts; else short."""
-        stats, room = self._stats, self._places.room
+        stats, room = self._stats, self._slots.room
         in_flight_s = stats.in_flight_s
         left_s = self._stepped_s + in_flight_s - now
         if in_flight_s <= 0 or left_s <= -in_flight_s:
@@ -425,7 +425,7 @@ class FrontDesk:
 
     @property
     def _work(self) -> int:
-        stats, room = self._stats, self._places.room
+        stats, room = self._stats, self._slots.room
         num_tokens = stats.prompt_tokens_computed + stats.generation_tokens + self._num_paced_tokens
         num_steps = stats.num_steps + self._num_paced_steps
         return num_tokens + num_steps * step_work(0, 0 if room is None else room.step_tokens)

@@ -23,9 +23,6 @@ from .rescheduling import Rescheduling
 from .routing import LeastLoad, PowerOfTwo, PrefixAffinity, RoundRobin, Route, Routing, SessionAffinity
 from .stores import Stores
 
-# The kinds of policies of gateways that a file of one's own may hold.
-
-
 ADMISSION = Kind("admission", Admission)
 OF_GATEWAYS = {
     "routing_policy": Kind("routing", Routing, ("index", "stores")),

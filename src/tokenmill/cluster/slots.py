@@ -1,7 +1,7 @@
-"""Whose choice gets the next place in the engine: classes first, then the tenant that has received least service for
-its weight (`core.fairness`), then that tenant's clients and calls in turn (`turns`).
+"""Whose choice gets the next slot in the engine: classes first, then the tenant that has received least service for
+its weight (`core.fairness`), then that tenant's clients and calls in turn (`fair_queueing`).
 
-There are as many places as the engine has rows, and a few more that stand by for the next free row. Further choices
+There are as many slots as the engine has rows, and a few more that stand by for the next free row. Further choices
 wait here, so that one call of a thousand choices does not fill the engine's queue. Pure: the caller reports what
 happened and carries the decisions out.
 
@@ -14,8 +14,8 @@ happened and carries the decisions out.
 An eighth of the rows is closed to a tenant, or a client without one, that holds all others, and a sixteenth more to a
 call of many choices, which may hold theirs for long, so that the tenant's next call finds one. What it has under way
 without a first token may be only as many prompt tokens as the engine computes in a few steps. Choices of a lower class
-keep no place from those of a higher one, to whom the engine gives their rows. Those of the lowest priority, whoever's
-they are, are the lowest class, and have places as long as there are rows for them.
+keep no slot from those of a higher one, to whom the engine gives their rows. Those of the lowest priority, whoever's
+they are, are the lowest class, and have slots as long as there are rows for them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from ..core.fairness import IDLE_CLASS, OUTPUT_SERVICE, PROMPT_SERVICE, TOLERANCE_STEPS, Shares, class_of, class_of_call
 from ..core.request import Request
 from ..core.terms import USUAL, Terms
-from .fair_queueing import Ticket, Turns, WaitingCall
+from .fair_queueing import RoundRobinQueue, Ticket, WaitingCall
 
 STEPS_AHEAD = 4
 """What a tenant may have under way, in full steps: two are in flight, and messages take their time."""
@@ -53,7 +53,7 @@ class Room:
         return STEPS_AHEAD * self.step_tokens * self.num_engines
 
     @property
-    def num_places(self) -> int:
+    def num_slots(self) -> int:
         """The rows, and some to step in at once where rows come free."""
         return self.num_rows + max(1, self.num_rows // 16)
 
@@ -64,14 +64,14 @@ class Room:
 
     @property
     def most_of_one(self) -> int:
-        """Places that one tenant may hold."""
+        """FairSlots that one tenant may hold."""
         num_closed = self.num_rows // 8
-        return self.num_rows - num_closed if num_closed else self.num_places
+        return self.num_rows - num_closed if num_closed else self.num_slots
 
 
 @dataclass(slots=True, eq=False)
 class _Holder:
-    """A tenant, or a client of nobody's. placed: its choices with a place, by class. arriving: those without a first
+    """A tenant, or a client of nobody's. placed: its choices with a slot, by class. arriving: those without a first
     token; cost_arriving: what these cost together."""
 
     placed: list[int] = field(default_factory=lambda: [0] * (IDLE_CLASS + 1))
@@ -82,8 +82,8 @@ class _Holder:
 _HolderKey = tuple[str, str]
 
 
-class Places:
-    """The book of all open choices. Without `room` every choice has a place at once. `num_drawn` tells how many tokens
+class FairSlots:
+    """All open choices. Without `room` every choice has a slot at once. `num_drawn` tells how many tokens
     of a choice have come."""
 
     def __init__(self, num_drawn: Callable[[str], int] = lambda request_id: 0) -> None:
@@ -95,16 +95,16 @@ class Places:
         self._holders: dict[_HolderKey, _Holder] = {}
         self._num_open: dict[str, int] = {}
         self._tickets: dict[str, Ticket] = {}
-        self._calls: dict[str, list[int]] = {}  # [choices of its call with a place], one list a call
+        self._calls: dict[str, list[int]] = {}  # [choices of its call with a slot], one list a call
         self._waiting: dict[str, WaitingCall] = {}
-        self._turns: dict[tuple[int, str], Turns] = {}
+        self._turns: dict[tuple[int, str], RoundRobinQueue] = {}
         self._shares: dict[int, Shares] = {}
         self._charged: dict[str, int] = {}
         self._usual_output = 0.0
 
     @property
     def num_waiting(self) -> int:
-        """Choices without a place."""
+        """Choices without a slot."""
         return len(self._waiting)
 
     @property
@@ -114,14 +114,14 @@ class Places:
 
     @property
     def cost_arriving(self) -> int:
-        """Of all choices with a place and without a first token."""
+        """Of all choices with a slot and without a first token."""
         return sum([holder.cost_arriving for holder in self._holders.values()])
 
     def is_waiting(self, request_id: str) -> bool:
         return request_id in self._waiting
 
     def waits_for(self, adapter: str) -> bool:
-        """Whether a choice without a place names the adapter."""
+        """Whether a choice without a slot names the adapter."""
         return any(self._tickets[request_id].request.adapter == adapter for request_id in self._waiting)
 
     def num_open_of(self, client: str) -> int:
@@ -144,7 +144,7 @@ class Places:
             shares = self._shares[class_] = Shares()
         turns = self._turns.get((class_, terms.tenant))
         if turns is None:
-            turns = self._turns[class_, terms.tenant] = Turns(self._waiting)
+            turns = self._turns[class_, terms.tenant] = RoundRobinQueue(self._waiting)
         call = [0]
         for ticket in waiting:
             self._tickets[ticket.request.id] = ticket
@@ -160,7 +160,7 @@ class Places:
         turns.join(waiting)
 
     def choose(self) -> Request | None:
-        """Give the next place away; None where there is none, or nobody who may have it."""
+        """Give the next slot away; None where there is none, or nobody who may have it."""
         if not self._waiting:
             return None
         if len(self._turns) == 1:
@@ -175,7 +175,7 @@ class Places:
         return None
 
     def settle(self) -> None:
-        """Charge the output of choices that have a place, where there is anybody to compare with."""
+        """Charge the output of choices that have a slot, where there is anybody to compare with."""
         num_drawn = self._num_drawn
         for request_id, charged in self._charged.items():
             num = num_drawn(request_id)
@@ -192,7 +192,7 @@ class Places:
             self._arrive(self._holders[_holder_key(ticket)], request_id)
 
     def end(self, request_id: str, num_output: int = 0) -> bool:
-        """The choice is over after so many tokens; whether it still waited for a place."""
+        """The choice is over after so many tokens; whether it still waited for a slot."""
         ticket = self._tickets[request_id]
         request, class_ = ticket.request, class_of(ticket.request)
         tenant, shares = request.terms.tenant, self._shares[class_of(ticket.request)]
@@ -268,9 +268,9 @@ class Places:
 
     # ---- whose turn it is ----
 
-    def _in_order(self, class_: int) -> list[tuple[str, Turns]]:
+    def _in_order(self, class_: int) -> list[tuple[str, RoundRobinQueue]]:
         """Those of a class in which somebody waits: who has received least first; of equal ones, as who has just come
-        back is to others, who has fewest places for its weight."""
+        back is to others, who has fewest slots for its weight."""
         shares = self._shares[class_]
         least = shares.least()
         waiting = []
@@ -281,7 +281,7 @@ class Places:
                 waiting.append((shares.debt(tenant, least), num_placed / shares[tenant].weight, tenant, turns))
         return [entry[2:] for entry in sorted(waiting, key=lambda entry: entry[:3])]
 
-    def _choose_of(self, class_: int, tenant: str, turns: Turns) -> Request | None:
+    def _choose_of(self, class_: int, tenant: str, turns: RoundRobinQueue) -> Request | None:
         if self.room is not None:
             is_closed = bool(tenant) and self._is_closed((tenant, ""), class_, self.room)
             if is_closed or not self._has_place(class_, self.room):
@@ -306,7 +306,7 @@ class Places:
         """Whether a choice of the class finds one: those of lower classes keep none from it."""
         if class_ == IDLE_CLASS and self.num_placed >= room.num_rows:
             return False
-        return sum(self._placed[: min(class_ + 1, IDLE_CLASS)]) < room.num_places
+        return sum(self._placed[: min(class_ + 1, IDLE_CLASS)]) < room.num_slots
 
     def _may_take(self, ticket: Ticket) -> bool:
         room, holder = self.room, self._holders.get(_holder_key(ticket))
@@ -361,7 +361,7 @@ class Places:
             served = max(served, shares.least())
         return served + (PROMPT_SERVICE * cost + OUTPUT_SERVICE * self._usual_output * number) / weight
 
-    def _num_until(self, class_: int, tenant: str, turns: Turns, served: float) -> int:
+    def _num_until(self, class_: int, tenant: str, turns: RoundRobinQueue, served: float) -> int:
         """Choices of the tenant that come before it has received as much as `served`."""
         account = self._shares[class_][tenant]
         of_one = PROMPT_SERVICE * turns.cost_waiting / turns.num_waiting + OUTPUT_SERVICE * self._usual_output

@@ -28,7 +28,7 @@ from .pools import DECODE
 STRIDE = 8
 """One block in so many is kept."""
 _LOOKS = 8
-"""Of a run of blocks, so many places are looked at."""
+"""Of a run of blocks, so many slots are looked at."""
 _OWN = sum(1 << nth for nth, tier in enumerate(TIERS) if tier not in (REMOTE, PEER))
 _REMOTE = 1 << TIERS.index(REMOTE)
 

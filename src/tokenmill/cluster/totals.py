@@ -11,9 +11,6 @@ from ..core.cost import UNKNOWN
 from ..core.events import EngineStats
 from ..core.experts import ExpertLoad, WeightReads
 
-# What the experts of several engines computed, as if they were one engine. Pure.
-
-
 _Tokens = tuple[tuple[int, ...], ...]
 
 
@@ -93,7 +90,7 @@ def _source(i: int) -> int:
 
 
 _filled = itemgetter(*(_source(i) for i in range(_NUM)))
-"""Of the sums, with the fields of a state and costs behind them: that state, with sums and costs in their places."""
+"""Of the sums, with the fields of a state and costs behind them: that state, with sums and costs in their slots."""
 
 
 class Totals:

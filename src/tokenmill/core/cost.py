@@ -25,8 +25,6 @@ from typing import NamedTuple, Protocol
 
 from .step import PlanRow
 
-# Least squares whose coefficients are not negative, for laws of what things cost.
-
 
 def non_negative(products: Sequence[Sequence[float]], targets: Sequence[float], sure: Sequence[float]) -> list[float]:
     """Coefficients of least squared error. products, targets: sums over all observations of each two quantities'

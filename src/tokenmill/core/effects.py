@@ -186,9 +186,6 @@ class Effects(NamedTuple):
     jobs: tuple[Job, ...] = ()
 
 
-# Collects the effects of an event or a commit while it is handled.
-
-
 _NOTHING = Effects()
 
 

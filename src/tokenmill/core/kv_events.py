@@ -1,4 +1,5 @@
-"""What an engine tells of its prefix cache: which blocks it has published, and which no longer.
+"""What an engine tells of its prefix cache: which blocks it has published, which no longer, and a summary; and what
+front ends tell it of KV that is wanted later.
 
 Of the blocks of layers that see everything. Messages of one life of an engine are numbered without gaps, so that who
 misses one notices. A snapshot is such a message too: it begins with CLEARED, and is sent to all who listen.
@@ -32,9 +33,6 @@ class PromoteKV:
     """Have the store bring these blocks into host memory: they are wanted soon."""
 
     keys: bytes
-
-
-# What a prefix cache holds, told in few words: the runs of its tree, and its pools.
 
 
 class PrefixRun(NamedTuple):

@@ -1,4 +1,5 @@
-"""Service level objectives: the profiles of use, and what their targets come to on this machine. Pure.
+"""Service level objectives: the profiles of use, what their targets come to on this machine, and which profile traffic
+resembles. Pure.
 
 A profile says how soon the first token of an answer is wanted (TTFT), and how much time each further one may take on
 average (TPOT). A target that no machine of this speed could hold with any load on it is raised to twice what the
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from .cost import Costs, Work
 
-# Which profile of use traffic resembles, by its shape: lengths, their spread, prefix reuse and rate. Pure.
+# Which profile of use traffic resembles, by its shape: lengths, their spread, prefix reuse and rate.
 #
 # Five numbers are taken of the last requests, the logarithms to base 2 of prompt and output lengths (mean and spread)
 # and the share of prompts that was cached. Each known shape says how these are distributed, as independent normal

@@ -282,9 +282,6 @@ class Told:
 FromStore = Joined | Found | Leased | Granted | Stored | TierEvents | Told
 
 
-# What a KV store asks of its tiers, and what its pure manager hears and gives (see `tiers`).
-
-
 @dataclass(frozen=True, slots=True)
 class LookIn:
     """Which of these does a tier have that others write to, too? Result: a place for each, NO_PLACE where it has it

@@ -1,4 +1,4 @@
-"""Puts an engine together. Live wiring and simulation call this same function."""
+"""Puts an engine together, and links one inside a process. Live wiring and simulation call the same function."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from .core import EngineCore
 from .journal import Recorder
 from .recorders import Watcher
 from .shell import EngineShell
-
-# Both ends of a link inside one process: two asyncio queues, on a real or a simulated event loop.
 
 
 class LocalEngineEnd:

@@ -6,7 +6,7 @@ requests come and go, steps fail, the engine drains. Features are plan rows, pol
 in a file of their own (`adapters`, `grammars`, `kv.connector.scheduler`); never branches here.
 
     handle   an event of the front end, of a job or of a failed step
-    plan     the next step: `sched` composes it through the ledger
+    plan     the next step: `sched` composes it through the builder
     commit   the result of the oldest step in flight
 
 The core is deterministic: the same calls give the same plans and effects. `record` hears of every call (`journal`).
@@ -49,12 +49,12 @@ from ..kv.connector.scheduler.writes import Writes
 from ..sched.admission import refusal
 from ..sched.scheduler import compose_step
 from .commit import commit_step, fail_step
-from .grammars import GrammarLedger
+from .grammars import PendingGrammars
 from .journal import Committed, Handled, Planned, Recorder
-from .memory_reclaim import Lean
+from .memory_reclaim import MemoryReclaim
 from .state import EngineState, check_state
 from .stats import shown_cache, snapshot
-from .step_builder import StepLedger
+from .step_builder import StepBuilder
 
 Handler = Callable[[Any, float], None]
 """Takes an event and the time; what it gives goes to the outbox."""
@@ -71,12 +71,12 @@ class EngineCore:
         self._saves = Saves(state, numbers)
         self._writes = Writes(state, numbers, transfers.is_stored)
         self._prefetch = prefetch = StorePrefetch(state)
-        hints, lean = Hints(state, self._writes), Lean(state)
-        self.lean = lean
-        self._grammars = grammars = GrammarLedger(state, self._adapter_refusal)
+        hints, lean = Hints(state, self._writes), MemoryReclaim(state)
+        self.memory_reclaim = lean
+        self._grammars = grammars = PendingGrammars(state, self._adapter_refusal)
         self._kv_exports = kv_exports = KVExports(state, grammars)
         self._kv_imports = kv_imports = KVImports(state, grammars)
-        self._ledger = StepLedger(state, transfers)
+        self._builder = StepBuilder(state, transfers)
         self._record = record
         self._is_draining = False
         self._handlers: dict[type, Handler] = {
@@ -133,9 +133,9 @@ class EngineCore:
         return self._record is not None
 
     @property
-    def ledger(self) -> StepLedger:
+    def builder(self) -> StepBuilder:
         """Of the step in the making, for the engine's own parts."""
-        return self._ledger
+        return self._builder
 
     @property
     def has_jobs(self) -> bool:
@@ -157,14 +157,14 @@ class EngineCore:
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step to execute; None when there is nothing to run, or enough is in flight."""
-        state, ledger = self.state, self._ledger
+        state, builder = self.state, self._builder
         if len(state.in_flight) >= self.config.steps_in_flight or not state.by_id:
             return None
         if state.deadlines:
             state.expire(now)
-        ledger.now = now
-        compose_step(state.running, state.waiting, self.config, state.policies, ledger)
-        plan = self._submit_step() if ledger.step.rows else None
+        builder.now = now
+        compose_step(state.running, state.waiting, self.config, state.policies, builder)
+        plan = self._submit_step() if builder.step.rows else None
         if self._record is not None:
             self._record(Planned(plan, now))
         return plan
@@ -199,7 +199,7 @@ class EngineCore:
         return self.state.outbox.take()
 
     def _submit_step(self) -> StepPlan:
-        state, step = self.state, self._ledger.take_step()
+        state, step = self.state, self._builder.take_step()
         step.released = tuple(state.released)
         state.released.clear()
         state.in_flight.append(step)

@@ -1,14 +1,14 @@
-"""Several front ends of one engine: the shell has one `EngineEnd`, and a seat behind it for each front end.
+"""Several front ends of one engine: the shell has one `EngineEnd`, and behind it one for each of them.
 
-    front end A --link--> seat 0 --.
-                                    >-- hub -- shell, core
-    front end B --link--> seat 1 --'
+    front end A --link--> AttachedFrontEnd 0 --.
+                                                >-- FrontEnds -- shell, core
+    front end B --link--> AttachedFrontEnd 1 --'
 
 Each front end has a name space of its own: ids of requests that two of them use at once, and the numbers of questions,
 are renamed on the way in and back on the way out. Outputs and answers go to whom they concern; the state after a step,
 signs of life and changes of the pool go to all. What one has asked for is taken back when its link ends: its requests,
-its loads of adapters, its offers of KV. Nobody else notices. A front end that does not read holds nobody up: its seat
-is lost when it has fallen too far behind.
+its loads of adapters, its offers of KV. Nobody else notices. A front end that does not read holds nobody up: its
+link is closed when it has fallen too far behind.
 
 A front end that says Drain is let go when what it had is over. Knows nothing of sockets, nor of who may join.
 """
@@ -40,9 +40,6 @@ from ..core.moves import Continue, Moved, Offer, Release, Staged, Yield
 from ..core.ports import EngineEnd, Pushing, hear_all
 from ..core.request import Request
 
-# Of an engine's front ends, what its hub keeps (`hub`).
-
-
 MOST_BEHIND = 4096
 """Messages that wait for one front end; more: it does not read."""
 
@@ -50,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class AttachedFrontEnd:
     """A front end.
 
     close    ends its link, after which `receive` of the link raises EOFError
@@ -92,54 +89,56 @@ class Seat:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A request in the engine: its seat's name for it, and how often it was submitted and has not ended since."""
+    """A request in the engine: its front end's name for it, and how often it was submitted and has not ended since."""
 
-    seat: Seat
+    front_end: AttachedFrontEnd
     name: str
     num_open: int = 1
 
 
-class Hub:
+class FrontEnds:
     """core.ports.EngineEnd of a shell. `serve` takes a front end in; needs a running loop."""
 
     def __init__(self) -> None:
-        self._seats: dict[int, Seat] = {}
-        self._num_seats = 0
+        self._attached: dict[int, AttachedFrontEnd] = {}
+        self._num_attached = 0
         self._held: dict[str, Held] = {}  # by the engine's id
-        self._asked: dict[int, tuple[Seat, int]] = {}  # by the engine's number
+        self._asked: dict[int, tuple[AttachedFrontEnd, int]] = {}  # by the engine's number
         self._num_asked = 0
         self._inbox: deque[ToEngine] = deque()
         self._hears: Callable[[ToEngine], None] | None = None
         self._wake = asyncio.Event()
 
     @property
-    def num_seats(self) -> int:
-        return len(self._seats)
+    def num_attached(self) -> int:
+        return len(self._attached)
 
     @property
     def _is_watched(self) -> bool:
-        return any(seat.watches_kv for seat in self._seats.values())
+        return any(front_end.watches_kv for front_end in self._attached.values())
 
     async def serve(self, link: EngineEnd, close: Callable[[], None]) -> bool:
         """Have a front end until its link ends; `close` ends it. Returns whether the front end wanted no more (Drain)
         and has got all. Raises ValueError when it sent what cannot be read; the link is to be closed then, too."""
-        seat = Seat(self._num_seats, link, close, push=link.push if isinstance(link, Pushing) else None)
-        self._num_seats += 1
-        self._seats[seat.number] = seat
-        writing = asyncio.create_task(self._write(seat), name="hub-write")
+        front_end = AttachedFrontEnd(
+            self._num_attached, link, close, push=link.push if isinstance(link, Pushing) else None
+        )
+        self._num_attached += 1
+        self._attached[front_end.number] = front_end
+        writing = asyncio.create_task(self._write(front_end), name="front_ends-write")
         try:
-            await hear_all(link, partial(self._take, seat))
+            await hear_all(link, partial(self._take, front_end))
             raise AssertionError("a link ends with an error")
         except EOFError:
-            return seat.is_done
+            return front_end.is_done
         finally:
             writing.cancel()
-            self._lose(seat)
+            self._lose(front_end)
 
     def leave(self) -> None:
         """Tell all that no more requests are wanted; each says Drain and is let go when it has got all."""
-        for seat in self._seats.values():
-            seat.say(Leaving())
+        for front_end in self._attached.values():
+            front_end.say(Leaving())
 
     def drain(self) -> None:
         """Nobody is to come any more: the core ends when it has done what is left."""
@@ -168,28 +167,28 @@ class Hub:
 
     def push(self, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
-            if len(self._seats) == self._num_seats == 1 and self._tell_only(message):
+            if len(self._attached) == self._num_attached == 1 and self._tell_only(message):
                 return
             parts = self._split(message.outputs)
-            for seat in self._seats.values():
-                seat.say(StepOutputs(tuple(parts[seat.number]), message.stats, message.now_s))
+            for front_end in self._attached.values():
+                front_end.say(StepOutputs(tuple(parts[front_end.number]), message.stats, message.now_s))
             return
         answer = cast(Any, message)
         if isinstance(message, Staged | Moved):
             held = self._held.get(message.request_id)
-            if held is not None and held.seat.number in self._seats:
-                held.seat.say(replace(message, request_id=held.name))
+            if held is not None and held.front_end.number in self._attached:
+                held.front_end.say(replace(message, request_id=held.name))
             return
         if not hasattr(message, "number"):
-            for seat in self._seats.values():
-                if seat.watches_kv or not isinstance(message, KVEvents):
-                    seat.say(message)
+            for front_end in self._attached.values():
+                if front_end.watches_kv or not isinstance(message, KVEvents):
+                    front_end.say(message)
             return
-        seat, number = self._asked.pop(answer.number)
+        front_end, number = self._asked.pop(answer.number)
         if isinstance(message, AdapterLoaded) and not message.error:
-            self._note_load(seat, message.digest)
-        if seat.number in self._seats:
-            seat.say(replace(answer, number=number))
+            self._note_load(front_end, message.digest)
+        if front_end.number in self._attached:
+            front_end.say(replace(answer, number=number))
 
     # ---- inwards ----
 
@@ -199,64 +198,64 @@ class Hub:
         self._inbox.append(message)
         self._wake.set()
 
-    def _take(self, seat: Seat, message: ToEngine) -> None:
+    def _take(self, front_end: AttachedFrontEnd, message: ToEngine) -> None:
         """What a front end says, as the engine is to hear it."""
         if isinstance(message, Submit):
-            self._hear(Submit(tuple([self._enter(seat, request) for request in message.requests])))
+            self._hear(Submit(tuple([self._enter(front_end, request) for request in message.requests])))
         elif isinstance(message, Abort):
-            self._hear(Abort(tuple([seat.ids[name] for name in message.request_ids if name in seat.ids])))
+            self._hear(Abort(tuple([front_end.ids[name] for name in message.request_ids if name in front_end.ids])))
         elif isinstance(message, Drain):
-            seat.is_draining = True
-            seat.wake.set()
+            front_end.is_draining = True
+            front_end.wake.set()
         elif isinstance(message, UnloadAdapter):
-            if seat.loads[message.digest]:
-                seat.loads[message.digest] -= 1
+            if front_end.loads[message.digest]:
+                front_end.loads[message.digest] -= 1
                 self._hear(message)
         elif isinstance(message, Offer | Yield | Continue):
-            self._take_move(seat, message)
+            self._take_move(front_end, message)
         elif isinstance(message, WatchKV):
-            seat.watches_kv = message.is_wanted
+            front_end.watches_kv = message.is_wanted
             if message.is_wanted or not self._is_watched:
                 self._hear(message)
         elif isinstance(message, get_args(ToEngine)):
             if isinstance(message, Release):
-                seat.tickets.discard(message.ticket)
-                seat.wake.set()
-            self._hear(self._renamed(seat, message))
+                front_end.tickets.discard(message.ticket)
+                front_end.wake.set()
+            self._hear(self._renamed(front_end, message))
         else:
             raise ValueError(f"No message to an engine: {type(message).__name__}.")
 
-    def _take_move(self, seat: Seat, message: Offer | Yield | Continue) -> None:
+    def _take_move(self, front_end: AttachedFrontEnd, message: Offer | Yield | Continue) -> None:
         if isinstance(message, Offer):
-            seat.tickets.add(message.ticket)
+            front_end.tickets.add(message.ticket)
         if message.request_id:
-            if message.request_id not in seat.ids:
+            if message.request_id not in front_end.ids:
                 return  # it is over, or was never here
-            message = replace(message, request_id=seat.ids[message.request_id])
+            message = replace(message, request_id=front_end.ids[message.request_id])
         self._hear(message)
 
-    def _renamed(self, seat: Seat, message: ToEngine) -> ToEngine:
-        """A question gets a number of the hub's."""
+    def _renamed(self, front_end: AttachedFrontEnd, message: ToEngine) -> ToEngine:
+        """A question gets a number that is unique in the engine."""
         question = cast(Any, message)
         if not hasattr(message, "number"):
             return message
         number, self._num_asked = self._num_asked, self._num_asked + 1
-        self._asked[number] = seat, question.number
+        self._asked[number] = front_end, question.number
         return cast(ToEngine, replace(question, number=number))
 
-    def _enter(self, seat: Seat, request: Request) -> Request:
+    def _enter(self, front_end: AttachedFrontEnd, request: Request) -> Request:
         """Under an id that no other front end's request has."""
         if request.yields:
-            seat.tickets.add(request.yields)
-        request_id = seat.ids.get(request.id)
+            front_end.tickets.add(request.yields)
+        request_id = front_end.ids.get(request.id)
         if request_id is not None:
             self._held[request_id].num_open += 1
         else:
             request_id = request.id
             while request_id in self._held:
-                request_id = f"{request_id}@{seat.number}"
-            seat.ids[request.id] = request_id
-            self._held[request_id] = Held(seat, request.id)
+                request_id = f"{request_id}@{front_end.number}"
+            front_end.ids[request.id] = request_id
+            self._held[request_id] = Held(front_end, request.id)
         return request if request_id == request.id else replace(request, id=request_id)
 
     # ---- outwards ----
@@ -270,18 +269,18 @@ class Hub:
                 return False
             for request_id in ends:
                 self._end(self._held[request_id], request_id)
-        (seat,) = self._seats.values()
-        seat.say(message)
+        (front_end,) = self._attached.values()
+        front_end.say(message)
         return True
 
     def _split(self, outputs: tuple[Output, ...]) -> dict[int, list[Output]]:
-        """By seat, under the seats' names. Outputs of lost seats are left out."""
-        parts: dict[int, list[Output]] = {number: [] for number in self._seats}
+        """By front end, under its own names. Outputs for those that have gone are left out."""
+        parts: dict[int, list[Output]] = {number: [] for number in self._attached}
         for output in outputs:
             held = self._held.get(output.request_id)
             if held is None:
                 continue
-            part = parts.get(held.seat.number)
+            part = parts.get(held.front_end.number)
             if part is not None:
                 renamed = held.name != output.request_id
                 part.append(output._replace(request_id=held.name) if renamed else output)
@@ -293,33 +292,33 @@ class Hub:
         held.num_open -= 1
         if not held.num_open:
             del self._held[request_id]
-            del held.seat.ids[held.name]
+            del held.front_end.ids[held.name]
 
-    def _note_load(self, seat: Seat, digest: str) -> None:
+    def _note_load(self, front_end: AttachedFrontEnd, digest: str) -> None:
         """A load counts for the front end that asked for it; where it has gone meanwhile, the load is taken back."""
-        if seat.number in self._seats:
-            seat.loads[digest] += 1
+        if front_end.number in self._attached:
+            front_end.loads[digest] += 1
         else:
             self._hear(UnloadAdapter(digest))
 
-    async def _write(self, seat: Seat) -> None:
+    async def _write(self, front_end: AttachedFrontEnd) -> None:
         try:
-            while not seat.is_done:
-                await seat.wake.wait()
-                seat.wake.clear()
-                while seat.queue:
-                    await seat.link.send(seat.queue.popleft())
+            while not front_end.is_done:
+                await front_end.wake.wait()
+                front_end.wake.clear()
+                while front_end.queue:
+                    await front_end.link.send(front_end.queue.popleft())
         except EOFError:
             return
-        seat.close()
+        front_end.close()
 
-    def _lose(self, seat: Seat) -> None:
-        del self._seats[seat.number]
-        if seat.ids:
-            self._hear(Abort(tuple(seat.ids.values())))
-        for digest in seat.loads.elements():
+    def _lose(self, front_end: AttachedFrontEnd) -> None:
+        del self._attached[front_end.number]
+        if front_end.ids:
+            self._hear(Abort(tuple(front_end.ids.values())))
+        for digest in front_end.loads.elements():
             self._hear(UnloadAdapter(digest))
-        if seat.watches_kv and not self._is_watched:
+        if front_end.watches_kv and not self._is_watched:
             self._hear(WatchKV(False))
-        for ticket in sorted(seat.tickets):
+        for ticket in sorted(front_end.tickets):
             self._hear(Release(ticket))

@@ -17,7 +17,7 @@ from ..core.request import Request
 from .state import EngineState
 
 
-class GrammarLedger:
+class PendingGrammars:
     """refusal: what may have come to speak against a request while it waited."""
 
     def __init__(self, state: EngineState, refusal: Callable[[Request], TokenmillError | None]) -> None:

@@ -4,7 +4,7 @@ The core is deterministic, so a fresh core that is told the same makes the same 
 the core's start, because plans depend on everything that its prefix cache has seen. A journal therefore records one run
 of an engine from its start; if it must be cut, it is cut at the end.
 
-In a file it is lines of JSON (`encoding`): a header with the version and the engine's settings, then one entry a line.
+In a file it is lines of JSON (`encode`): a header with the version and the engine's settings, then one entry a line.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ of cached ones too where the machine is short of memory.
     its end  they are free again, and handed out after those that have memory
 
 A block that is used again is committed when it is first touched, as at the start. The machine is looked at from
-outside (`leaning`): the core knows neither time nor memory.
+outside (`background`): the core knows neither time nor memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHARE = 16
 NOTHING = GiveBack(0, ())
 
 
-class Lean:
+class MemoryReclaim:
     def __init__(self, state: EngineState) -> None:
         self._state = state
         self._num_given = 0

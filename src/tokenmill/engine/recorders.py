@@ -1,7 +1,8 @@
-"""What of an engine's life goes into its flight recorder (`core.flight`): each step as it is planned and as it ends,
-the requests that get their first row or end, chunks of prompts, preemptions.
+"""What of an engine's life goes into its flight recorder (`core.flight`) and its step log (`core.step_records`).
 
-Called by the shell with its own times; the core knows nothing of it. Costs a few microseconds a step.
+Called by the shell with its own times; the core knows nothing of it. Each costs a few microseconds a step, and waits
+for no disk. The flight recorder has each step as it is planned and as it ends, the requests that get their first row or
+end, chunks of prompts, preemptions; the step log what each step had to do, and when, once it is over.
 """
 
 from __future__ import annotations
@@ -101,12 +102,6 @@ def _record(seq: Sequence, ended_s: float, reason: str) -> RequestRecord:
         seq.num_prompt, min(max(0, seq.num_cached), seq.num_prompt), request.max_tokens, seq.num_output,
         request.terms.priority_class, reason, seq.num_preemptions, request.id, request.terms.tenant,
     )  # fmt: skip
-
-
-# What of an engine's steps goes into its step log (`core.step_records`): what each had to do, and when.
-#
-# Called by the shell with its own times, as the flight recorder is, which may hear of all of it behind. A step is
-# written down when it is over; that takes a few microseconds, and no disk is waited for.
 
 
 _MOST_OPEN = 4096

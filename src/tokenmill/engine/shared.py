@@ -1,4 +1,6 @@
-"""Which LoRA adapters requests may name, and when an unloaded adapter has lost its last user. Pure.
+"""What requests of an engine share: LoRA adapters, and long lists in their settings. Pure.
+
+Which adapters requests may name, and when an unloaded one has lost its last user:
 
 LoadAdapter -> job LoadAdapter -> its end -> AdapterLoaded, and requests may name the adapter
 UnloadAdapter, or the end of a request    -> job DropAdapter, once no load and no request uses it
@@ -19,7 +21,7 @@ class _Uses:
     users: int = 0
 
 
-class AdapterLedger:
+class AdapterRegistry:
     """Adapters by digest. Loads count: one that was loaded twice is taken until it has been unloaded twice."""
 
     def __init__(self, outbox: Outbox) -> None:
@@ -82,9 +84,6 @@ class AdapterLedger:
         assert counted == users, (counted, users)
 
 
-# Settings that the choices of one call share, stored once: each choice arrives with its own copy of long id lists.
-
-
 @dataclass(slots=True, eq=False)
 class _Held:
     sampling: SamplingParams
@@ -92,8 +91,8 @@ class _Held:
     num_requests: int = 0
 
 
-class SettingsLedger:
-    """Settings with lists, by their value, as long as a request has them."""
+class SharedSettings:
+    """Settings with lists, by their value, as long as a request has them: each choice of a call arrives with a copy."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[SamplingParams, tuple[int, ...]], _Held] = {}

@@ -99,11 +99,9 @@ class Pace:
         return predicted_s - lead_s(predicted_s)
 
 
-# Wakes one task that waits: asyncio.Event at a third of the price.
-
-
 class Wake:
-    """For one who waits. Once set, it stays so until somebody has waited."""
+    """For one task that waits: asyncio.Event at a third of the price. Once set, it stays so until somebody has
+    waited."""
 
     def __init__(self) -> None:
         self.is_set = False

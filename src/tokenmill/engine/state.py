@@ -10,7 +10,7 @@
     leave      any -> FINISHED
 
 Only this package and the scheduler's side of the KV connector write it. Which move is due is decided elsewhere: by the
-scheduler through the ledger (`ledger`), by results (`commit`), by events (`core`).
+scheduler through `step_builder`, by results (`commit`), by events (`core`).
 """
 
 from __future__ import annotations
@@ -47,17 +47,15 @@ from ..sched.policies import pick, slack
 from ..sched.queue import WaitingQueue
 from ..sched.service import Service, seniority
 from ..sched.steps import Counters, Step
-from .shared import AdapterLedger, SettingsLedger
-
-# By when sequences must have had their first step planned, where their requests say so.
-
+from .shared import AdapterRegistry, SharedSettings
 
 _FEW = 64
 """So many that have begun are kept in any case; beyond that, no more than are unfinished."""
 
 
 class Deadlines:
-    """A heap of (time, number, sequence). Those that have begun are dropped lazily."""
+    """By when sequences must have had their first step planned, where their requests say so: a heap of (time, number,
+    sequence). Those that have begun are dropped lazily."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
@@ -87,11 +85,10 @@ def _has_yet_to_begin(seq: Sequence) -> bool:
     return seq.status is Status.WAITING and seq.num_cached < 0
 
 
-# In which pool an engine serves. It has no role: a pool says what front ends give it. Pure.
-
-
 class Membership:
-    """pool    "" until a front end put it into one
+    """In which pool an engine serves. It has no role: a pool says what front ends give it.
+
+    pool    "" until a front end put it into one
     epoch   of that change
     """
 
@@ -144,8 +141,8 @@ class EngineState:
         self.kv_events = KVEventPublisher(self.blocks, self.outbox)
         self.token_events: TokenEventPublisher | None = None
         self.writes: Writes | None = None
-        self.adapters = AdapterLedger(self.outbox)
-        self.settings = SettingsLedger()
+        self.adapters = AdapterRegistry(self.outbox)
+        self.settings = SharedSettings()
         self.membership = Membership(self.outbox)
         self.counters = Counters()
         self.by_id: dict[str, Sequence] = {}
@@ -353,9 +350,6 @@ def _pools_all(seq: Sequence) -> bool:
     return seq.request.pooling is not None and seq.request.pooling.needs_all
 
 
-# What must hold of an engine between calls. Slow: for tests and simulations.
-
-
 class Holder(Protocol):
     """What holds blocks beside the sequences that run."""
 
@@ -363,7 +357,8 @@ class Holder(Protocol):
 
 
 def check_state(state: EngineState, saves: Saves, holders: Iterable[Holder]) -> None:
-    """Assert that sequences, blocks, steps and transfers in flight and counts agree."""
+    """Assert that sequences, blocks, steps and transfers in flight and counts agree. Slow: for tests and
+    simulations."""
     state.blocks.check(
         (*(seq.tables for seq in state.running), *chain.from_iterable(each.tables() for each in holders))
     )

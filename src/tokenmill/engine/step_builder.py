@@ -1,4 +1,4 @@
-"""The scheduler's ledger: carries out the scheduler's decisions at once, and collects the rows of the step."""
+"""Builds a step: carries out the scheduler's decisions at once, and collects the rows of the step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..sched.steps import Step
 from .state import EngineState
 
 
-class StepLedger:
-    """sched.scheduler.Ledger over the state of one engine. `now` is when the step in the making is planned."""
+class StepBuilder:
+    """sched.port.SchedulerPort over the state of one engine. `now` is when the step in the making is planned."""
 
     def __init__(self, state: EngineState, transfers: Transfers) -> None:
         self._state = state

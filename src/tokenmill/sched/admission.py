@@ -1,4 +1,4 @@
-"""Whether an engine accepts a request at all: a pure function that returns the refusal, or None."""
+"""Whether an engine accepts a request at all, and whether a waiting one fits its KV pools now. Pure."""
 
 from __future__ import annotations
 
@@ -101,9 +101,6 @@ def _text_refusal(request: Request, config: EngineConfig) -> TokenmillError | No
             param="output_tokens",
         )
     return None
-
-
-# Whether a waiting sequence fits the KV pools: its whole known length, beside what the running ones still need.
 
 
 def has_room(

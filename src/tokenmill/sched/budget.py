@@ -1,4 +1,5 @@
-"""How many tokens: what a sequence wants, and what fits a given time, by the cost model, or budget. Pure."""
+"""How many tokens of a step: what a sequence wants, what fits a given time by the cost model, or the budget, and what
+idle work may have. Pure."""
 
 from __future__ import annotations
 
@@ -105,11 +106,11 @@ def chunk_size(start: int, num_left: int, budget: int, aim: int, block_size: int
     return budget if first else 0
 
 
-# What idle work may have of a step. Pure.
+# What idle work may have of a step.
 #
 #     alone   nobody else is there: steps are sized to STEP_S, since whoever comes waits for those in flight
 #     beside  others draw: idle rows are added while the step stays within the targets of all of them, or, where some
-# have none, while it takes at most SHARE longer on average
+#             have none, while it takes at most SHARE longer on average
 #
 # Rows of idle work come in turn, those first that had none for longest.
 
@@ -130,7 +131,7 @@ BLOCK = 16
 
 
 class Clocked(Protocol):
-    """What is asked of the ledger (`ledger.Ledger`)."""
+    """What is asked of the engine (`port.SchedulerPort`)."""
 
     @property
     def step_number(self) -> int: ...

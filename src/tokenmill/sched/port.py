@@ -10,7 +10,7 @@ from ..core.sequence import Sequence
 from ..kv.blocks.groups import Match
 
 
-class Ledger(Protocol):
+class SchedulerPort(Protocol):
     """Steps are composed by looking at sequences and by these calls alone."""
 
     @property

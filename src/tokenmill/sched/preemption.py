@@ -1,6 +1,6 @@
-"""Who gives way to whom, between classes and tenants: which running sequences may be preempted, what a tenant holds.
+"""Preemption between classes and tenants: which running sequences may be preempted, what a tenant holds.
 
-    GivingWay     carries it out while a step is composed
+    Preempter     carries it out while a step is composed
     lower         those of lower classes than one that waits: they give way to it for a row or blocks
     next_of       who of several does: of the lowest class, of the tenant that has received most, the most junior
     has_share     whether a tenant that may hold only a share of the blocks may take some more
@@ -22,7 +22,7 @@ from ..core.sequence import Sequence, Status
 from ..kv.blocks.groups import Match
 from .admission import blocks_for, blocks_given, blocks_to_come, has_room, max_running
 from .budget import num_wanted
-from .port import Ledger
+from .port import SchedulerPort
 from .service import Service
 
 
@@ -61,7 +61,7 @@ def has_share(seq: Sequence, running: List[Sequence], num_more: List[int], group
 
 
 @dataclass(slots=True, eq=False)
-class GivingWay:
+class Preempter:
     """Of one step: carries out who gives way for blocks and rows, at once where it has no row in flight.
 
     held_back    numbers of sequences that get no row, so that they can be preempted once theirs are committed
@@ -73,7 +73,7 @@ class GivingWay:
     service: Service
     config: EngineConfig
     preemption: Preemption
-    ledger: Ledger
+    engine: SchedulerPort
     held_back: set[int] = field(default_factory=set)
     has_victims: bool = False
     is_squeezed: bool = False
@@ -81,7 +81,7 @@ class GivingWay:
     def make(self, first: Sequence, matched: Match, below: List[Sequence], num_waiting: int) -> None:
         """Preempt running sequences of lower classes for `num_waiting` that wait and lack rows, and for the blocks of
         the first of them; hold back those that have rows in flight. Nobody gives way where that would not help."""
-        num_rows = len(self.running) + self.ledger.num_loading + num_waiting - max_running(self.config)
+        num_rows = len(self.running) + self.engine.num_loading + num_waiting - max_running(self.config)
         if not self._would_fit(first, matched, below):
             return
         left, given = list(below), list[Sequence]()
@@ -93,7 +93,7 @@ class GivingWay:
             if victim.rows_in_flight:
                 self.held_back.add(victim.number)
             else:
-                self.ledger.preempt(victim)
+                self.engine.preempt(victim)
 
     def fit(self, seq: Sequence, matched: Match, num_tokens: int) -> int:
         """How many of `num_tokens` after `matched` every KV group has blocks for, after preempting others if need be.
@@ -109,14 +109,14 @@ class GivingWay:
             return num_tokens
         if seq.request.terms.kv_share < 1 and not self._keeps_to_share(seq, missing):
             return 0
-        while missing > (available := min(self.ledger.num_available_blocks(matched))):
+        while missing > (available := min(self.engine.num_available_blocks(matched))):
             self.is_squeezed = self.has_victims = True
             victim = self._victim(seq)
             if victim is None or victim.rows_in_flight:
                 if victim is not None:
                     self.held_back.add(victim.number)
                 return max(0, min(num_tokens, (num_blocks + available) * size - start))
-            self.ledger.preempt(victim)
+            self.engine.preempt(victim)
         return num_tokens
 
     def has_given(self, seq: Sequence) -> bool:
@@ -144,7 +144,7 @@ class GivingWay:
         if not self.config.keeps_kv:
             return True
         others = [each for each in self.running if each not in given]
-        available = blocks_given(self.ledger.num_available_blocks(matched), given)
+        available = blocks_given(self.engine.num_available_blocks(matched), given)
         prefilling = [each for each in others if num_wanted(each) > 1]
         return has_room(self.config, seq, matched, available, len(others), prefilling)
 
@@ -160,5 +160,5 @@ class GivingWay:
             if own[-1].rows_in_flight:
                 self.held_back.add(own[-1].number)
                 return False
-            self.ledger.preempt(own[-1])
+            self.engine.preempt(own[-1])
         return True

@@ -1,8 +1,9 @@
 """Composes one step: which sequences get a row, and how many tokens each.
 
 What belongs here: the order of service, the token budget, who is let in; `giving_way` has who gives way to whom. What
-never does: changing a sequence. Decisions are carried out at once through the `Ledger` (the engine core), because a
-later one depends on an earlier one: the blocks of a sequence can be matched by others as soon as they are planned.
+never does: changing a sequence. Decisions are carried out at once through the `SchedulerPort` (the engine core),
+because a later one depends on an earlier one: the blocks of a sequence can be matched by others as soon as they are
+planned.
 
     each running decode takes one token
     prefills, running and waiting, share what is left, best rank first, while budget, rows and blocks last
@@ -38,12 +39,11 @@ from ..core.request import IDLE_PRIORITY
 from ..core.sequence import Sequence
 from ..core.slo import least_tokens
 from ..kv.blocks.groups import Match
-from . import budget as spare
 from .admission import has_room, max_running
-from .budget import chunk_size, decode_work, each_wanted, num_wanted, tokens_at_loss, tokens_within
+from .budget import alone, beside, chunk_size, decode_work, each_wanted, num_wanted, tokens_at_loss, tokens_within
 from .policies import Policies, pace, slack
-from .port import Ledger
-from .preemption import GivingWay, lower
+from .port import SchedulerPort
+from .preemption import Preempter, lower
 from .queue import WaitingQueue
 from .service import Rank
 
@@ -54,11 +54,11 @@ YIELDING = 0.02
 
 
 def compose_step(
-    running: List[Sequence], waiting: WaitingQueue, config: EngineConfig, policies: Policies, ledger: Ledger
+    running: List[Sequence], waiting: WaitingQueue, config: EngineConfig, policies: Policies, engine: SchedulerPort
 ) -> None:
-    """Add the rows of one step. `running` is by seniority and follows the ledger's admissions and preemptions."""
-    way = GivingWay(running, waiting.service, config, policies.preemption, ledger)
-    _Composition(running, waiting, config, policies, ledger, way, config.max_num_batched_tokens).compose()
+    """Add the rows of one step. `running` is by seniority and follows the engine's admissions and preemptions."""
+    preempter = Preempter(running, waiting.service, config, policies.preemption, engine)
+    _Composition(running, waiting, config, policies, engine, preempter, config.max_num_batched_tokens).compose()
 
 
 @dataclass(slots=True)
@@ -81,8 +81,8 @@ class _Composition:
     waiting: WaitingQueue
     config: EngineConfig
     policies: Policies
-    ledger: Ledger
-    way: GivingWay
+    engine: SchedulerPort
+    preempter: Preempter
     budget: int
     aim: int = 0
     is_first: bool = True
@@ -94,25 +94,27 @@ class _Composition:
     num_yielded: int = 0
 
     def compose(self) -> None:
-        size, way = self.config.block_size, self.way
+        size, preempter = self.config.block_size, self.preempter
         first = self.waiting.peek()
         self.is_busy = any(not _is_idle(seq) for seq in (*self.running[:1], *((first,) if first else ())))
         if first is not None and lower(self.running, first):
             self._make_way(first)
         # Without those that are let in below.
-        running = [seq for seq in self.running if not way.has_given(seq)] if way.held_back else list(self.running)
+        running = (
+            [seq for seq in self.running if not preempter.has_given(seq)] if preempter.held_back else list(self.running)
+        )
         if self.is_busy:
             if running and _is_idle(running[-1]):
                 running = [seq for seq in running if not _is_idle(seq)]
         elif self.config.keeps_kv and (running or first):
-            running, self.budget = spare.alone(running, self.budget, self.ledger.costs)
+            running, self.budget = alone(running, self.budget, self.engine.costs)
         wanted = each_wanted(running)
         num_drawing = wanted.count(1)
         self.budget -= num_drawing
         if max(wanted, default=0) > 1:
             self.prefilling += [seq for seq, num_tokens in zip(running, wanted, strict=True) if num_tokens > 1]
         self.aim = self.policies.chunks.most_tokens(self.config, num_drawing)
-        has_targets = self.ledger.num_targeted > 0
+        has_targets = self.engine.num_targeted > 0
         if self.is_busy and (self.prefilling or first):
             drawing = [seq for seq, num_tokens in zip(running, wanted, strict=True) if num_tokens == 1]
             self._share(drawing)
@@ -120,51 +122,51 @@ class _Composition:
                 self._keep_pace(drawing)
         num_refreshed = self.policies.order.num_refreshed or (slack.NUM_REFRESHED if has_targets else 0)
         if num_refreshed and len(self.running) < max_running(self.config):
-            self.waiting.refresh(num_refreshed, self.ledger.reconsider)
-        add_row = self.ledger.add_row
+            self.waiting.refresh(num_refreshed, self.engine.reconsider)
+        add_row = self.engine.add_row
         self.waiting.service.begin_step(self.running, self.prefilling)
         rank = self.waiting.rank
         turns = iter(sorted(self.prefilling, key=rank))
         decodes: list[Sequence] = []  # in a row, of sequences whose last blocks have room
         for seq, num_tokens in zip(running, wanted, strict=True):
-            if num_tokens == 1 and seq.num_planned % size and not way.has_victims:
+            if num_tokens == 1 and seq.num_planned % size and not preempter.has_victims:
                 decodes.append(seq)
                 continue
             if decodes:
-                self.ledger.add_decodes(decodes)
+                self.engine.add_decodes(decodes)
                 decodes.clear()
             if num_tokens > 1:
                 seq = next(turns)
                 self._admit(rank(seq))
-            if not num_tokens or (way.has_victims and way.has_given(seq)):
+            if not num_tokens or (preempter.has_victims and preempter.has_given(seq)):
                 continue
             if num_tokens > 1:
                 self._continue_prefill(seq)
-            elif seq.num_planned % size or way.fit(seq, self.ledger.no_match, 1):
+            elif seq.num_planned % size or preempter.fit(seq, self.engine.no_match, 1):
                 add_row(seq, 1)
         if decodes:
-            self.ledger.add_decodes(decodes)
+            self.engine.add_decodes(decodes)
         self._admit(None)
-        if running and self.is_busy and not (self.prefilling or way.is_squeezed or way.has_victims):
+        if running and self.is_busy and not (self.prefilling or preempter.is_squeezed or preempter.has_victims):
             self._fill(running)
-        self.ledger.add_drafts(self.budget)
+        self.engine.add_drafts(self.budget)
 
     def _make_way(self, first: Sequence) -> None:
         """Have lower classes give way to the first that its tenant's share of the blocks lets in, and those behind."""
         passed: set[str] = set()
         waiting: Sequence | None = first
         while waiting is not None and (below := lower(self.running, waiting)):
-            matched = self.ledger.find_match(waiting)
-            if self.way.may_hold(waiting, matched):
+            matched = self.engine.find_match(waiting)
+            if self.preempter.may_hold(waiting, matched):
                 num_waiting = self.waiting.num_up_to(class_of(waiting.request), passed)
-                self.way.make(waiting, matched, below, num_waiting)
+                self.preempter.make(waiting, matched, below, num_waiting)
                 return
             passed.add(waiting.request.terms.tenant)
             waiting = self.waiting.peek(passed)
 
     def _share(self, drawing: List[Sequence]) -> None:
         """Bound what prompts get by the wait of other tenants than the one that has had most."""
-        costs, prompts, size = self.ledger.costs, self.waiting.service.prompts, self.config.block_size
+        costs, prompts, size = self.engine.costs, self.waiting.service.prompts, self.config.block_size
         if not (costs.is_known and self.config.keeps_kv and self.budget > 0):
             return
         best: dict[str, int] = {}  # class by tenant, of those whose prompts a step may have tokens of
@@ -186,11 +188,11 @@ class _Composition:
         """Class and tenant of those that wait and have rows, blocks and, of their tenant's share, room to be let in."""
         passed: set[str] = set()
         is_idle = bool(self.running) and _is_idle(self.running[-1])  # it gives way to whoever is let in
-        if is_idle or len(self.running) + self.ledger.num_loading < max_running(self.config):
+        if is_idle or len(self.running) + self.engine.num_loading < max_running(self.config):
             while (first := self.waiting.peek(passed)) is not None:
-                matched = self.ledger.find_match(first)
-                if self.way.may_hold(first, matched):
-                    available, num_others = self.ledger.num_available_blocks(matched), len(self.running)
+                matched = self.engine.find_match(first)
+                if self.preempter.may_hold(first, matched):
+                    available, num_others = self.engine.num_available_blocks(matched), len(self.running)
                     if is_idle or has_room(self.config, first, matched, available, num_others, self.prefilling):
                         return [each for each in self.waiting.tenants() if each[1] not in passed]
                     break
@@ -205,8 +207,8 @@ class _Composition:
 
     def _keep_pace(self, drawing: List[Sequence]) -> None:
         """Bound what prompts get by the targets of those that draw."""
-        costs = self.ledger.costs
-        limit_s = pace.allowed_s(drawing, self.ledger.begins_s()) if costs.is_known else None
+        costs = self.engine.costs
+        limit_s = pace.allowed_s(drawing, self.engine.begins_s()) if costs.is_known else None
         if limit_s is not None:
             start = max((seq.num_planned for seq in self.prefilling), default=0)
             most = tokens_within(limit_s, costs, decode_work(drawing), start, self.budget)
@@ -219,27 +221,27 @@ class _Composition:
         if not _is_idle(first or self.running[-1]):  # idle work comes behind all others
             return
         idle = [seq for seq in reversed(self.running) if _is_idle(seq)]
-        filling = spare.beside(others, idle, self.ledger)
+        filling = beside(others, idle, self.engine)
         self.is_filling = True
         size = self.config.block_size
         for seq in filling.drawing:
-            if self.way.has_victims and self.way.has_given(seq):
+            if self.preempter.has_victims and self.preempter.has_given(seq):
                 continue
-            if seq.num_planned % size or self.way.fit(seq, self.ledger.no_match, 1):
-                self.ledger.add_row(seq, 1)
+            if seq.num_planned % size or self.preempter.fit(seq, self.engine.no_match, 1):
+                self.engine.add_row(seq, 1)
         self.budget = self.aim = min(self.budget - len(filling.drawing), filling.num_tokens)
         for seq in filling.prefilling:
-            if self.budget > 0 and not self.way.is_squeezed:
+            if self.budget > 0 and not self.preempter.is_squeezed:
                 self._continue_prefill(seq)
         if filling.may_admit:
             self._admit(None)
 
     def _continue_prefill(self, seq: Sequence) -> None:
-        matched = self.ledger.find_match(seq)
+        matched = self.engine.find_match(seq)
         fitting = self._fitting(seq, matched)
         if not fitting and matched.num_blocks and len(self.running) == 1:
             # Nobody can give way, and with the match there is no block left to go on in.
-            matched = self.ledger.no_match
+            matched = self.engine.no_match
             fitting = self._fitting(seq, matched)
         if fitting:
             self._add_prefill(seq, matched, fitting)
@@ -251,15 +253,15 @@ class _Composition:
         if start == seq.pause and seq.rows_in_flight:
             return 0
         planned = _paused(seq, start, self._chunk_size(seq, start, num_wanted(seq) - num_matched))
-        return self.way.fit(seq, matched, planned) if planned else 0
+        return self.preempter.fit(seq, matched, planned) if planned else 0
 
     def _chunk_size(self, seq: Sequence, start: int, num_left: int) -> int:
         budget = min(self.budget, self.num_yielded) if self._yields(seq) else self.budget
         return chunk_size(start, num_left, budget, self.aim, self.config.block_size, self.is_first)
 
     def _add_prefill(self, seq: Sequence, matched: Match, num_tokens: int) -> None:
-        self.ledger.adopt(seq, matched)
-        self.ledger.add_row(seq, num_tokens)
+        self.engine.adopt(seq, matched)
+        self.engine.add_row(seq, num_tokens)
         self.budget -= num_tokens
         self.aim -= num_tokens
         if self._yields(seq):
@@ -273,7 +275,7 @@ class _Composition:
         fits the step."""
         size = self.config.block_size
         most = max_running(self.config)
-        while self.budget > 0 and not self.way.is_squeezed:
+        while self.budget > 0 and not self.preempter.is_squeezed:
             seq = self.waiting.peek(self.passed)
             if (
                 seq is None
@@ -281,37 +283,37 @@ class _Composition:
                 or (self.is_busy and not self.is_filling and _is_idle(seq))
             ):
                 return
-            if len(self.running) + self.ledger.num_loading >= most:
+            if len(self.running) + self.engine.num_loading >= most:
                 if self._clear():
                     continue
                 return
-            matched = self.ledger.find_match(seq)
+            matched = self.engine.find_match(seq)
             start = matched.num_blocks * size
             num_tokens = self._chunk_size(seq, start, len(seq.tokens) - start)
             if not self.config.keeps_kv:
                 if len(seq.tokens) > self.budget:
                     return
             else:
-                available = self.ledger.num_available_blocks(matched)
+                available = self.engine.num_available_blocks(matched)
                 if not num_tokens and self._yields(seq):
                     self.passed.add(seq.request.terms.tenant)
                     continue
                 if not num_tokens:
                     return
-                if not self.way.may_hold(seq, matched):
+                if not self.preempter.may_hold(seq, matched):
                     self.passed.add(seq.request.terms.tenant)
                     continue
                 if not (
                     has_room(self.config, seq, matched, available, len(self.running), self.prefilling)
-                    and self.ledger.can_encode(seq)
+                    and self.engine.can_encode(seq)
                 ):
                     if self._clear():
                         continue
                     return
                 num_tokens = min(num_tokens, min(available) * size)
-                if self.ledger.fetch(seq, matched):
+                if self.engine.fetch(seq, matched):
                     continue
-            self.ledger.admit(seq)
+            self.engine.admit(seq)
             self._add_prefill(seq, matched, _paused(seq, start, num_tokens))
             self.prefilling.append(seq)
 
@@ -320,7 +322,7 @@ class _Composition:
         last = self.running[-1] if self.running else None
         if not self.is_busy or self.is_filling or last is None or not _is_idle(last) or last.rows_in_flight:
             return False
-        self.ledger.preempt(last)
+        self.engine.preempt(last)
         return True
 
 

@@ -15,20 +15,14 @@ from collections.abc import Iterable
 from ..core.fairness import IDLE_CLASS, MASK_SERVICE, OUTPUT_SERVICE, PROMPT_SERVICE, TOLERANCE_STEPS, Shares, class_of
 from ..core.sequence import Sequence, Status
 
-# The orders of sequences. Numbers are unique, so that no two are equal in either.
-#
-# rank       who is served next: by class, then the tenant that has received least, then by priority, then the adapter
-#            that has received least, then as the order of service says (`due`), then by arrival
-# seniority  who keeps its blocks: by class, then by priority, then by arrival
-#
-# Of ranks this is what does not depend on others; what tenants and adapters have received is known to `service`. Idle
-# work, whoever's it is, is a class of its own behind all.
-
-
 Rank = tuple[int, float, int, float, float, int]
+"""Who is served next: by class, then the tenant that has received least, then by priority, then the adapter that has
+received least, then as the order of service says (`due`), then by arrival. Idle work, whoever's it is, is a class of
+its own behind all."""
 
 
 def seniority(seq: Sequence) -> tuple[int, int, int]:
+    """Who keeps its blocks: by class, then by priority, then by arrival. Numbers are unique, so no two are equal."""
     request = seq.request
     return (class_of(request), request.priority, seq.number)
 

@@ -185,8 +185,8 @@ def _hear(config: ServerConfig, text: TextModel, client: EngineClient, resources
     metrics.num_parameters = text.info.num_parameters
     metrics.name_adapter = client.adapters.name_of
     metrics.count_waiting = lambda: client.num_waiting
-    metrics.overload.level = lambda: client.desk.pressure.level(resources.clock.now())
-    metrics.predict_wait = lambda: client.desk.usual_wait_s(resources.clock.now())
+    metrics.overload.level = lambda: client.request_queue.pressure.level(resources.clock.now())
+    metrics.predict_wait = lambda: client.request_queue.usual_wait_s(resources.clock.now())
     client.gateway.is_shared = True
     observers.monitor = Monitor(name, metrics.registry)
     client.roster.on_change = observers.monitor.decisions.worker

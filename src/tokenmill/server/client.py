@@ -20,6 +20,7 @@ from ..cluster.events import (
     Cause,
     Closed,
     Effects,
+    EngineMessage,
     GatewayEvent,
     GivenUp,
     Joined,
@@ -30,13 +31,12 @@ from ..cluster.events import (
     Stepped,
     Telling,
     Ticked,
-    Told,
 )
 from ..cluster.failures import LOOK_S, Liveness
 from ..cluster.gateway import Gateway
 from ..cluster.pools import decision_named
 from ..cluster.replication import replication_named
-from ..cluster.request_queue import FrontDesk
+from ..cluster.request_queue import RequestQueue
 from ..cluster.rescheduling import policy_named
 from ..control.observe.cache_views import CacheViews
 from ..control.observe.observers import Observers
@@ -78,7 +78,7 @@ class EngineClient:
 
     ready        the engines' facts, or None while none is ready
     stats        their state after the last step
-    desk         what is open: requests whose end no engine has yet confirmed, and those that no engine has yet
+    request_queue         what is open: requests whose end no engine has yet confirmed, and those that no engine has yet
     observers      who is told of requests and their outputs
     adapters     the LoRA adapters that requests may name
     cache_views  what the engines' prefix caches hold
@@ -128,8 +128,8 @@ class EngineClient:
         return self.gateway.num_waiting
 
     @property
-    def desk(self) -> FrontDesk:
-        return self.gateway.desk
+    def request_queue(self) -> RequestQueue:
+        return self.gateway.request_queue
 
     @property
     def num_open(self) -> int:
@@ -356,7 +356,7 @@ class EngineClient:
             self.cache_views.answer(link.number, message)
         elif isinstance(message, Telling):
             if not self.kv_later.takes(message):
-                self._handle(Told(link.number, message))
+                self._handle(EngineMessage(link.number, message))
         elif isinstance(message, PoolChanged):
             link.epoch = message.epoch
             self._handle(Pooled(link.number, message.pool))

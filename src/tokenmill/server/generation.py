@@ -326,7 +326,7 @@ class Generation:
             verdict = self.limits.admit(newcomer(caller.name, requests, self.clock.now()))
         else:
             headers.append(HIT)
-        if kept is None and terms.shorten_to and self.client.desk.pressure.level(self.clock.now()):
+        if kept is None and terms.shorten_to and self.client.request_queue.pressure.level(self.clock.now()):
             wanted, requests = requests, shortened(requests)
             if any(one.max_tokens < other.max_tokens for one, other in zip(requests, wanted, strict=True)):
                 headers.append((SHORTENED, str(max(each.max_tokens for each in requests)).encode()))

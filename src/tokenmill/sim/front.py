@@ -15,6 +15,7 @@ from itertools import count
 
 from ..cluster.events import (
     Effects,
+    EngineMessage,
     GatewayEvent,
     Joined,
     Leaves,
@@ -25,7 +26,6 @@ from ..cluster.events import (
     Stepped,
     Telling,
     Ticked,
-    Told,
 )  # fmt: skip
 from ..cluster.failures import LOOK_S, Liveness
 from ..cluster.gateway import Gateway
@@ -107,7 +107,7 @@ class Front:
         self.look_s = math.inf
         self.look: Callable[[], None] = lambda: None
         self.late = Late(loop, self)
-        self.gateway.desk.catch_up = self.late.settle
+        self.gateway.request_queue.catch_up = self.late.settle
 
     def attach(self, end: FrontEnd) -> int:
         """Take up a link; its engine gets requests once its Ready has come. The number of the link."""
@@ -230,7 +230,7 @@ class Front:
         return self.is_up and not self.gateway.placing.waits_for_steps
 
     def pace(self, paces: list[Pace]) -> None:
-        self.gateway.desk.pace(paces)
+        self.gateway.request_queue.pace(paces)
 
     def take_late(self, number: int, message: FromEngine) -> None:
         link = self._links.get(number)
@@ -255,7 +255,7 @@ class Front:
         if isinstance(message, StepOutputs):
             self.handle(Stepped(link.number, message))
         elif isinstance(message, Telling):
-            self.handle(Told(link.number, message))
+            self.handle(EngineMessage(link.number, message))
         elif link.is_let_go:
             pass
         elif isinstance(message, PoolChanged):
@@ -273,4 +273,4 @@ def _is_decided_by(event: GatewayEvent) -> bool:
     """Whether the gateway may look at other engines because of it, where nothing waits for a step."""
     if isinstance(event, Stepped):
         return any([output.finish_reason == FINISH_MOVED or output.is_saved for output in event.step.outputs])
-    return not (isinstance(event, Told) and isinstance(event.message, KVEvents))
+    return not (isinstance(event, EngineMessage) and isinstance(event.message, KVEvents))

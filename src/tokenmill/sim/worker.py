@@ -22,9 +22,9 @@ from ..core.events import FromEngine, Leaving, Ready, ToEngine, WorkerFacts
 from ..core.ports import Executor, FrontEnd
 from ..core.step import StepPlan, StepResult
 from ..core.tiers import TierFacts
-from ..engine.background import keep_beating
+from ..engine.background import send_heartbeats
 from ..engine.core import EngineCore
-from ..engine.front_ends import Hub
+from ..engine.front_ends import FrontEnds
 from ..engine.journal import Entry
 from ..engine.shell import EngineShell
 from ..kv.events.relay import TierEventRelay, Watch
@@ -177,12 +177,12 @@ class Worker:
         executor, first = build.begin(self.name, self.incarnation)
         self.hardware = Hardware(executor, self._loop)
         self.core = EngineCore(build.config, self._record if build.check_rate else None)
-        self._hub = Hub()
+        self._front_ends = FrontEnds()
         store, watch = build.stores.get(self.name, ("", None))
         self._store, self._relay = store, TierEventRelay(watch)
         self.leaper = build.leaper(executor) if build.leaper is not None else None
         runs = executor if build.is_sound else self.hardware
-        self._shell = EngineShell(self.core, runs, self._hub, self._loop, rest=self.leaper)
+        self._shell = EngineShell(self.core, runs, self._front_ends, self._loop, rest=self.leaper)
         for event in first:
             self._shell.hear(event)
         self._is_leaving = False
@@ -205,7 +205,7 @@ class Worker:
             living.add_done_callback(lambda _, died=died: died.set())  # type: ignore[misc]
             working = [self._loop.spawn(self._work_for(place), f"{self.name} {place}") for place in self._places()]
             if not self._build.is_sound:
-                beats = keep_beating(self._shell, self._hub, lambda: None)
+                beats = send_heartbeats(self._shell, self._front_ends, lambda: None)
                 working.append(self._loop.spawn(beats, f"{self.incarnation} beats"))
             await died.wait()
             self.is_up = False
@@ -249,7 +249,7 @@ class Worker:
     def leave(self) -> None:
         if not self._is_leaving:
             self._is_leaving = True
-            self._hub.leave()
+            self._front_ends.leave()
 
     # ---- one life ----
 
@@ -260,7 +260,7 @@ class Worker:
             await self.hardware.passed()
         self.links.pop(place, None)
         if not self.links:
-            self._hub.drain()
+            self._front_ends.drain()
 
     async def _work_once(self, place: int) -> bool:
         """Until the link ends; whether the front end wants no more."""
@@ -279,7 +279,7 @@ class Worker:
             await end.send(replace(self._build.ready(facts), stats=self.core.stats()))
             if self._is_leaving:
                 await end.send(Leaving())
-            return await self._hub.serve(end if is_plain else self._relay.over(end), link.engine_end.close)
+            return await self._front_ends.serve(end if is_plain else self._relay.over(end), link.engine_end.close)
         except EOFError:
             return False
         finally:

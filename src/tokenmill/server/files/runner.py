@@ -291,7 +291,7 @@ class Batches:
     def _most_running(self) -> int:
         ready = self._client.ready
         most = 0 if ready is None else ready.max_num_seqs or _ROWS
-        is_busy = self._client.num_open > self._client.desk.num_open_of(CLIENT)  # something of others is open
+        is_busy = self._client.num_open > self._client.request_queue.num_open_of(CLIENT)  # something of others is open
         return min(most, _ROWS) if is_busy else most
 
     async def _answer(self, batch: Batch, line: Line, answers: Answers) -> None:

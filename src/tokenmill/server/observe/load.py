@@ -33,7 +33,7 @@ def load_body(client: EngineClient, monitor: Monitor, now: float, unix_s: float,
         "open": client.num_open,
         "max_num_seqs": 0 if ready is None else ready.max_num_seqs,
         "max_num_batched_tokens": 0 if ready is None else ready.max_num_batched_tokens,
-        "predicted_wait_s": client.desk.usual_wait_s(now),
+        "predicted_wait_s": client.request_queue.usual_wait_s(now),
         "kv": {
             "usage": stats.kv_usage,
             "blocks": stats.num_blocks,

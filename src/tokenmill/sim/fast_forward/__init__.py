@@ -1,5 +1,5 @@
 """What exists only to make simulations fast: decode steps that nothing comes between are made in leaps, with results
-equal to the last bit. Engine and gateway do not know of it, but for FrontDesk.pace and repeat, and what a routing
+equal to the last bit. Engine and gateway do not know of it, but for RequestQueue.pace and repeat, and what a routing
 policy says of the engines that it looks at.
 
     leap      such steps of one engine, at a price that does not grow with its sequences

@@ -6,7 +6,7 @@ Where the gateway has nothing to decide after a step (`waits_for_steps`), steps 
 (`Repeated`), in two parts. What the gateway keeps of single steps is how long they took, in the order of
 all workers' steps: that is told before it hears of any other step. Their outputs, and the engine's state after the last
 of them, are told before something is decided by them: as a call comes, those of the engines that its place depends on
-(`Placing.looks_at`), or of all where answers in the making are looked at (`FrontDesk.catch_up`).
+(`Placing.looks_at`), or of all where answers in the making are looked at (`RequestQueue.catch_up`).
 
 Where two things happen at the very same time of virtual seconds, their order may be another than without leaps.
 """

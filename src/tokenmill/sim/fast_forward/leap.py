@@ -158,11 +158,11 @@ class Leap:
             step.num_context = first.num_context + (number - first.number) * num_rows
             in_flight.append(step)
         if num_plans:
-            ledger = self._core.ledger
-            ledger.skip(num_plans)
-            ledger.now = ends[at - 1 if has_next else at - 2]
+            builder = self._core.builder
+            builder.skip(num_plans)
+            builder.now = ends[at - 1 if has_next else at - 2]
             if state.deadlines:
-                state.expire(ledger.now)
+                state.expire(builder.now)
         return at
 
     def commit(self, duration_s: float, now: float) -> tuple[FromEngine, ...]:
@@ -187,15 +187,15 @@ class Leap:
         state, core = self._state, self._core
         if state.deadlines:
             state.expire(now)
-        ledger = core.ledger
-        ledger.now = now
+        builder = core.builder
+        builder.now = now
         self.num_plans += 1
         self._context += self.num_rows
         due = self._due[self.num_commits % self._size]
         if due or self._behind:
             for index in sorted({*due, *self._behind}):
-                self._begin_block(index, ledger.step)
-        step = ledger.take_step()
+                self._begin_block(index, builder.step)
+        step = builder.take_step()
         step.num_context = self._context
         state.in_flight.append(step)
         state.work_done += self._step_work
@@ -252,7 +252,7 @@ class Leap:
         tokens += [self._token] * (self._known[index] + self.num_commits - len(tokens))
 
     def _begin_block(self, index: int, step: Step) -> None:
-        """As StepLedger.add_row does where a row begins a block, or known tokens fill one."""
+        """As StepBuilder.add_row does where a row begins a block, or known tokens fill one."""
         seq, size, state = self._running[index], self._size, self._state
         end = seq.num_planned + self.num_plans
         num_blocks = len(seq.tables[0].ids)

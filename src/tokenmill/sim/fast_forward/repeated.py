@@ -13,7 +13,7 @@ from ...core.events import Output, StepOutputs
 class Repeated:
     """Steps of an engine that were alike, told at once: each gave one token of each of `step.outputs`, which hold all
     of them, and nothing else; `step.stats` are those after the last. times: when each was heard. What follows
-    from the durations of single steps is told by FrontDesk.pace, in the order of all engines' steps."""
+    from the durations of single steps is told by RequestQueue.pace, in the order of all engines' steps."""
 
     link: int
     step: StepOutputs
@@ -43,5 +43,7 @@ def repeat(gateway: Gateway, event: Repeated) -> list[Output]:
     link.step(step.stats)
     gateway.totals.step(event.link, step.stats, event.times[-1])
     num_steps = len(event.times)
-    gateway.desk.repeat(gateway.totals.sums, now, event.link, step.stats, num_steps, num_steps * len(step.outputs))
+    gateway.request_queue.repeat(
+        gateway.totals.sums, now, event.link, step.stats, num_steps, num_steps * len(step.outputs)
+    )
     return outputs

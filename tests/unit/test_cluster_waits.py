@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from tokenmill.cluster.forecast import Load, Rates, Returns, Rows, predicted_wait
-from tokenmill.cluster.request_queue import FrontDesk
+from tokenmill.cluster.forecast import Load, Rates, RetryAfter, Rows, predicted_wait
+from tokenmill.cluster.request_queue import RequestQueue
 from tokenmill.cluster.slots import Room
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import MAX_RETRY_S
@@ -99,52 +99,52 @@ def test_waits() -> None:
 
 def test_those_who_are_refused_come_back_one_after_another_and_are_forgotten_in_time() -> None:
     """Each is given two fifths of the room; none is counted on after a while in which all came and none was refused."""
-    returns = Returns()
-    assert [returns.tell(100.0, 3.0, 1, 0.4) for _ in range(4)] == pytest.approx([3.0, 4.0, 5.0, 6.0])
-    assert returns.tell(105.0, 3.0, 1, 0.4) == pytest.approx(3 + 4 * math.exp(-5 / 120))
-    assert returns.tell(120.0, 1.0, 1, 0.4) == pytest.approx(1.0)
+    retry_after = RetryAfter()
+    assert [retry_after.tell(100.0, 3.0, 1, 0.4) for _ in range(4)] == pytest.approx([3.0, 4.0, 5.0, 6.0])
+    assert retry_after.tell(105.0, 3.0, 1, 0.4) == pytest.approx(3 + 4 * math.exp(-5 / 120))
+    assert retry_after.tell(120.0, 1.0, 1, 0.4) == pytest.approx(1.0)
 
 
 def test_the_room_for_returns_is_what_was_served_while_others_were_refused() -> None:
     """A call a second is let in, though each was thought to take a tenth of that."""
-    returns = Returns()
+    retry_after = RetryAfter()
     for second in range(20):
-        returns.enter(1)
-        before_s = returns.tell(float(second), 0.0, 1, 0.1)
-    assert returns.tell(20.0, 0.0, 1, 0.1) - before_s == pytest.approx(2.5 - before_s / 120, rel=0.1)
+        retry_after.enter(1)
+        before_s = retry_after.tell(float(second), 0.0, 1, 0.1)
+    assert retry_after.tell(20.0, 0.0, 1, 0.1) - before_s == pytest.approx(2.5 - before_s / 120, rel=0.1)
 
 
 def test_steps_that_targets_keep_short_measure_a_deep_queue() -> None:
     """A forecast counts however much is ahead, though no step ever was as long as the engine's settings allow."""
-    desk = FrontDesk()
-    desk.share(Room(16, 2048))
+    request_queue = RequestQueue()
+    request_queue.share(Room(16, 2048))
     costs, terms = Costs(0.01, 0.0, 0.0005), Terms(ttft_s=60.0, tpot_s=0.1)
     for number in range(1, 101):
         stats = EngineStats(
             num_steps=number, last_step_tokens=150, last_step_s=0.085, num_prompt_left=5000, num_waiting=9, costs=costs
         )
-        desk.step(stats, 0.085 * number)
+        request_queue.step(stats, 0.085 * number)
     for number in range(40):
         request = Request(f"r{number}", (7,) * 400, SamplingParams(), 4, 0, terms=terms, arrival_s=8.9)
-        desk.join([request], "me")
-    seen = desk.forecast(Newcomer("me", 0, 400, 1, 400, terms), 9.0)
+        request_queue.join([request], "me")
+    seen = request_queue.forecast(Newcomer("me", 0, 400, 1, 400, terms), 9.0)
     assert seen.ttft_s > 5.0, seen
 
 
 def test_those_refused_in_a_long_overload_are_spread_over_the_times_that_may_be_told() -> None:
     """None is told more than clients accept, and not many the same; when it is over, little is told again soon."""
-    returns = Returns()
+    retry_after = RetryAfter()
     told = []
     for tenth in range(6000):
         if tenth % 10 == 0:
-            returns.enter(1)
-        told.append(returns.tell(tenth / 10, 20.0, 1, 0.1))
+            retry_after.enter(1)
+        told.append(retry_after.tell(tenth / 10, 20.0, 1, 0.1))
     late = told[1200:]
     assert max(told) <= MAX_RETRY_S and min(late) >= MAX_RETRY_S / 2
     at_s = [int(number / 10 + told_s) // 10 for number, told_s in enumerate(told)]
     assert max(at_s.count(each) for each in {*at_s}) < 3 * 10 * 10
-    assert returns.tell(720.0, 1.0, 1, 0.1) < 60.0
-    assert returns.tell(721.0, 400.0, 1, 0.1) <= MAX_RETRY_S
+    assert retry_after.tell(720.0, 1.0, 1, 0.1) < 60.0
+    assert retry_after.tell(721.0, 400.0, 1, 0.1) <= MAX_RETRY_S
 
 
 def test_a_step_size_is_measured_once_several_such_steps_were_made() -> None:

@@ -32,10 +32,10 @@ from tokenmill.core.events import (
 from tokenmill.core.kv_events import CLEARED, STORED, KVEvents, WatchKV
 from tokenmill.core.moves import Offer, Release, Yield
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.engine import front_ends as seats
+from tokenmill.engine import front_ends as attached
 from tokenmill.engine.build import LocalEngineEnd, LocalFrontEnd, local_link
 from tokenmill.engine.core import EngineCore
-from tokenmill.engine.front_ends import Hub
+from tokenmill.engine.front_ends import FrontEnds
 from tokenmill.engine.shell import EngineShell
 from tokenmill.sim.executor import ToyExecutor
 from tokenmill.sim.loop import VirtualLoop
@@ -51,13 +51,13 @@ def request(name: str, seed: int, max_tokens: int = 8, adapter: str = "") -> Req
 
 
 class Engine:
-    """A worker's engine behind a hub, on virtual time."""
+    """A worker's engine behind a front_ends, on virtual time."""
 
     def __init__(self, loop: VirtualLoop) -> None:
-        self.hub = Hub()
+        self.front_ends = FrontEnds()
         self.core = EngineCore(CONFIG)
         self.executor = ToyExecutor(CONFIG, loop, vocab_size=VOCAB_SIZE)
-        self.shell = EngineShell(self.core, self.executor, self.hub, loop)
+        self.shell = EngineShell(self.core, self.executor, self.front_ends, loop)
         self.running = loop.spawn(self.shell.run(), "engine")
         self.serving: list[asyncio.Task[bool]] = []
 
@@ -69,19 +69,24 @@ class Engine:
 
     async def _serve(self, end: LocalEngineEnd, front: LocalFrontEnd) -> bool:
         try:
-            return await self.hub.serve(end, front.close)
+            return await self.front_ends.serve(end, front.close)
         finally:
             end.close()
 
     async def end(self) -> None:
         """Serves nobody any more, and all has come back."""
-        self.hub.drain()
+        self.front_ends.drain()
         await self.running
         self.core.check()
         stats = self.core.stats()
         assert not self.core.has_work and stats.num_held_blocks == 0
         assert self.executor.adapters == ()
-        assert not self.hub._held and not self.hub._asked and not self.hub._inbox and not self.hub.num_seats
+        assert (
+            not self.front_ends._held
+            and not self.front_ends._asked
+            and not self.front_ends._inbox
+            and not self.front_ends.num_attached
+        )
 
 
 def on_virtual_time(main: Callable[[Engine, VirtualLoop], Awaitable[None]]) -> None:
@@ -173,8 +178,8 @@ def test_who_drains_has_all_it_asked_for_and_the_others_go_on() -> None:
                 said += [token for output in message.outputs for token in output.tokens]
         assert tuple(said) == solo_answer(request("a", 1), VOCAB_SIZE).tokens
         assert await engine.serving[0] is True
-        assert engine.core.has_work and engine.hub.num_seats == 1
-        engine.hub.leave()
+        assert engine.core.has_work and engine.front_ends.num_attached == 1
+        engine.front_ends.leave()
         await answers(second, Leaving)
         await second.send(Drain())
         assert await engine.serving[1] is True
@@ -312,7 +317,7 @@ def test_kv_events_go_to_who_wants_them_until_nobody_does() -> None:
 
 
 def test_a_front_end_that_does_not_read_is_let_go_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seats, "MOST_BEHIND", 5)
+    monkeypatch.setattr(attached, "MOST_BEHIND", 5)
 
     class Stuck(LocalEngineEnd):
         async def send(self, message: FromEngine) -> None:
@@ -322,7 +327,7 @@ def test_a_front_end_that_does_not_read_is_let_go_and_holds_nobody_up(monkeypatc
         inbound: asyncio.Queue[ToEngine | None] = asyncio.Queue()
         inbound.put_nowait(Submit((request("a", 1, max_tokens=40),)))
         stuck = asyncio.ensure_future(
-            engine.hub.serve(Stuck(inbound, asyncio.Queue()), lambda: inbound.put_nowait(None))
+            engine.front_ends.serve(Stuck(inbound, asyncio.Queue()), lambda: inbound.put_nowait(None))
         )
         front = engine.join()
         await story(front, 0, random.Random(1), [request("a", 2, max_tokens=30)], leaves=False)
@@ -352,7 +357,7 @@ def test_moves_are_of_the_front_end_that_makes_them() -> None:
         assert [(each.request_id, each.finish_reason) for each in step.outputs] == [("a", FINISH_MOVED)]
         assert engine.core.open_ids == ("a",)
         await asyncio.sleep(0.1)
-        assert engine.hub.num_seats == 2
+        assert engine.front_ends.num_attached == 2
         await second.send(Release("ticket"))
         assert await engine.serving[1] is True
         await first.send(Offer("other", "a"))
@@ -377,7 +382,7 @@ def test_what_a_later_attempt_offers_is_held_until_its_release() -> None:
             assert isinstance(step, StepOutputs)
             ends += [output.finish_reason for output in step.outputs if output.finish_reason is not None]
         await asyncio.sleep(0.1)
-        assert engine.hub.num_seats == 1
+        assert engine.front_ends.num_attached == 1
         await front.send(Release("ticket"))
         assert await engine.serving[0] is True
 

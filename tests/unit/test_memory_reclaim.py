@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from tokenmill.core.effects import Relax
-from tokenmill.engine.background import IDLE_S, LONG_IDLE_S, PIECE_BYTES, keep_lean
+from tokenmill.engine.background import IDLE_S, LONG_IDLE_S, PIECE_BYTES, reclaim_idle_memory
 from tokenmill.sim.loop import VirtualLoop
 
 
@@ -18,7 +18,7 @@ class Core:
     def __init__(self, has_tiers: bool) -> None:
         self.state = SimpleNamespace(counters=SimpleNamespace(num_steps=0), has_tiers=has_tiers)
         self.has_work = False
-        self.lean = self
+        self.memory_reclaim = self
         self.num_spare = 3
         self.heard: list[tuple[float, bool]] = []
 
@@ -42,7 +42,7 @@ def watch(core: Core, until_s: float, *, busy: tuple[float, ...] = (), short: tu
         for at_s in busy:
             loop.call_later(at_s, step)
         shell = cast(Any, SimpleNamespace(core=core, hear=hear))
-        task = loop.create_task(keep_lean(shell, lambda: short[0] <= loop.time() < short[1]))
+        task = loop.create_task(reclaim_idle_memory(shell, lambda: short[0] <= loop.time() < short[1]))
         ended = loop.create_future()
         loop.call_later(until_s, ended.set_result, None)
         await ended

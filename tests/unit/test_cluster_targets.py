@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenmill.cluster.request_queue import FrontDesk
+from tokenmill.cluster.request_queue import RequestQueue
 from tokenmill.cluster.slots import Room
 from tokenmill.core.cost import Costs
 from tokenmill.core.events import EngineStats
@@ -16,20 +16,22 @@ def _request(name: str, num_prompt: int, terms: Terms = USUAL) -> Request:
 
 def _order(*requests: Request, is_measured: bool = True) -> list[str]:
     """In which calls that came together are submitted, where one fits at a time."""
-    desk = FrontDesk()
-    desk.share(Room(1, 512))
+    request_queue = RequestQueue()
+    request_queue.share(Room(1, 512))
     if is_measured:
-        desk.step(EngineStats(num_steps=1, last_step_tokens=512, last_step_s=0.3, costs=Costs(0.01, 0.0, 0.0005)), 0.0)
+        request_queue.step(
+            EngineStats(num_steps=1, last_step_tokens=512, last_step_s=0.3, costs=Costs(0.01, 0.0, 0.0005)), 0.0
+        )
     held = [_request("held-0", 1), _request("held-1", 1)]
     for request in (*held, *requests):
-        desk.join([request], "me")
+        request_queue.join([request], "me")
     found: list[str] = []
     started: list[Request] = []
     while len(found) < len(requests) + 2:
-        while (request := desk.choose()) is not None:
+        while (request := request_queue.choose()) is not None:
             found.append(request.id)
             started.append(request)
-        desk.end(started.pop(0), 1, "stop")
+        request_queue.end(started.pop(0), 1, "stop")
     return [name for name in found if not name.startswith("held")]
 
 
