@@ -312,6 +312,7 @@ def test_mixes_on_numpy(tiny_worker):
 
 @pytest.mark.exact
 @needs_native
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize(
     "tiny_worker", [(NativeOps, "f16"), (NativeOps, "bf16"), (NativeOps, "int8")], indirect=True, ids=lambda it: it[1]
 )
@@ -361,6 +362,7 @@ def test_grammars_bit_for_bit_where_masks_are_put_off(tiny_worker, monkeypatch):
 
 @pytest.mark.exact
 @needs_native
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("tiny_worker", [(NativeOps, "f16")], indirect=True, ids=["native"])
 def test_grammars_bit_for_bit(tiny_worker):
     """Chunked, batched, preempted and resumed: each answer is what it is alone, and follows its grammar."""
@@ -491,6 +493,7 @@ def test_windows_on_numpy(no_digest, kinds):
 
 @pytest.mark.exact
 @needs_native
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("window", [1, 5, 16, 21, 50])
 @pytest.mark.parametrize("kinds", WINDOWS.values(), ids=WINDOWS)
 def test_windows_bit_for_bit(no_digest, kinds, window):

@@ -107,7 +107,7 @@ KERNELS = [
 
 @pytest.mark.exact
 @needs_native
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 10)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("isa", "quantization", "kv_dtype"), KERNELS)
 def test_mixes_bit_for_bit(

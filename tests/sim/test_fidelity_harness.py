@@ -68,6 +68,7 @@ def write_turns(folder: Path, live: harness.Simulate) -> None:
             (folder / f"load-{load.name}-r{turn}.json").write_text(json.dumps(run))
 
 
+@pytest.mark.sampled(1 / 3)
 def test_a_slow_machine_is_found_and_bars_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Live 1.2 times as slow as calibrated: the slices say 1.2, and the held-out loads then come out right."""
     monkeypatch.setattr(harness, "NUM_TRIES", 5)
@@ -123,6 +124,7 @@ def test_a_wrong_law_misses_its_bars(tmp_path: Path) -> None:
     assert not all(verdict.is_kept for verdict in harness.verdicts(CASE, found))
 
 
+@pytest.mark.sampled(1 / 2)
 def test_settings_are_put_in_order(tmp_path: Path) -> None:
     """Three servers of clearly different speed: all pairs have a verdict, and the simulation orders them alike."""
     words = ("--concurrency", "8", "--num-prompts", "16", *WORDS)

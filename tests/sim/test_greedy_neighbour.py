@@ -13,6 +13,7 @@ from tokenmill.core.terms import Terms
 from tokenmill.sched.service import PromptShares
 
 
+@pytest.mark.sampled(1 / 2)
 @pytest.mark.parametrize("name", ["rows", "prompts"])
 def test_a_greedy_tenant_is_hardly_felt_by_another(name: str) -> None:
     """The other's p99 TTFT rises by less than half, whether rows or the engine's time is what is short."""
