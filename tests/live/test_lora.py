@@ -129,6 +129,7 @@ def test_without_a_folder_nothing_is_loaded_over_http(smollm2: Path, folders: Pa
         assert status == 400 and "--lora-dir" in said
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -104,17 +104,17 @@ def state(used: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1 / 3)
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("file", FILES)
-def test_no_server_starts_on_a_damaged_file(state: Path, file: str) -> None:
+def test_no_server_starts_on_a_damaged_file(state: Path, file: str, damage: str) -> None:
     """Whatever became of it: exit code 2, the file and the command that helps; a file that was removed is none."""
     flags = ("--resume-file", str(state / "resume.db"))
-    whole = (state / file).read_bytes()
-    for damage in DAMAGES.values():
-        (state / file).write_bytes(damage(whole))
-        said = refused_start(state, *flags)
-        path = state / file if file != "usage/usage.db" else state / "usage"
-        assert f"{FILES[file]} {path} is damaged" in said and "tokenmill state repair" in said, said
-        assert "Traceback" not in said and main(["state", "check", *flags]) == 1
+    (state / file).write_bytes(DAMAGES[damage]((state / file).read_bytes()))
+    said = refused_start(state, *flags)
+    path = state / file if file != "usage/usage.db" else state / "usage"
+    assert f"{FILES[file]} {path} is damaged" in said and "tokenmill state repair" in said, said
+    assert "Traceback" not in said and main(["state", "check", *flags]) == 1
 
 
 @pytest.mark.slow
@@ -176,15 +176,16 @@ def test_a_file_that_a_server_has_open_is_not_repaired(state: Path, used: tuple[
 
 
 @pytest.mark.slow
-def test_damaged_counts_of_limits_begin_anew_with_a_word(state: Path, used: tuple[Path, str]) -> None:
-    """At the start and while the server runs: they are a cache, and nobody is refused for that."""
+@pytest.mark.sampled(1 / 3)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_counts_of_limits_begin_anew_with_a_word(state: Path, used: tuple[Path, str], damage: str) -> None:
+    """They are a cache, and nobody is refused for that."""
     assert main(["tenants", "set", "ops", "--requests-per-minute", "50"]) == 0
     path = state / "tenants.use.db"
-    for damage in DAMAGES.values():
-        path.write_bytes(damage(b"x" * 9000))
-        with Server(env={"TOKENMILL_STATE": str(state)}) as server:
-            assert f"{path} is damaged" in server.output
-            assert complete(server, used[1])[0] == 200
+    path.write_bytes(DAMAGES[damage](b"x" * 9000))
+    with Server(env={"TOKENMILL_STATE": str(state)}) as server:
+        assert f"{path} is damaged" in server.output
+        assert complete(server, used[1])[0] == 200
 
 
 @contextlib.contextmanager

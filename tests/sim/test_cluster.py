@@ -53,7 +53,7 @@ def test_every_seed_holds(first: int) -> None:
 MOVING = [("splits", 0), ("moves", 0), *(("mixed", first) for first in range(0, NUM_SEEDS, SEEDS_PER_TEST))]
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize(("kind", "first"), MOVING)
 def test_requests_that_move_hold(kind: str, first: int) -> None:
     """Prompts and answers in workers of their own, one and one or two and two; requests that change workers at random

@@ -24,6 +24,7 @@ def singles(
     ]
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("hog", ["1,024 prompts", "many calls", "long prompts"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_client_that_asks_for_everything_leaves_the_others_served(hog: str, seed: int) -> None:
@@ -62,6 +63,7 @@ OVERLOADS = {
 }
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", OVERLOADS)
 def test_under_four_times_the_load_those_let_in_are_served_in_time_and_the_engine_is_not_idle(

@@ -70,6 +70,7 @@ def scaled(law: Costs, slower: float) -> Costs:
     return Costs(*[slower * each for each in law[:5]])
 
 
+@pytest.mark.sampled(1 / 5)
 @pytest.mark.parametrize("slower", SLOWER)
 def test_no_policy_is_worse_than_least_load_by_a_twentieth_where_nothing_is_shared(slower: float) -> None:
     for name, share in (("as assumed", 0.1), ("like a CPU", 0.4), ("like a GPU", 0.8)):
