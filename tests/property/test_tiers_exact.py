@@ -16,7 +16,7 @@ from tokenmill.kv.blocks.manager import BlockManager
 from tokenmill.kv.connector.scheduler import load_or_recompute, overlapped_load, transfers
 from tokenmill.kv.connector.scheduler import load_or_recompute as rates
 from tokenmill.kv.connector.scheduler.overlapped_load import OverlappedLoad
-from tokenmill.kv.connector.scheduler.tiers import Tiers
+from tokenmill.kv.connector.scheduler.tiers import TierCatalogue
 from tokenmill.kv.connector.scheduler.transfers import Transfers
 from tokenmill.kv.connector.scheduler.writes import Writes
 from tokenmill.sim import tier_store
@@ -69,8 +69,8 @@ def test_the_worst_of_all_at_once(first: int) -> None:
 
 def compute_while_loading(patch: pytest.MonkeyPatch) -> None:
     """Wherever it is possible at all, in the smallest pieces."""
-    computing = Tiers._computing
-    patch.setattr(Tiers, "_computing", lambda self, *args: computing(self, *args)._replace(ahead_s=0.0))
+    computing = TierCatalogue._computing
+    patch.setattr(TierCatalogue, "_computing", lambda self, *args: computing(self, *args)._replace(ahead_s=0.0))
     patch.setattr(overlapped_load, "MOST_WAITING", 1000)
     patch.setattr(overlapped_load, "TAIL_BYTES", 8192)
     patch.setattr(rates, "NUM_KNOWN", 0)
@@ -153,7 +153,7 @@ def save_under_the_key_of_another(patch: pytest.MonkeyPatch) -> None:
 
 def wait_for_ever(patch: pytest.MonkeyPatch) -> None:
     """An answer that comes late wakes nobody."""
-    patch.setattr(Tiers, "end_look", lambda self, event, now: None)
+    patch.setattr(TierCatalogue, "end_lookup", lambda self, event, now: None)
 
 
 def keep_transfers_that_nobody_ends(patch: pytest.MonkeyPatch) -> None:

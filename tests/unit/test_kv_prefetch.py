@@ -35,7 +35,7 @@ class Scene(TieredEngine):
 
 
 def test_what_is_there_comes_in_order_and_is_cached(monkeypatch) -> None:
-    monkeypatch.setattr(prefetch, "PIECE_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(prefetch, "CHUNK_BYTES", 2 * BLOCK_BYTES)
     scene = Scene()
     (find,) = scene.prefetch()
     assert [key for _, key in find.wanted] == list(scene.keys) and find.number < 0
@@ -52,7 +52,7 @@ def test_what_is_there_comes_in_order_and_is_cached(monkeypatch) -> None:
 
 
 def test_what_was_lost_ends_it_with_what_came_before(monkeypatch) -> None:
-    monkeypatch.setattr(prefetch, "PIECE_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(prefetch, "CHUNK_BYTES", 2 * BLOCK_BYTES)
     scene = Scene()
     (find,) = scene.prefetch()
     scene.end(find, "11111")

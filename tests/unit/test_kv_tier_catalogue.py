@@ -99,7 +99,7 @@ def test_missed_blocks_are_computed_after_those_before_them() -> None:
 
 def test_pieces_come_in_order_and_no_more_once_nobody_waits(monkeypatch) -> None:
     """Two at a time; what has come is published at once; after an abort the jobs under way end, and hold until then."""
-    monkeypatch.setattr(tiers, "PIECE_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr(tiers, "CHUNK_BYTES", BLOCK_BYTES)
     engine = TieredEngine()
     (find,) = engine.ask(make_request("a", 22, 2))
     engine.end(find, "11111")

@@ -7,10 +7,13 @@ misses one notices. A snapshot is such a message too: it begins with CLEARED, an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from .block import BlockKey
+
+E = TypeVar("E")
 
 # What a front end knows of KV that is wanted later, and tells the engine that has it, or whose store has it.
 #
@@ -92,6 +95,52 @@ class KVEvent(NamedTuple):
     keys: bytes = b""
     parent: BlockKey = b""
     depth: int = 0
+
+
+class EventRuns(Generic[E]):
+    """Events in the making: blocks that follow each other in one tier are one event. make: an event of its kind, tier,
+    keys, parent and depth."""
+
+    def __init__(self, make: Callable[[str, str, bytes, BlockKey, int], E]) -> None:
+        self.events: list[E] = []
+        self._make = make
+        self._kind = self._tier = ""
+        self._keys = bytearray()
+        self._last = self._parent = b""
+        self._depth = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.events and not self._keys
+
+    def store(self, tier: str, key: BlockKey, parent: BlockKey, depth: int) -> None:
+        if (self._kind, self._tier) != (STORED, tier) or parent != self._last:
+            self._close()
+            self._kind, self._tier, self._parent, self._depth = STORED, tier, parent, depth
+        self._add(key)
+
+    def remove(self, tier: str, key: BlockKey) -> None:
+        if (self._kind, self._tier) != (REMOVED, tier):
+            self._close()
+            self._kind, self._tier = REMOVED, tier
+        self._add(key)
+
+    def take(self) -> tuple[E, ...]:
+        self._close()
+        events, self.events = tuple(self.events), []
+        return events
+
+    def _add(self, key: BlockKey) -> None:
+        self._keys += key
+        self._last = key
+
+    def _close(self) -> None:
+        if self._keys:
+            is_stored = self._kind == STORED
+            parent, depth = (self._parent, self._depth) if is_stored else (b"", 0)
+            self.events.append(self._make(self._kind, self._tier, bytes(self._keys), parent, depth))
+            self._keys = bytearray()
+        self._kind = self._tier = ""
 
 
 @dataclass(frozen=True, slots=True)

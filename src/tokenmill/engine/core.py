@@ -103,7 +103,7 @@ class EngineCore:
         # By the type of the job. One whose end changes nothing has no handler.
         self._job_handlers: dict[type, Handler] = {
             LoadAdapter: state.adapters.end_load,
-            FindBlocks: lambda event, now: (prefetch if event.job.number < 0 else transfers).end_look(event, now),
+            FindBlocks: lambda event, now: (prefetch if event.job.number < 0 else transfers).end_lookup(event, now),
             FetchBlocks: lambda event, now: (prefetch if event.job.number < 0 else transfers).end_fetch(event, now),
             SaveBlocks: self._end_save,
             PrepareGrammar: grammars.end,

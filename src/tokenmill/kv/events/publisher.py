@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ...core.block import BlockKey, split_keys
 from ...core.effects import Outbox
-from ...core.kv_events import CLEARED, REMOVED, STORED, KVEvent, KVEvents, TokenEvent, WatchKV
+from ...core.kv_events import CLEARED, REMOVED, STORED, EventRuns, KVEvent, KVEvents, TokenEvent, WatchKV
 from ...core.sequence import Sequence
 from ...core.tiers import TierEvent, TierEvents
 from ..blocks.groups import KVBlocks
@@ -28,14 +28,14 @@ class KVEventPublisher:
         self._pool = blocks.full_pool
         self._outbox = outbox
         self._seq = 0
-        self._runs = _Runs()
+        self._runs = _runs()
 
     def watch(self, event: WatchKV, now: float) -> None:
         if self._pool is None:
             return
         if self in self._pool.listeners:
             self._pool.listeners.remove(self)
-        self._runs = _Runs()
+        self._runs = _runs()
         if event.is_wanted:
             self._pool.listeners.append(self)
             self._runs.events.append(KVEvent(CLEARED))
@@ -44,10 +44,10 @@ class KVEventPublisher:
             self.flush()
 
     def stored(self, key: BlockKey, parent: BlockKey, depth: int) -> None:
-        self._runs.store(key, parent, depth)
+        self._runs.store("", key, parent, depth)
 
     def removed(self, key: BlockKey) -> None:
-        self._runs.remove(key)
+        self._runs.remove("", key)
 
     def flush(self) -> None:
         """Send what there is."""
@@ -167,42 +167,5 @@ class TierEventPublisher:
         return [TokenEvent(STORED, new, None, (), self._block_size, tier=event.tier)] if new else []
 
 
-class _Runs:
-    """Events in the making: blocks that follow each other are one."""
-
-    def __init__(self) -> None:
-        self.events: list[KVEvent] = []
-        self._kind = ""
-        self._keys = bytearray()
-        self._last = self._parent = b""
-        self._depth = 0
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.events and not self._keys
-
-    def store(self, key: BlockKey, parent: BlockKey, depth: int) -> None:
-        if self._kind != STORED or parent != self._last:
-            self._close()
-            self._kind, self._parent, self._depth = STORED, parent, depth
-        self._keys += key
-        self._last = key
-
-    def remove(self, key: BlockKey) -> None:
-        if self._kind != REMOVED:
-            self._close()
-            self._kind = REMOVED
-        self._keys += key
-
-    def take(self) -> tuple[KVEvent, ...]:
-        self._close()
-        events, self.events = tuple(self.events), []
-        return events
-
-    def _close(self) -> None:
-        if self._keys:
-            is_stored = self._kind == STORED
-            parent, depth = (self._parent, self._depth) if is_stored else (b"", 0)
-            self.events.append(KVEvent(self._kind, bytes(self._keys), parent, depth))
-            self._keys = bytearray()
-        self._kind = ""
+def _runs() -> EventRuns[KVEvent]:
+    return EventRuns(lambda kind, tier, keys, parent, depth: KVEvent(kind, keys, parent, depth))

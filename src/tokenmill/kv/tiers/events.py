@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ...core.block import BlockKey
-from ...core.kv_events import CLEARED, REMOVED, STORED
+from ...core.kv_events import CLEARED, EventRuns
 from ...core.tiers import FromStore, TierEffects, TierEvent, TierEvents, TierJob
 from .replacement import TierBlock
 
@@ -60,7 +60,7 @@ class EventLog:
         self._group = group
         self._outbox = outbox
         self._seq = 0
-        self._runs = _Runs()
+        self._runs = EventRuns(TierEvent)
         self._untold: deque[tuple[str, Mapping[BlockKey, TierBlock], Iterator[TierBlock]]] = deque()
 
     @property
@@ -110,47 +110,3 @@ class EventLog:
         for client in self.watchers:
             self._outbox.say(client, message)
         self._seq += 1
-
-
-class _Runs:
-    """Events in the making: blocks that follow each other in one tier are one."""
-
-    def __init__(self) -> None:
-        self.events: list[TierEvent] = []
-        self._kind = self._tier = ""
-        self._keys = bytearray()
-        self._last = self._parent = b""
-        self._depth = 0
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.events and not self._keys
-
-    def store(self, tier: str, key: BlockKey, parent: BlockKey, depth: int) -> None:
-        if (self._kind, self._tier) != (STORED, tier) or parent != self._last:
-            self._close()
-            self._kind, self._tier, self._parent, self._depth = STORED, tier, parent, depth
-        self._add(key)
-
-    def remove(self, tier: str, key: BlockKey) -> None:
-        if (self._kind, self._tier) != (REMOVED, tier):
-            self._close()
-            self._kind, self._tier = REMOVED, tier
-        self._add(key)
-
-    def take(self) -> tuple[TierEvent, ...]:
-        self._close()
-        events, self.events = tuple(self.events), []
-        return events
-
-    def _add(self, key: BlockKey) -> None:
-        self._keys += key
-        self._last = key
-
-    def _close(self) -> None:
-        if self._keys:
-            is_stored = self._kind == STORED
-            parent, depth = (self._parent, self._depth) if is_stored else (b"", 0)
-            self.events.append(TierEvent(self._kind, self._tier, bytes(self._keys), parent, depth))
-            self._keys = bytearray()
-        self._kind = self._tier = ""

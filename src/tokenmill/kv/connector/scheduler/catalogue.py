@@ -42,11 +42,11 @@ class Catalogue(Protocol):
         """Whether an answer is to come."""
         ...
 
-    def look(self, seq: Sequence, matched: Match, now: float) -> bool:
+    def look_up(self, seq: Sequence, matched: Match, now: float) -> bool:
         """At its turn: whether the sequence has to wait for an answer."""
         ...
 
-    def end_look(self, event: JobEnded, now: float) -> None: ...
+    def end_lookup(self, event: JobEnded, now: float) -> None: ...
 
     def end(self, seq: Sequence, matched: Match, now: float) -> int:
         """Up to which block of the sequence's prefix to fetch what the pools lack."""
@@ -61,7 +61,7 @@ class Catalogue(Protocol):
         """Blocks of its prefix as jobs, in order, of so many bytes at most (0: as many as suit)."""
         ...
 
-    def begin(self, number: int, piece: LoadChunk, now: float) -> float:
+    def begin(self, number: int, chunk: LoadChunk, now: float) -> float:
         """A job starts; within how many seconds it is to end, 0: it may take its time."""
         ...
 
@@ -78,7 +78,7 @@ class Catalogue(Protocol):
         ...
 
 
-class Folder:
+class FolderCatalogue:
     """transfers.Catalogue. Its keys are in the engine's state."""
 
     def __init__(self, state: EnginePort) -> None:
@@ -90,7 +90,7 @@ class Folder:
     def has_work(self) -> bool:
         return bool(self._lookups)
 
-    def look(self, seq: Sequence, matched: Match, now: float) -> bool:
+    def look_up(self, seq: Sequence, matched: Match, now: float) -> bool:
         """Before the first turn of a sequence whose prefix another engine may have stored; tells whether there is
         anything to look for."""
         if seq.request.handoff != IMPORT or seq.num_cached >= 0:
@@ -111,8 +111,8 @@ class Folder:
         self._next_number += 1
         return True
 
-    def end_look(self, event: JobEnded, now: float) -> None:
-        """What is there is fetched at the sequence's next turn; where the look failed, nothing more is known."""
+    def end_lookup(self, event: JobEnded, now: float) -> None:
+        """What is there is fetched at the sequence's next turn; where the lookup failed, nothing more is known."""
         assert isinstance(event.job, FindBlocks), event
         seq = self._lookups.pop(event.job.number, None)
         if seq is None:
@@ -133,7 +133,7 @@ class Folder:
     def cut(self, seq: Sequence, moves: List[BlockMove], most_bytes: int = 0) -> list[LoadChunk]:
         return [LoadChunk(tuple(moves))]
 
-    def begin(self, number: int, piece: LoadChunk, now: float) -> float:
+    def begin(self, number: int, chunk: LoadChunk, now: float) -> float:
         return 0.0
 
     def came(self, number: int, moves: List[BlockMove], now: float) -> None:

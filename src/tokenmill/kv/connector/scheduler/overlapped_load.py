@@ -1,7 +1,7 @@
 """Compute the head of a prompt while the tail of its prefix loads (Cake, Jin et al. 2024).
 
     a prefix      0 ........ place ......... ............ end
-    computed      ---------->|                 <----------|      loaded, the last piece first
+    computed      ---------->|                 <----------|      loaded, the last chunk first
 
 A sequence runs, and computes from the front, while blocks that nobody else sees yet are filled from the back. Once all
 from where it has come to is in, these blocks are published behind its own, and its next turn finds them as it finds
@@ -47,7 +47,7 @@ class _Tail:
     blocks     held, by their places in the prefix; places: the inverse
     digits     of the tiers that they come from
     left       places that are not in
-    pieces     to come
+    chunks     to come
     jobs       under way, by number
     is_over    nothing more is published
     """
@@ -60,7 +60,7 @@ class _Tail:
     places: dict[int, int]
     left: set[int]
     digits: dict[int, int] = field(default_factory=dict)
-    pieces: deque[LoadChunk] = field(default_factory=deque)
+    chunks: deque[LoadChunk] = field(default_factory=deque)
     jobs: dict[int, LoadChunk] = field(default_factory=dict)
     is_over: bool = False
 
@@ -100,8 +100,8 @@ class OverlappedLoad:
         tail.places = {block: place for place, block in blocks.items()}
         self._catalogue = catalogue
         moves = [(0, seq.keys[place], block) for place, block in blocks.items()]
-        tail.pieces.extend(reversed(catalogue.cut(seq, moves, TAIL_BYTES)))
-        tail.digits = {place: piece.tier for piece in tail.pieces for place in _places(tail, piece)}
+        tail.chunks.extend(reversed(catalogue.cut(seq, moves, TAIL_BYTES)))
+        tail.digits = {place: chunk.tier for chunk in tail.chunks for place in _places(tail, chunk)}
         seq.pause = head * state.config.block_size
         state.counters.external_recomputed += (head - start) * state.config.block_size
         self._proceed(tail, now)
@@ -114,10 +114,10 @@ class OverlappedLoad:
         if tail is None or job.number not in tail.jobs:
             return False
         assert self._catalogue is not None
-        piece = tail.jobs.pop(job.number)
-        came, lost = parted(piece.moves, event)
+        chunk = tail.jobs.pop(job.number)
+        came, lost = parted(chunk.moves, event)
         self._catalogue.came(job.number, came, now)
-        tail.left.difference_update(_places(tail, piece._replace(moves=tuple(came))))
+        tail.left.difference_update(_places(tail, chunk._replace(moves=tuple(came))))
         if lost:
             self._state.counters.external_missed += len(lost)
             self._catalogue.lose([tail.seq], lost)
@@ -151,12 +151,12 @@ class OverlappedLoad:
             return
         while tail.last - 1 in tail.blocks and tail.last - 1 not in tail.left:
             tail.last -= 1
-        while tail.pieces and _places(tail, tail.pieces[-1])[-1] < place:
-            tail.pieces.pop()
+        while tail.chunks and _places(tail, tail.chunks[-1])[-1] < place:
+            tail.chunks.pop()
         if not num_beyond and place >= tail.last:
             self._publish(tail, place)
             self._stop(tail)
-        elif not tail.jobs and not tail.pieces:
+        elif not tail.jobs and not tail.chunks:
             self._stop(tail)
         elif seq.num_planned >= seq.pause and not seq.rows_in_flight:
             tail.share = min(1.0, LATER * tail.share)
@@ -183,16 +183,16 @@ class OverlappedLoad:
     def _proceed(self, tail: _Tail, now: float) -> None:
         catalogue = self._catalogue
         assert catalogue is not None
-        while tail.pieces and not tail.is_over and len(tail.jobs) < MOST_JOBS:
-            piece, number = tail.pieces.popleft(), next(self._numbers)
-            tail.jobs[number] = piece
-            within_s = catalogue.begin(number, piece, now)
-            self._state.outbox.jobs.append(FetchBlocks(number, piece.moves, within_s))
+        while tail.chunks and not tail.is_over and len(tail.jobs) < MOST_JOBS:
+            chunk, number = tail.chunks.popleft(), next(self._numbers)
+            tail.jobs[number] = chunk
+            within_s = catalogue.begin(number, chunk, now)
+            self._state.outbox.jobs.append(FetchBlocks(number, chunk.moves, within_s))
 
     def _stop(self, tail: _Tail) -> None:
         """The sequence goes on by itself; what is under way is waited for."""
         tail.is_over = True
-        tail.pieces.clear()
+        tail.chunks.clear()
         tail.seq.pause = 0
 
     def _settle(self, tail: _Tail) -> None:
@@ -201,5 +201,5 @@ class OverlappedLoad:
             self._tail = None
 
 
-def _places(tail: _Tail, piece: LoadChunk) -> list[int]:
-    return [tail.places[block] for _, _, block in piece.moves]
+def _places(tail: _Tail, chunk: LoadChunk) -> list[int]:
+    return [tail.places[block] for _, _, block in chunk.moves]

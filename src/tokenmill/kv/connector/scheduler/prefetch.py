@@ -22,7 +22,7 @@ from ....core.tiers import TierKey
 from ...blocks.fetch import Claim, claim, is_intact, num_in, reach
 from ...blocks.groups import Tables
 from .port import EnginePort
-from .tiers import FIND_S, PIECE_BYTES
+from .tiers import CHUNK_BYTES, FIND_S
 from .writes import Writes
 
 NO_STORE = "It has no store with tiers."
@@ -36,13 +36,13 @@ FETCH_S = 30.0
 
 
 @dataclass(slots=True, eq=False)
-class _Ahead:
-    """pieces: to come; left: blocks that are not in."""
+class _Prefetch:
+    """chunks: to come; left: blocks that are not in."""
 
     answer: int
     keys: tuple[BlockKey, ...]
     made: Claim | None = None
-    pieces: deque[tuple[BlockMove, ...]] = field(default_factory=deque)
+    chunks: deque[tuple[BlockMove, ...]] = field(default_factory=deque)
     left: set[TierKey] = field(default_factory=set)
 
 
@@ -51,7 +51,7 @@ class StorePrefetch:
 
     def __init__(self, state: EnginePort) -> None:
         self._state = state
-        self._by_job: dict[int, _Ahead] = {}
+        self._by_job: dict[int, _Prefetch] = {}
         self._num_jobs = 0
 
     @property
@@ -60,7 +60,7 @@ class StorePrefetch:
         return bool(self._by_job)
 
     def begin(self, event: Prefetch, now: float) -> None:
-        state, one = self._state, _Ahead(event.number, event.keys)
+        state, one = self._state, _Prefetch(event.number, event.keys)
         groups = range(len(state.blocks.pools))
         pools = state.blocks.pools
         wanted = tuple((group, key) for key in event.keys for group in groups if pools[group].find(key) is None)
@@ -73,7 +73,7 @@ class StorePrefetch:
         else:
             state.outbox.jobs.append(FindBlocks(self._job_of(one), wanted, FIND_S))
 
-    def end_look(self, event: JobEnded, now: float) -> None:
+    def end_lookup(self, event: JobEnded, now: float) -> None:
         assert isinstance(event.job, FindBlocks), event
         one = self._by_job.pop(event.job.number, None)
         if one is None:
@@ -95,7 +95,7 @@ class StorePrefetch:
         one.left = {move[:2] for move in one.made.missing}
         order = {key: nth for nth, key in enumerate(one.keys)}
         moves = sorted(one.made.missing, key=lambda move: (order[move[1]], move[0]))
-        one.pieces.extend(cut_moves(moves, [group.bytes_per_block for group in state.config.groups], PIECE_BYTES))
+        one.chunks.extend(cut_moves(moves, [group.bytes_per_block for group in state.config.groups], CHUNK_BYTES))
         self._proceed(one)
 
     def end_fetch(self, event: JobEnded, now: float) -> None:
@@ -112,30 +112,30 @@ class StorePrefetch:
             blocks.publish(made.keys, made.tables, num_in(made, one.left))
             self._state.kv_events.flush()  # an engine without work has no step to tell it with
         if not is_whole or "0" in result:
-            one.pieces.clear()
+            one.chunks.clear()
         self._proceed(one)
 
     def tables(self) -> Iterator[Tables]:
         """What is held."""
         yield from (one.made.tables for one in self._by_job.values() if one.made is not None)
 
-    def _proceed(self, one: _Ahead) -> None:
+    def _proceed(self, one: _Prefetch) -> None:
         """No job of it is under way: the next one, or the end."""
         assert one.made is not None
-        if one.pieces:
-            self._state.outbox.jobs.append(FetchBlocks(self._job_of(one), one.pieces.popleft(), FETCH_S))
+        if one.chunks:
+            self._state.outbox.jobs.append(FetchBlocks(self._job_of(one), one.chunks.popleft(), FETCH_S))
             return
         blocks, made = self._state.blocks, one.made
         num_blocks = num_in(made, one.left) if is_intact(blocks, made) else 0
         blocks.release(made.tables, -1)
         self._answer(one, num_blocks, "" if num_blocks else LOST)
 
-    def _job_of(self, one: _Ahead) -> int:
+    def _job_of(self, one: _Prefetch) -> int:
         self._num_jobs += 1
         self._by_job[-self._num_jobs] = one
         return -self._num_jobs
 
-    def _answer(self, one: _Ahead, num_blocks: int, error: str = "") -> None:
+    def _answer(self, one: _Prefetch, num_blocks: int, error: str = "") -> None:
         self._state.outbox.answers.append(Prefetched(one.answer, num_blocks, error))
 
 

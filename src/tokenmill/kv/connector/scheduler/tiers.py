@@ -28,14 +28,14 @@ from .catalogue import LoadChunk
 from .load_or_recompute import Computing, Place, Rates, Run, Speed, best_run, ends, meeting
 from .port import EnginePort
 
-PIECE_BYTES = 16 * MiB
+CHUNK_BYTES = 16 * MiB
 """Of one job that fetches: what is published, and can be cancelled, at once."""
 
 FIND_S = 0.25
-"""A look that takes longer has found nothing."""
+"""A lookup that takes longer has found nothing."""
 
 LATE, UNASKED_S = 0.9, 2.0
-"""After a look that took so much of this time in vain, nobody asks for so long: the store may hang."""
+"""After a lookup that took so much of this time in vain, nobody asks for so long: the store may hang."""
 
 MOST_KNOWN = 1 << 18
 """Blocks that answers are kept of. Beyond that a sequence asks when its turn has come."""
@@ -65,7 +65,7 @@ class _Known:
     num_lost: int = 0
 
 
-class Tiers:
+class TierCatalogue:
     """transfers.Catalogue."""
 
     def __init__(self, state: EnginePort, facts: tuple[TierFacts, ...]) -> None:
@@ -85,7 +85,7 @@ class Tiers:
     def has_work(self) -> bool:
         return bool(self._lookups)
 
-    def look(self, seq: Sequence, matched: Match, now: float) -> bool:
+    def look_up(self, seq: Sequence, matched: Match, now: float) -> bool:
         """Whether an answer is to be waited for. Where the pools have lost blocks since it asked, it asks anew."""
         known = self._known.get(seq.number)
         if known is None or (known.is_answered and matched.num_blocks < known.num_matched):
@@ -93,7 +93,7 @@ class Tiers:
             known = self._ask(seq, matched.num_blocks, now)
         return known is not None and not known.is_answered
 
-    def end_look(self, event: JobEnded, now: float) -> None:
+    def end_lookup(self, event: JobEnded, now: float) -> None:
         assert isinstance(event.job, FindBlocks), event
         number, asked_s = self._lookups.pop(event.job.number, (-1, now))
         if now - asked_s >= FIND_S * LATE and not event.result.strip("0"):
@@ -155,16 +155,16 @@ class Tiers:
             runs[-1][1].append(move)
         is_moving = known.promoted_s >= 0  # it may be nearer by now: nothing is to be learnt
         return [
-            LoadChunk(piece, digit, is_measured=digit == _HOST or not is_moving)
+            LoadChunk(chunk, digit, is_measured=digit == _HOST or not is_moving)
             for digit, run in runs
-            for piece in cut_moves(run, self._block_bytes, most_bytes or PIECE_BYTES)
+            for chunk in cut_moves(run, self._block_bytes, most_bytes or CHUNK_BYTES)
         ]
 
-    def begin(self, number: int, piece: LoadChunk, now: float) -> float:
+    def begin(self, number: int, chunk: LoadChunk, now: float) -> float:
         self._begun[number] = now
-        if not piece.is_measured:
+        if not chunk.is_measured:
             return LEAST_WAIT_S
-        return max(LEAST_WAIT_S, PATIENCE * self._rates.begin(number, piece.tier, self._num_bytes(piece.moves), now))
+        return max(LEAST_WAIT_S, PATIENCE * self._rates.begin(number, chunk.tier, self._num_bytes(chunk.moves), now))
 
     def came(self, number: int, moves: List[BlockMove], now: float) -> None:
         self._state.counters.fetch_s += now - self._begun.pop(number)

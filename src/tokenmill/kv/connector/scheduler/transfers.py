@@ -5,9 +5,9 @@
     LOADING  the jobs have ended                             ->  its blocks are published, RUNNING
              a block is not to be had                        ->  WAITING: those before it are found in the pools
 
-A store says what it has through a `Catalogue`, which also decides what is fetched. A long run comes in pieces, in the
-order of the prefix, two jobs at a time; what is in is published, and when nobody waits for it any more no further piece
-is asked for. The layers of a block come together; to compute the first while others load, cut pieces by layer.
+A store says what it has through a `Catalogue`, which also decides what is fetched. A long run comes in chunks, in the
+order of the prefix, two jobs at a time; what is in is published, and when nobody waits for it any more no further chunk
+is asked for. The layers of a block come together; to compute the first while others load, cut chunks by layer.
 
 A transfer holds every block that it touches, from before its first job starts until the last one has ended, whatever
 becomes of the sequences that wait for it. Blocks are published only when their bytes are in. A sequence that wants
@@ -30,10 +30,10 @@ from ....core.tiers import TierKey
 from ....sched.steps import Step
 from ...blocks.fetch import Claim, claim, is_intact, num_in
 from ...blocks.groups import Match, Tables
-from .catalogue import Catalogue, Folder, LoadChunk, parted
+from .catalogue import Catalogue, FolderCatalogue, LoadChunk, parted
 from .overlapped_load import OverlappedLoad
 from .port import EnginePort
-from .tiers import Tiers
+from .tiers import TierCatalogue
 
 MOST_JOBS = 2
 """Of one transfer at once: while one is copied in, the next is on its way."""
@@ -42,7 +42,7 @@ MOST_JOBS = 2
 @dataclass(slots=True, eq=False)
 class _Fetch:
     """sequences  those that wait for it; the first asked for it
-    pieces        to come
+    chunks        to come
     jobs          under way, by number
     left          blocks that are not in
     is_over       nothing more is asked for: a block was not to be had, or nobody waits for it
@@ -50,7 +50,7 @@ class _Fetch:
 
     claim: Claim
     left: set[TierKey]
-    pieces: deque[LoadChunk] = field(default_factory=deque)
+    chunks: deque[LoadChunk] = field(default_factory=deque)
     jobs: dict[int, LoadChunk] = field(default_factory=dict)
     sequences: list[Sequence] = field(default_factory=list)
     is_over: bool = False
@@ -73,11 +73,11 @@ class Transfers:
             return
         if event.tiers:
             state.has_tiers = True
-            self._catalogue = Tiers(state, event.tiers)
+            self._catalogue = TierCatalogue(state, event.tiers)
         else:
             assert len(event.keys) == len(state.config.groups), event
             state.stored = tuple(set(keys) for keys in event.keys)
-            self._catalogue = Folder(state)
+            self._catalogue = FolderCatalogue(state)
 
     @property
     def has_work(self) -> bool:
@@ -94,7 +94,7 @@ class Transfers:
         state, catalogue = self._state, self._catalogue
         if catalogue is None:
             return False
-        if catalogue.look(seq, matched, now):
+        if catalogue.look_up(seq, matched, now):
             state.load(seq)
             return True
         if self._overlapped_load.begin(seq, catalogue, matched, now):
@@ -109,31 +109,31 @@ class Transfers:
             if made is None:
                 return False
             under_way = self._start(made)
-            under_way.pieces.extend(catalogue.cut(seq, made.missing))
+            under_way.chunks.extend(catalogue.cut(seq, made.missing))
             self._proceed(under_way, now)
         under_way.sequences.append(seq)
         state.load(seq)
         return True
 
-    def end_look(self, event: JobEnded, now: float) -> None:
+    def end_lookup(self, event: JobEnded, now: float) -> None:
         if self._catalogue is not None:
-            self._catalogue.end_look(event, now)
+            self._catalogue.end_lookup(event, now)
 
     def end_fetch(self, event: JobEnded, now: float) -> None:
-        """The bytes of a piece are in, or are not to be had."""
+        """The bytes of a chunk are in, or are not to be had."""
         assert isinstance(event.job, FetchBlocks), event
         if self._overlapped_load.end_fetch(event, now):
             return
         fetch, catalogue = self._fetches.pop(event.job.number, None), self._catalogue
         if fetch is None or catalogue is None:
             return
-        piece = fetch.jobs.pop(event.job.number)
-        came, lost = parted(piece.moves, event)
-        for group, key, _ in piece.moves:
+        chunk = fetch.jobs.pop(event.job.number)
+        came, lost = parted(chunk.moves, event)
+        for group, key, _ in chunk.moves:
             del self._coming[group, key]
         fetch.left.difference_update(move[:2] for move in came)
         catalogue.came(event.job.number, came, now)
-        self._count(fetch, piece, came, lost)
+        self._count(fetch, chunk, came, lost)
         if lost:
             catalogue.lose(fetch.sequences, lost)
         is_wanted = any(seq.status is Status.LOADING for seq in fetch.sequences)
@@ -172,14 +172,14 @@ class Transfers:
             if seq.status is Status.LOADING:
                 state.stop_loading(seq)
 
-    def _count(self, fetch: _Fetch, piece: LoadChunk, came: List[BlockMove], lost: List[BlockMove]) -> None:
+    def _count(self, fetch: _Fetch, chunk: LoadChunk, came: List[BlockMove], lost: List[BlockMove]) -> None:
         counters = self._state.counters
         num_tokens = len({key for _, key, _ in came}) * self._state.config.block_size
         counters.external_missed += len(lost)
         if fetch.sequences[0].num_preemptions == 0:
             counters.external_hits += num_tokens
-        if piece.tier:
-            counters.tier_hits[piece.tier - 1] += num_tokens
+        if chunk.tier:
+            counters.tier_hits[chunk.tier - 1] += num_tokens
 
     def _under_way(self, keys: List[BlockKey]) -> _Fetch | None:
         """The transfer that brings the first of these blocks which is under way."""
@@ -199,14 +199,14 @@ class Transfers:
         """Start what may be; once it is over, what has not started is not on its way any more."""
         catalogue = self._catalogue
         assert catalogue is not None
-        while fetch.pieces and (fetch.is_over or len(fetch.jobs) < MOST_JOBS):
-            piece = fetch.pieces.popleft()
+        while fetch.chunks and (fetch.is_over or len(fetch.jobs) < MOST_JOBS):
+            chunk = fetch.chunks.popleft()
             if fetch.is_over:
-                for group, key, _ in piece.moves:
+                for group, key, _ in chunk.moves:
                     del self._coming[group, key]
                 continue
             number = next(self._numbers)
             self._fetches[number] = fetch
-            fetch.jobs[number] = piece
-            within_s = catalogue.begin(number, piece, now)
-            self._state.outbox.jobs.append(FetchBlocks(number, piece.moves, within_s))
+            fetch.jobs[number] = chunk
+            within_s = catalogue.begin(number, chunk, now)
+            self._state.outbox.jobs.append(FetchBlocks(number, chunk.moves, within_s))
