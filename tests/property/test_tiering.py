@@ -417,7 +417,7 @@ class Storm(Rig):
         for client, mine in self.clients.items():
             assert not mine.finds and not mine.fetches and not mine.stores, (client, vars(mine))
         manager = self.manager
-        assert not len(manager.arrivals) and not len(manager.lookups) and not len(manager.fetches)
+        assert not len(manager.arrivals) and not len(manager.shared_lookups) and not len(manager.fetches)
         assert not len(manager.stores) and not manager.fetches.leased_bytes and not manager.stores.granted_bytes
         assert not manager.contents.disk_reserved
         assert all(not one.holds for space in manager.contents.spaces for one in space)
