@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,8 +26,7 @@ DAMAGES = {
     "truncated": lambda data: data[: len(data) // 3],
 }
 FILES = {
-    "tenants.db": "--tenants",
-    "usage/usage.db": "--usage-dir",
+    "control.db": "--tenants",
     "kept.db": "--responses-store",
     "resume.db": "--resume-file",
 }
@@ -62,6 +62,17 @@ def refused_start(state: Path, *flags: str) -> str:
     return found.stderr
 
 
+def spoil(path: Path, table: str) -> None:
+    """Write over the first page of a table, in the file itself."""
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        (number,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+    with open(path, "rb+") as file:
+        file.seek((number - 1) * size)
+        file.write(b"\xa5" * size)
+
+
 def stop(server: Server) -> None:
     server.process.terminate()
     wait_until(lambda: server.process.poll() is not None, "the server's end")
@@ -71,7 +82,7 @@ def stop(server: Server) -> None:
 def used(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """(a state folder with something in each file, backed up; a key): not to be changed."""
     state = tmp_path_factory.mktemp("state")
-    store = TenantStore(str(state / "tenants.db"))
+    store = TenantStore(str(state / "control.db"))
     key = store.create_key("ops", "ops", is_admin=True)[1]
     store.close()
     with Server("--resume-file", str(state / "resume.db"), env={"TOKENMILL_STATE": str(state)}) as server:
@@ -112,8 +123,7 @@ def test_no_server_starts_on_a_damaged_file(state: Path, file: str, damage: str)
     flags = ("--resume-file", str(state / "resume.db"))
     (state / file).write_bytes(DAMAGES[damage]((state / file).read_bytes()))
     said = refused_start(state, *flags)
-    path = state / file if file != "usage/usage.db" else state / "usage"
-    assert f"{FILES[file]} {path} is damaged" in said and "tokenmill state repair" in said, said
+    assert f"{FILES[file]} {state / file} is damaged" in said and "tokenmill state repair" in said, said
     assert "Traceback" not in said and main(["state", "check", *flags]) == 1
 
 
@@ -133,11 +143,11 @@ def test_what_was_backed_up_comes_back(state: Path, used: tuple[Path, str], caps
     """Keys and usage from the backup, usage since then from journals that are left; it is said what is missing. Without
     a backup the keys' file stays, for a server without it would be open to all."""
     key = used[1]
-    good = (state / "tenants.db").read_bytes()
-    (state / "tenants.db").write_bytes(b"")
+    good = (state / "control.db").read_bytes()
+    (state / "control.db").write_bytes(b"")
     assert main(["state", "repair"]) == 1
-    assert "there is no good backup" in capsys.readouterr().out and (state / "tenants.db").read_bytes() == b""
-    (state / "tenants.db").write_bytes(good)
+    assert "there is no good backup" in capsys.readouterr().out and (state / "control.db").read_bytes() == b""
+    (state / "control.db").write_bytes(good)
     assert main(["state", "backup"]) == 0
     with Server(env={"TOKENMILL_STATE": str(state)}) as server:
         before = billed(server, key)
@@ -149,16 +159,13 @@ def test_what_was_backed_up_comes_back(state: Path, used: tuple[Path, str], caps
         wait_until(lambda: server.process.poll() is not None, "the server's end")
     for name in FILES:
         (state / name).write_bytes(b"\xff garbage" * 999)
-    (state / "tenants.use.db").write_bytes(b"\xff garbage" * 999)
     assert main(["state", "backup"]) == 1, "a backup is not replaced by what is damaged"
     flags = ("--resume-file", str(state / "resume.db"))
     capsys.readouterr()
     assert main(["state", "repair", *flags]) == 0
     said = capsys.readouterr().out
     assert "revoke them anew" in said and "is missing" in said and said.count("restored from the backup") == 2, said
-    assert len({each.name.removesuffix("-wal") for each in state.glob("*.damaged-*")}) == 4 and list(
-        (state / "usage").glob("usage.db.damaged-*")
-    )
+    assert len({each.name.removesuffix("-wal") for each in state.glob("*.damaged-*")}) == 3
     assert main(["state", "check", *flags]) == 0
     with Server(*flags, env={"TOKENMILL_STATE": str(state)}) as server:
         assert complete(server)[0] == 401
@@ -169,23 +176,26 @@ def test_what_was_backed_up_comes_back(state: Path, used: tuple[Path, str], caps
 def test_a_file_that_a_server_has_open_is_not_repaired(state: Path, used: tuple[Path, str]) -> None:
     """It would go on with the old one. The server itself goes on with the keys that it knows."""
     with Server(env={"TOKENMILL_STATE": str(state)}) as server:
-        (state / "tenants.db").write_bytes(b"")
-        assert main(["state", "repair"]) == 1 and (state / "tenants.db").read_bytes() == b""
+        (state / "control.db").write_bytes(b"")
+        assert main(["state", "repair"]) == 1 and (state / "control.db").read_bytes() == b""
         wait_until(lambda: "Keys and tenants stay as they were" in server.output, "a word about it")
         assert complete(server)[0] == 401 and complete(server, used[1])[0] == 200
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(1 / 3)
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_counts_of_limits_begin_anew_with_a_word(state: Path, used: tuple[Path, str], damage: str) -> None:
-    """They are a cache, and nobody is refused for that."""
-    assert main(["tenants", "set", "ops", "--requests-per-minute", "50"]) == 0
-    path = state / "tenants.use.db"
-    path.write_bytes(DAMAGES[damage](b"x" * 9000))
+def test_keys_stay_as_they_are_where_only_sums_are_damaged(state: Path, used: tuple[Path, str]) -> None:
+    """A running server goes on; the next one does not start; after the repair the same keys are good, without a
+    backup."""
+    path = state / "control.db"
     with Server(env={"TOKENMILL_STATE": str(state)}) as server:
-        assert f"{path} is damaged" in server.output
-        assert complete(server, used[1])[0] == 200
+        spoil(path, "usage")
+        assert complete(server)[0] == 401 and complete(server, used[1])[0] == 200
+        assert main(["keys", "create", "new", "--tenants", str(path)]) == 2
+        stop(server)
+    assert "is damaged" in refused_start(state) and main(["state", "repair"]) == 0
+    assert not path.with_name("control.db.backup").exists()
+    with Server(env={"TOKENMILL_STATE": str(state)}) as server:
+        assert complete(server)[0] == 401 and complete(server, used[1])[0] == 200
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ def test_what_no_page_shows_is_found_by_reading(
 ) -> None:
     """A text that is none in a whole file of tenants is damage, which a backup mends; one of a later version is not."""
     monkeypatch.setenv("TOKENMILL_STATE", str(tmp_path))
-    path = tmp_path / "tenants.db"
+    path = tmp_path / "control.db"
     store = TenantStore(str(path))
     store.create_key("a", "t")
     store.close()
@@ -76,7 +76,7 @@ def test_what_no_page_shows_is_found_by_reading(
         open_access(None, ())
     assert main(["state", "check"]) == 1
     with monkeypatch.context() as patched:  # as a full disk does
-        patched.setattr(database, "copied", _refuse)
+        patched.setattr(database, "set_aside", _refuse)
         assert main(["state", "repair"]) == 1 and main(["state", "check"]) == 1, "it stays, and lets nobody in"
     assert main(["state", "repair"]) == 0 and main(["state", "check"]) == 0
     change("UPDATE tenant SET settings = '{\"of_a_later_version\":1}'")
@@ -100,8 +100,10 @@ def test_a_file_that_is_there_is_not_passed_over(
         ("responses.db", "--responses-store", lambda: open_response_store(None, {})),
         ("usage/usage.db", "--usage-dir", lambda: open_accounting(None, 0)),
         ("tenants.db", "--tenants", lambda: open_access(None, ())),
+        ("control.db", "--tenants", lambda: open_access(None, ())),
+        ("control.db", "--tenants", lambda: open_accounting(None, 0)),
     ):
-        (tmp_path / name).touch()
+        (tmp_path / name).write_bytes(b"")
         with pytest.raises(ConfigError, match=f"{flag} .* is damaged: it has 0 bytes.*remove it"):
             opened()
         (tmp_path / name).unlink()

@@ -17,9 +17,10 @@ import msgspec
 import pytest
 
 from tokenmill.core.errors import ConfigError
-from tokenmill.state.database import Damaged, Schema, open_checked, open_database
+from tokenmill.state.database import Damaged, Schema, open_checked, open_database, transaction
 from tokenmill.state.file import StateFile
-from tokenmill.state.kept import KEPT, Former, Kind, Row
+from tokenmill.state.kept import KEPT, Kind, Row, old_format
+from tokenmill.state.migration import OldFormat
 
 A, B = Kind("a", 1000), Kind("b")
 
@@ -174,41 +175,41 @@ def test_users_of_a_file_share_it_and_the_last_one_closes_it(tmp_path: Path) -> 
 OLD = Schema("--old", (9, 1), "CREATE TABLE IF NOT EXISTS old (name, words);", ("journal_mode=WAL",))
 
 
-def former(name: str = "old.db", fails: bool = False) -> Former:
+def old(name: str = "old.db", fails: bool = False) -> OldFormat:
     def rows(database: sqlite3.Connection) -> Iterator[Row]:
         for key, words in database.execute("SELECT name, words FROM old"):
             yield Row("a", "me", key, 0.0, len(words), words)
         if fails:
             raise sqlite3.OperationalError("database or disk is full")
 
-    return Former(name, OLD, rows)
+    return old_format(name, OLD, rows)
 
 
 def old_file(path: Path, *names: str) -> None:
-    with closing(open_database(str(path), OLD, busy_s=1.0)) as database:
+    with closing(open_database(str(path), OLD, busy_s=1.0)) as database, transaction(database):
         database.executemany("INSERT INTO old VALUES (?, ?)", [(name, b"words") for name in names])
 
 
-def test_a_file_takes_over_those_of_before(tmp_path: Path) -> None:
+def test_a_file_reads_old_those_of_before(tmp_path: Path) -> None:
     """Each whole or not at all, once, when its user first opens the file; they stay as they were."""
     for name in ("one", "two"):
         old_file(tmp_path / f"{name}.db", name)
     whole = {path: path.read_bytes() for path in tmp_path.iterdir()}
     path = str(tmp_path / "kept.db")
-    file = StateFile(path, takes_over=True)
+    file = StateFile(path, reads_old=True)
     with pytest.raises(ConfigError, match=r"--old .*two.db cannot be used: database or disk is full"):
-        file.open(former("two.db", fails=True))
+        file.open(old("two.db", fails=True))
     for _ in range(2):
-        file = StateFile(path, takes_over=True)
-        file.open(former("one.db"))
-        file.open(former("none.db"))
+        file = StateFile(path, reads_old=True)
+        file.open(old("one.db"))
+        file.open(old("none.db"))
         assert keys(file, A, "me") == ["one"]
         file.close()
         file.close()
         old_file(tmp_path / "one.db", "too late")
     (tmp_path / "one.db").write_bytes(whole[tmp_path / "one.db"])
     assert {each: each.read_bytes() for each in whole} == whole
-    file.open(former("two.db"))
+    file.open(old("two.db"))
     assert keys(file, A, "me") == ["one", "two"]
     file.close()
 
@@ -221,22 +222,22 @@ def test_a_value_of_before_that_cannot_be_read_is_damage(tmp_path: Path) -> None
             yield Row("a", "me", msgspec.msgpack.decode(words, type=str), 0.0, 0, words)
 
     old_file(tmp_path / "old.db", "one")
-    damaged = Former("old.db", OLD, rows)
+    damaged = old_format("old.db", OLD, rows)
     with pytest.raises(ConfigError, match=r"--old .*old.db is damaged: "):
-        StateFile(str(tmp_path / "kept.db"), takes_over=True).open(damaged)
+        StateFile(str(tmp_path / "kept.db"), reads_old=True).open(damaged)
     with pytest.raises(Damaged):
         StateFile(str(tmp_path / "old.db")).open(damaged)
 
 
 _OPENER = """
 import sys
-from test_state_kept import former
+from test_state_kept import old
 from tokenmill.state.file import StateFile
 
-file = StateFile(sys.argv[1], takes_over=sys.argv[2] == "taken over", busy_s=60.0)
+file = StateFile(sys.argv[1], reads_old=sys.argv[2] == "taken over", busy_s=60.0)
 print("ready", flush=True)
 sys.stdin.read()
-file.open(former())
+file.open(old())
 file.close()
 """
 
@@ -275,12 +276,12 @@ def test_a_file_that_was_named_is_converted_and_left_beside(tmp_path: Path) -> N
     path = tmp_path / "named.db"
     old_file(path, "one")
     with pytest.raises(sqlite3.OperationalError, match="full"):
-        StateFile(str(path)).open(former(fails=True))
+        StateFile(str(path)).open(old(fails=True))
     with closing(open_checked(str(path), OLD, busy_s=1.0)) as database:
         assert database.execute("SELECT name FROM old").fetchall() == [("one",)]
     for _ in range(2):
         file = StateFile(str(path))
-        file.open(former())
+        file.open(old())
         assert keys(file, A, "me") == ["one"]
         file.close()
     with closing(open_checked(f"{path}.before", OLD, busy_s=1.0)) as database:

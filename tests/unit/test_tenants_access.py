@@ -121,7 +121,7 @@ def test_where_keys_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setenv("TOKENMILL_STATE", str(tmp_path / "state"))
     assert not open_access("off", ()).has_store and not (tmp_path / "state").exists()
     with closing(open_access(None, ())) as access:
-        assert access.has_store and (tmp_path / "state" / "tenants.db").stat().st_mode & 0o777 == 0o600
+        assert access.has_store and (tmp_path / "state" / "control.db").stat().st_mode & 0o777 == 0o600
     blocked = tmp_path / "file"
     blocked.write_text("x")
     with pytest.raises(ConfigError, match="--tenants"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 import subprocess
@@ -29,7 +30,7 @@ def opened(tmp_path: Path) -> Iterator[Callable[[], QuotaFile]]:
     made: list[QuotaFile] = []
 
     def make() -> QuotaFile:
-        made.append(QuotaFile(str(tmp_path / "use.db")))
+        made.append(QuotaFile(str(tmp_path / "control.db")))
         return made[-1]
 
     yield make
@@ -129,7 +130,7 @@ def end(quotas: Quotas, requests: Sequence[Request], num_output: int | None) -> 
 
 def quoted(tmp_path: Path, test: Callable[[Quotas, Callable[[], QuotaFile]], object]) -> None:
     """Run an async test with open quotas; what it is given too asks the file for what is left."""
-    quotas = Quotas(str(tmp_path / "use.db"), lambda: NOW_S)
+    quotas = Quotas(str(tmp_path / "control.db"), lambda: NOW_S)
     quotas.open()
     try:
         asyncio.run(asyncio.wait_for(test(quotas), 20))  # type: ignore[arg-type, call-arg]
@@ -164,16 +165,23 @@ async def left(quotas: Quotas, tenant: Tenant) -> tuple[int, int]:
     return int(headers["x-ratelimit-remaining-requests"]) + 1, int(headers["x-ratelimit-remaining-tokens"]) + 11
 
 
-def test_counts_that_are_damaged_in_a_run_begin_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """At once, with a word, and with the calls that are open; where nothing can be written it is said at once, too."""
-    tenant, path = Tenant("t", limits=RateLimits(100, 0, 3)), tmp_path / "use.db"
+def test_counts_that_are_damaged_in_a_run_are_each_front_ends_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At once, with a word, and with the calls that are open, until the file is replaced; the damaged one stays, for
+    keys are in it. Where nothing can be written it is said at once, too."""
+    tenant, path = Tenant("t", limits=RateLimits(100, 0, 3)), tmp_path / "control.db"
 
     async def test(quotas: Quotas) -> None:
         for name in "ab":
             await quotas.take(tenant, [request(name)])
 
+        def file() -> QuotaFile:
+            assert quotas._file is not None
+            return quotas._file
+
         def damage() -> None:
-            database = quotas._opened()._database
+            database = file()._database
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             database.execute("PRAGMA shrink_memory")
             path.write_bytes(b"\xa5" * path.stat().st_size)
@@ -181,18 +189,25 @@ def test_counts_that_are_damaged_in_a_run_begin_anew(tmp_path: Path, caplog: pyt
         await quotas._writer.do(damage)
         headers = await quotas.take(tenant, [request("c")])
         assert headers["x-ratelimit-remaining-requests"] == "99"
-        assert [each.levelname for each in caplog.records] == ["ERROR"] and "begin anew" in caplog.text
-        assert len({each.name.removesuffix("-wal") for each in tmp_path.glob("use.db.damaged-*")}) == 1
+        assert [each.levelname for each in caplog.records] == ["ERROR"] and "by itself" in caplog.text
+        assert path.read_bytes().startswith(b"\xa5")
         with pytest.raises(RateLimited, match="3 open requests"):
             quotas.check(tenant)
-        for name in "abc":
+        end(quotas, [request("a")], 1)
+        other = QuotaFile(str(tmp_path / "other.db"))
+        other.take("t", tenant.limits, 0, NOW_S)
+        other.close()
+        os.replace(tmp_path / "other.db", path)
+        headers = await quotas.take(tenant, [request("d")])
+        assert headers["x-ratelimit-remaining-requests"] == "98", "what the new file says"
+        for name in "bcd":
             end(quotas, [request(name)], 1)
-        assert not await quotas._writer.do(lambda: quotas._opened().held)
+        assert not await quotas._writer.do(lambda: file().held)
         caplog.clear()
-        await quotas._writer.do(lambda: quotas._opened()._database.execute("PRAGMA query_only=ON"))
+        await quotas._writer.do(lambda: file()._database.execute("PRAGMA query_only=ON"))
         for _ in range(2):
             with pytest.raises(Unavailable, match="readonly"):
-                await quotas.take(tenant, [request("d")])
+                await quotas.take(tenant, [request("e")])
         assert [each.levelname for each in caplog.records] == ["ERROR"] and str(path) in caplog.text
 
     quoted(tmp_path, test)  # type: ignore[arg-type]
@@ -273,7 +288,7 @@ def test_when_keys_were_used_is_noted(tmp_path: Path) -> None:
         assert await quotas.used() == {"key_a": NOW_S - 5}
 
     quoted(tmp_path, test)  # type: ignore[arg-type]
-    file = QuotaFile(str(tmp_path / "use.db"))
+    file = QuotaFile(str(tmp_path / "control.db"))
     file.note_used([("key_a", NOW_S - 9), ("key_b", NOW_S)])
     assert file.used() == {"key_a": NOW_S - 5, "key_b": NOW_S}
     file.close()
@@ -295,7 +310,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_processes_that_are_killed_leave_the_counts_right(tmp_path: Path, opened: Callable[[], QuotaFile]) -> None:
     """Four at once let in exactly what one could; then the file serves on, and what they held runs out."""
-    path = str(tmp_path / "use.db")
+    path = str(tmp_path / "control.db")
     command = [sys.executable, "-c", _FRONT_END, path, str(NOW_S)]
     running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     for each in running:

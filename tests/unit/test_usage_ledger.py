@@ -16,6 +16,7 @@ from tokenmill.control.usage.journal import MARK, Account, Journal
 from tokenmill.control.usage.ledger import DAY_S, HOURS_FOR_S, MINUTES_FOR_S, Ledger
 from tokenmill.control.usage.question import Question, Sum, page, read_question
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.state.database import transaction
 
 NOW_S = 1_800_000_000.0
 ALL = Question(0, 2_000_000_000 // DAY_S * DAY_S, DAY_S, ("model", "key", "tenant"), (), 0)
@@ -336,6 +337,43 @@ def test_old_sums_grow_coarse_and_keep_their_total(tmp_path: Path) -> None:
     ledger.coarsen(start_s + 101 * DAY_S)
     assert [each.calls for each in rows(60)] == [2]
     ledger.close()
+
+
+def test_nobody_waits_while_journals_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts of limits are written to the same file, by others: only the sums themselves are a transaction."""
+    journal = opened(tmp_path, Clock())
+    put(journal, Account("t", "k", "m"), 1, 2, 0, 3)
+    ledger, other = Ledger(tmp_path), Ledger(tmp_path)
+    read, is_read = ledger_module._read, False
+
+    def reading(*given: Any) -> Any:
+        nonlocal is_read
+        other._database.execute("PRAGMA busy_timeout=0")
+        with transaction(other._database):
+            is_read = True
+        return read(*given)
+
+    monkeypatch.setattr(ledger_module, "_read", reading)
+    assert ledger.fold() and is_read
+    journal.close()
+    for each in (ledger, other):
+        each.close()
+
+
+def test_sums_go_to_the_file_that_took_the_place_of_theirs(tmp_path: Path) -> None:
+    """Journals are deleted for sums that somebody can find."""
+    ledger = Ledger(tmp_path)
+    (tmp_path / "new").mkdir()
+    Ledger(tmp_path / "new").close()
+    os.replace(tmp_path / "new" / "usage.db", tmp_path / "usage.db")
+    journal = opened(tmp_path, Clock())
+    put(journal, Account("t", "k", "m"), 1, 2, 0, 3)
+    journal.close()
+    ledger.fold()
+    ledger.close()
+    other = Ledger(tmp_path)
+    assert other.last_minute_s() and not list(tmp_path.glob("*.journal"))
+    other.close()
 
 
 def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigError
-from .state import OFF, state_path
+from .state import OFF, tenants_file
 
 if TYPE_CHECKING:
     from ..control.tenants.records import KeyRecord, TenantRecord
@@ -39,7 +39,7 @@ def opened(args: argparse.Namespace) -> Iterator[TenantStore]:
 
     if args.tenants == OFF:
         raise ConfigError("--tenants off keeps no keys; name a file.", param="tenants")
-    store = TenantStore(str(state_path(args.tenants, "tenants.db")))
+    store = TenantStore(tenants_file(args.tenants))
     try:
         yield store
     finally:
@@ -84,11 +84,9 @@ def revoke(args: argparse.Namespace) -> int:
 
 
 def list_keys(args: argparse.Namespace) -> int:
-    from ..control.tenants.quota_file import quota_path, read_used
-
     now_s = time.time()
     with opened(args) as store:
-        used = read_used(quota_path(store.path))
+        used = store.used()
         found = [key for key in store.all_keys(args.tenant) if args.all or key.is_live(now_s)]
     found = [replace(key, used_s=used.get(key.id, 0.0)) for key in found]
     rows = [("ID", "NAME", "TENANT", "KEY", "SCOPE", "CREATED", "EXPIRES", "LAST USED", "STATE")]

@@ -54,7 +54,7 @@ def add_commands(commands: argparse._SubParsersAction, command: Command) -> None
         parser.add_argument(
             "--tenants",
             metavar="FILE",
-            help="that serve --tenants has (default: tenants.db in the user's state folder)",
+            help="that serve --tenants has (default: control.db in the user's state folder)",
         )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from ..state.file import StateFile
 
 OFF = "off"
+CONTROL_FILE = "control.db"
+"""Tenants and keys, counts of their limits and sums of usage, by default."""
+
 KEPT_FILE = "kept.db"
 """What is kept for a time by default, texts among it."""
 
@@ -57,36 +61,38 @@ def open_response_store(chosen: str | None, files: dict[Path, StateFile]) -> Res
     """The store in the file `chosen`, or in that which is shared by default; None: there is none, because it is off, or
     because no file is chosen and there is none and none can be made, of which the log tells. files: by their paths,
     which more goes to. Raises ConfigError for one that is chosen, or is there, and cannot be used or trusted."""
-    from ..server.responses.store import FORMER, ResponseStore
+    from ..server.responses.store import OLD, ResponseStore
 
-    return _open_kept(ResponseStore, FORMER.name, chosen, files, "Responses of /v1/responses are not kept.")
+    return _open_kept(ResponseStore, OLD.name, chosen, files, "Responses of /v1/responses are not kept.")
 
 
 def open_answer_store(chosen: str | None, files: dict[Path, StateFile]) -> AnswerStore | None:
     """The store of calls with an Idempotency-Key; chosen, files, None and errors as for responses."""
-    from ..server.repeats.store import FORMER, AnswerStore
+    from ..server.repeats.store import OLD, AnswerStore
 
-    return _open_kept(AnswerStore, FORMER.name, chosen, files, "Calls with an Idempotency-Key are refused.")
+    return _open_kept(AnswerStore, OLD.name, chosen, files, "Calls with an Idempotency-Key are refused.")
 
 
 def _open_kept(
-    kind: Callable[[StateFile], S], former: str, chosen: str | None, files: dict[Path, StateFile], otherwise: str
+    kind: Callable[[StateFile], S], old: str, chosen: str | None, files: dict[Path, StateFile], otherwise: str
 ) -> S | None:
     from ..state.file import StateFile
 
     def opened(path: Path) -> S:
         path = path.absolute()
         if path not in files:
-            files[path] = StateFile(str(path), takes_over=not chosen)
+            files[path] = StateFile(str(path), reads_old=not chosen)
         store = kind(files[path])
         store.open()
         return store
 
-    return _opened(chosen, KEPT_FILE, opened, otherwise, former)
+    return _opened(chosen, KEPT_FILE, opened, otherwise, (old,))
 
 
-def _opened(chosen: str | None, name: str, open_at: Callable[[Path], T], otherwise: str, former: str = "") -> T | None:
-    """former: the file that the one of this name takes over."""
+def _opened(
+    chosen: str | None, name: str, open_at: Callable[[Path], T], otherwise: str, others: Sequence[str]
+) -> T | None:
+    """others: what else in the folder may have been kept in."""
     if chosen == OFF:
         return None
     path = None
@@ -94,7 +100,7 @@ def _opened(chosen: str | None, name: str, open_at: Callable[[Path], T], otherwi
         path = state_path(chosen, name)
         return open_at(path)
     except (ConfigError, RuntimeError) as error:
-        if chosen or (path and (os.path.lexists(path) or (former and os.path.lexists(path.with_name(former))))):
+        if chosen or (path and any(os.path.lexists(path.with_name(each)) for each in (name, *others))):
             raise
         _log.warning("%s %s", otherwise, error)
         return None
@@ -118,16 +124,50 @@ def open_access(chosen: str | None, api_keys: tuple[str, ...]) -> Access:
     so."""
     from ..control.tenants.access import Access
 
-    path = "" if chosen == OFF else str(state_path(chosen, "tenants.db"))
-    access = Access(api_keys, os.path.abspath(path) if path else "")
+    if chosen == OFF:
+        return Access(api_keys)
+    from ..state.control import OLD_TENANTS
+
     try:
+        access = Access(api_keys, tenants_file(chosen))
         access.open()
     except ConfigError as error:
-        if chosen or os.path.lexists(path):  # there may be keys in it
+        files = [default_state_dir() / name for name in (CONTROL_FILE, OLD_TENANTS.name)]
+        if chosen or any(map(os.path.lexists, files)):  # there may be keys in it
             raise
         _log.warning("No tenants are kept, and no keys given out. %s", error.message)
         return Access(api_keys)
     return access
+
+
+def tenants_file(chosen: str | None) -> str:
+    """The control file of tenants, with what earlier versions kept of them. Raises ConfigError."""
+    from ..state.control import CONTROL, OLD_TENANTS, migrate, migrate_limits
+    from ..state.database import cannot_use
+
+    path = os.path.abspath(state_path(chosen, CONTROL_FILE))
+    try:
+        migrate(path, OLD_TENANTS, is_default=not chosen)
+        migrate_limits(path, is_default=not chosen)
+    except (sqlite3.Error, OSError) as error:
+        raise cannot_use(CONTROL.flag, path, error) from error
+    return path
+
+
+def usage_file(chosen: str | None) -> str:
+    """The control file of sums of usage, with what earlier versions kept of them: that of tenants, or one in the folder
+    `chosen`. Raises ConfigError."""
+    from ..control.usage.ledger import FILE, FLAG
+    from ..state.control import CONTROL, OLD_USAGE, migrate
+    from ..state.database import cannot_use
+
+    folder = os.path.abspath(state_path(chosen, "usage"))
+    path = os.path.join(folder, FILE) if chosen else os.path.abspath(state_path(None, CONTROL_FILE))
+    try:
+        migrate(path, OLD_USAGE, is_default=not chosen)
+    except (sqlite3.Error, OSError) as error:
+        raise cannot_use(FLAG if chosen else CONTROL.flag, folder if chosen else path, error) from error
+    return path
 
 
 def require_keys(host: str, access: Access, *, is_guarded: bool) -> None:
@@ -144,12 +184,13 @@ def require_keys(host: str, access: Access, *, is_guarded: bool) -> None:
 
 
 def open_accounting(chosen: str | None, kept_days: int) -> Accounting | None:
-    """The account of usage in the folder `chosen`, or where it is by default; None and errors as for responses."""
+    """The account of usage: journals in the folder `chosen`, or where they are by default, and sums; None and errors as
+    for responses."""
     from ..control.usage.accounting import Accounting
 
     def opened(path: Path) -> Accounting:
-        accounting = Accounting(path, kept_days=kept_days)
+        accounting = Accounting(path, usage_file(chosen), kept_days=kept_days)
         accounting.open()
         return accounting
 
-    return _opened(chosen, "usage", opened, "Usage is not counted.")
+    return _opened(chosen, "usage", opened, "Usage is not counted.", (CONTROL_FILE,))

@@ -1,7 +1,8 @@
 """`state check`, `state repair`, `state backup`: the files that a server keeps, whether or not they can be trusted.
 
-Backed up are tenants with their keys, and usage: small, and without texts. What is damaged is set aside; then the last
-backup comes in its place, and what journals still hold is added. A file that a server has open is left alone.
+Backed up is the control file: tenants with their keys, and usage. What is damaged is set aside. In its place comes what
+of a control file is whole, and for the rest the last backup, to which what journals still hold is added. A file that a
+server has open is left alone.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.errors import TokenmillError, Unavailable
 from .options import add_options
-from .state import KEPT_FILE, OFF, state_path
+from .state import CONTROL_FILE, KEPT_FILE, OFF, state_path
 
 if TYPE_CHECKING:
     from ..server.files.store import FileStore
@@ -30,17 +31,20 @@ GOOD, NONE, IN_USE, DAMAGED, UNKNOWN = "good", "none", "a server has it", "damag
 
 
 class _Kept(NamedTuple):
-    """A file of SQLite, of one of `schemas`. has_backup: it gets one; must_have_backup: nothing else may come in its
-    place, since a server that finds none asks for no keys; restored: says what is missing in what was restored, `aside`
-    being the old one; read: reads what is in it, and raises TokenmillError."""
+    """A file of SQLite, of one of `schemas`. has_keys: nothing else may come in its place but a file with the keys,
+    since a server that finds none asks for no keys; journals: the folder of those whose sums are in it; is_old: an
+    earlier version made it, and it has not been read yet."""
 
     what: str
     path: Path
     schemas: tuple[Schema, ...]
-    has_backup: bool = False
-    must_have_backup: bool = False
-    restored: Callable[[Path, str], str] = lambda path, aside: ""
-    read: Callable[[Path], object] = lambda path: None
+    has_keys: bool = False
+    journals: Path | None = None
+    is_old: bool = False
+
+    @property
+    def has_backup(self) -> bool:
+        return self.has_keys or self.journals is not None
 
     @property
     def backup(self) -> Path:
@@ -97,36 +101,29 @@ def backup(args: argparse.Namespace) -> int:
 
 def repair(args: argparse.Namespace) -> int:
     """Exit code 1: something is still damaged."""
-    from ..state.database import copied, set_aside
-
     is_good = True
     for kept in _files(args):
         found, why = _look(kept, kept.path)
         if found in (GOOD, NONE, IN_USE):
             _tell(kept.what, kept.path, found)
             continue
-        backup_s = kept.backup.stat().st_mtime if kept.backup.exists() else 0.0  # before a look at it writes to it
-        has_backup = _look(kept, kept.backup)[0] == GOOD
         if found == UNKNOWN or _is_open(kept.path):
             is_good = False
             then = "" if found == UNKNOWN else ": stop the servers that use it, then repair it"
             _tell(kept.what, kept.path, f"{found}: {why}", f"; left as it is{then}")
-        elif kept.must_have_backup and not has_backup:
-            is_good = False
-            _tell(
-                kept.what, kept.path, f"{found}: {why}",
-                "; left as it is: there is no good backup. Without the file a server asks for no keys; remove it if "
-                "that is meant, and make new keys with `tokenmill keys create`",
-            )  # fmt: skip
+            continue
+        try:
+            done = _restore(kept)
+        except (sqlite3.Error, OSError) as error:
+            done = ""
+            _tell(kept.what, kept.path, f"{found}: {why}", f"; it cannot be repaired now: {error}")
         else:
-            try:
-                aside = set_aside(str(kept.path), copied(str(kept.backup), str(kept.path)) if has_backup else None)
-            except (sqlite3.Error, OSError) as error:
-                is_good = False
-                _tell(kept.what, kept.path, f"{found}: {why}", f"; it cannot be repaired now: {error}")
-                continue
-            done = f"; restored from the backup of {_when(backup_s)}" if has_backup else "; begun anew"
-            _tell(kept.what, kept.path, f"{found}: {why}", f"; now {aside}{done}{kept.restored(kept.path, aside)}")
+            without = (
+                "left as it is: there is no good backup. Without the file a server asks for no keys; remove it if "
+                "that is meant, and make new keys with `tokenmill keys create`"
+            )
+            _tell(kept.what, kept.path, f"{found}: {why}", f"; {done or without}")
+        is_good &= bool(done)
     with _folder(args) as store:
         if store is not None:
             for identifier, why in store.set_faults_aside().items():
@@ -134,37 +131,106 @@ def repair(args: argparse.Namespace) -> int:
     return 0 if is_good else 1
 
 
-def _files(args: argparse.Namespace) -> Iterator[_Kept]:
-    from ..control.tenants.quota_file import SCHEMA as QUOTAS
-    from ..control.tenants.quota_file import quota_path
-    from ..control.tenants.store import SCHEMA as TENANTS
-    from ..control.usage.ledger import FILE
-    from ..control.usage.ledger import SCHEMA as USAGE
+def _restore(kept: _Kept) -> str:
+    """Put what can be had in the place of a damaged file, and say what was done; "": nothing, for there are no keys to
+    be had. Raises sqlite3.Error and OSError."""
+    from ..state.database import copied, set_aside
 
-    if args.tenants != OFF:
-        path = state_path(args.tenants, "tenants.db")
-        yield _Kept("tenants and keys", path, (TENANTS,), True, True, _keys_missing, _read_keys)
-        yield _Kept("limits of tenants", Path(quota_path(str(path))), (QUOTAS,))
-    if args.usage_dir != OFF:
-        yield _Kept("usage", state_path(args.usage_dir, "usage") / FILE, (USAGE,), True, False, _usage_missing)
+    path, backup = str(kept.path), ""
+    backup_s = kept.backup.stat().st_mtime if kept.backup.exists() else 0.0  # before a look at it writes to it
+    if kept.has_backup and _look(kept, kept.backup)[0] == GOOD:
+        backup = str(kept.backup)
+    if kept.has_backup and not kept.is_old:
+        new, origins = _salvage(kept, backup)
+    else:
+        new, origins = copied(backup, path) if backup else "", {"keys": backup, "usage": backup}
+    if kept.has_keys and not origins.get("keys"):
+        if new:
+            os.unlink(new)
+        return ""
+    aside = set_aside(path, new or None)
+
+    def came(group: str) -> str:
+        origin = origins.get(group)
+        return (
+            "as it was"
+            if origin == path
+            else f"restored from the backup of {_when(backup_s)}"
+            if origin
+            else "begun anew"
+        )
+
+    done = [f"now {aside}"]
+    if not kept.has_backup:
+        done.append("begun anew")
+    if kept.has_keys:
+        missing = "Keys and tenants made since are gone, and keys revoked since are good again: revoke them anew"
+        done.append(f"keys: {came('keys')}" + (f". {missing}" if origins["keys"] == backup else ""))
+    if kept.journals is not None:
+        is_whole = kept.is_old or origins.get("usage") == path
+        done.append(f"usage: {came('usage')}" + ("" if is_whole else _usage_missing(kept.journals, path, aside)))
+    return "; ".join(done)
+
+
+def _salvage(kept: _Kept, backup: str) -> tuple[str, dict[str, str]]:
+    from ..state.control import salvage
+
+    new, origins = salvage(str(kept.path), backup)
+    try:
+        _read_keys(Path(new))
+    except Unavailable:  # no page showed that
+        os.unlink(new)
+        return salvage(str(kept.path), backup, spoiled=("keys",))
+    except TokenmillError:  # they are of a later version
+        pass
+    return new, origins
+
+
+def _files(args: argparse.Namespace) -> Iterator[_Kept]:
+    yield from _control_files(args)
     yield from _kept_files(args)
 
 
+def _control_files(args: argparse.Namespace) -> Iterator[_Kept]:
+    """One for each file, whatever is in it; those of earlier versions, as long as none of now has read them."""
+    from ..control.usage.ledger import FILE
+    from ..state.control import CONTROL, OLD_TENANTS, OLD_USAGE
+
+    shared, folder = state_path(None, CONTROL_FILE), state_path(args.usage_dir, "usage")
+    schemas = (CONTROL, OLD_TENANTS.schema, OLD_USAGE.schema)
+    found: dict[Path, _Kept] = {}
+    for what, chosen, path, old in (
+        ("tenants and keys", args.tenants, state_path(args.tenants, CONTROL_FILE), OLD_TENANTS),
+        ("usage", args.usage_dir, folder / FILE if args.usage_dir else shared, OLD_USAGE),
+    ):
+        if chosen == OFF:
+            continue
+        former = path.parent / old.name
+        is_old = not chosen and not os.path.lexists(path) and os.path.lexists(former)
+        path = former if is_old else path
+        journals = folder if old is OLD_USAGE else None
+        if (other := found.get(path)) is not None:
+            found[path] = other._replace(what=f"{other.what}, {what}", journals=journals)
+        else:
+            found[path] = _Kept(what, path, schemas, journals is None, journals, is_old)
+    yield from found.values()
+
+
 def _kept_files(args: argparse.Namespace) -> Iterator[_Kept]:
-    """One for each file, whatever is kept in it; those of before, as long as none of now has taken them over."""
-    from ..server.repeats.store import FORMER as ANSWERS
-    from ..server.responses.store import FORMER as RESPONSES
-    from ..server.resume.store import FORMER_SCHEMA as STREAMS
+    """One for each file, whatever is kept in it; those of earlier versions, as long as none of now has read them."""
+    from ..server.repeats.store import OLD as ANSWERS
+    from ..server.responses.store import OLD as RESPONSES
+    from ..server.resume.store import OLD_SCHEMA as STREAMS
     from ..state.kept import KEPT
 
     found: dict[Path, list[str]] = {}
-    for what, chosen, former in (
+    for what, chosen, old in (
         ("answers of calls with a key", args.idempotency_store, ANSWERS),
         ("responses", args.responses_store, RESPONSES),
     ):
         path = state_path(chosen, KEPT_FILE)
-        if not chosen and not os.path.lexists(path) and os.path.lexists(path.with_name(former.name)):
-            path = path.with_name(former.name)
+        if not chosen and not os.path.lexists(path) and os.path.lexists(path.with_name(old.name)):
+            path = path.with_name(old.name)
         if chosen != OFF:
             found.setdefault(path, []).append(what)
     for path, whats in found.items():
@@ -202,7 +268,8 @@ def _look(kept: _Kept, path: Path) -> tuple[str, str]:
         return NONE, ""
     try:
         open_checked(str(path), schema_of(str(path), kept.schemas, _BUSY_S), busy_s=_BUSY_S).close()
-        kept.read(path)
+        if kept.has_keys and not kept.is_old:
+            _read_keys(path)
     except (Damaged, Unavailable) as error:
         return DAMAGED, str(error)
     except (sqlite3.Error, OSError, TokenmillError) as error:
@@ -232,19 +299,15 @@ def _read_keys(path: Path) -> None:
         store.close()
 
 
-def _keys_missing(path: Path, aside: str) -> str:
-    return ". Keys and tenants made since are gone, and keys revoked since are good again: revoke them anew"
-
-
-def _usage_missing(path: Path, aside: str) -> str:
+def _usage_missing(folder: Path, path: str, aside: str) -> str:
     """Journals that are still there are added up from where the backup had come to; those that had been added up to
     their ends are gone."""
     from ..control.usage.ledger import Ledger
 
-    ledger = Ledger(path.parent)
+    ledger = Ledger(folder, path)
     try:
         since_s = ledger.last_minute_s()
-        num_bytes = ledger.fold()
+        num_bytes = ledger.fold() if folder.is_dir() else 0
     finally:
         ledger.close()
     written = (os.stat(aside + ending).st_mtime for ending in ("", "-wal") if os.path.exists(aside + ending))

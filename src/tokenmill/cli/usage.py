@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..core.errors import ConfigError, InvalidRequest
 from .keys import duration
 from .options import argument_type
-from .state import OFF, state_path
+from .state import OFF, state_path, usage_file
 
 if TYPE_CHECKING:
     from ..control.usage.question import Question, Sum
@@ -47,7 +47,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
-    from ..control.usage.ledger import SCHEMA, Ledger
+    from ..control.usage.ledger import FLAG, Ledger
     from ..state.database import cannot_use
 
     if args.usage_dir == OFF:
@@ -57,14 +57,14 @@ def show(args: argparse.Namespace) -> int:
         raise ConfigError(f"Nothing has been counted: there is no folder {folder}.", param="usage_dir")
     columns = [name for name in _COLUMNS if name in (args.by or ("tenant", "model"))]
     try:
-        ledger = Ledger(folder)
+        ledger = Ledger(folder, usage_file(args.usage_dir))
         try:
             ledger.fold()
             sums = ledger.ask(_question(args, tuple(columns)))
         finally:
             ledger.close()
     except (sqlite3.Error, OSError) as error:
-        raise cannot_use(SCHEMA.flag, folder, error) from error
+        raise cannot_use(FLAG, folder, error) from error
     for line in _as_json(sums, columns) if args.json else _as_table(sums, columns):
         print(line)
     return 0

@@ -236,7 +236,7 @@ class ServerConfig:
     tenants: str | None = option(
         None,
         "file of tenants and the API keys given out to them (see `tokenmill keys`), or 'off' for none "
-        "(default: tenants.db in the user's state folder)",
+        "(default: control.db in the user's state folder)",
         metavar="FILE|off",
         group=KEYS,
     )

@@ -31,13 +31,21 @@ class Schema(NamedTuple):
     """A kind of file. flag: of `serve`, which names it; mark: (application id, version) by which it is known as one's
     own; tables: SQL that makes those that are not there; settings: pragmas, "name=value", of which those of the journal
     are in force with all that follow; migrations: SQL that makes a file of version 1 one of version 2, and so on up to
-    the mark's."""
+    the mark's; was_imported, note_imported: ask for and note the name of a file of an earlier version that was read."""
 
     flag: str
     mark: tuple[int, int]
     tables: str
     settings: Sequence[str] = ()
     migrations: Sequence[str] = ()
+    was_imported: str = ""
+    note_imported: str = ""
+
+    @property
+    def table_names(self) -> set[str]:
+        with contextlib.closing(sqlite3.connect(":memory:")) as model:
+            model.executescript(self.tables)
+            return tables_of(model)
 
 
 class Damaged(sqlite3.DatabaseError):
@@ -57,16 +65,24 @@ def cannot_use(flag: str, path: object, error: Exception) -> ConfigError:
 
 
 @contextlib.contextmanager
-def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """What is written in the block is written as a whole, or not at all. Raises sqlite3.Error."""
-    database.execute("BEGIN IMMEDIATE")
+def transaction(database: sqlite3.Connection, *, flushed: bool = False) -> Iterator[None]:
+    """What is written in the block is written as a whole, or not at all. flushed: it is on the disk after the block,
+    also where the file's commits do not wait for that. Raises sqlite3.Error."""
+    if flushed:
+        (usual,) = database.execute("PRAGMA synchronous").fetchone()
+        database.execute("PRAGMA synchronous=FULL")
     try:
-        yield
-        database.execute("COMMIT")
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):  # where the disk fails there too
-            database.execute("ROLLBACK")
-        raise
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            database.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):  # where the disk fails there too
+                database.execute("ROLLBACK")
+            raise
+    finally:
+        if flushed:
+            database.execute(f"PRAGMA synchronous={usual}")
 
 
 def open_database(path: str, schema: Schema, *, busy_s: float) -> sqlite3.Connection:
@@ -91,13 +107,20 @@ def open_database(path: str, schema: Schema, *, busy_s: float) -> sqlite3.Connec
     return database
 
 
-def open_checked(path: str, schema: Schema, *, busy_s: float) -> sqlite3.Connection:
-    """A file that is there, as it is. Raises as `open_database`."""
+def open_in_memory(schema: Schema) -> sqlite3.Connection:
+    """What is gone with the connection."""
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    run_script(database, schema.tables)
+    return database
+
+
+def open_checked(path: str, schema: Schema, *, busy_s: float, tables: Sequence[str] = ()) -> sqlite3.Connection:
+    """A file that is there, as it is. tables: those whose pages are checked; none: all. Raises as `open_database`."""
     if os.path.getsize(path) == 0:
         raise Damaged("it has 0 bytes")
     database = sqlite3.connect(path, timeout=busy_s, isolation_level=None)
     try:
-        _check(database, schema)
+        _check(database, schema, tables)
     except UnicodeDecodeError as error:  # of a name or a text where there is none
         database.close()
         raise Damaged("it is no SQLite file") from error
@@ -119,6 +142,13 @@ def schema_of(path: str, schemas: Sequence[Schema], busy_s: float) -> Schema:
             mark = mark_of(database)
         return next((each for each in schemas if each.mark == mark), schemas[0])
     return schemas[0]
+
+
+def is_replaced(path: str, inode: int) -> bool:
+    """Whether there is another file at `path` than the one of this inode."""
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_ino != inode
+    return False
 
 
 def is_damage(error: Exception) -> bool:
@@ -159,7 +189,7 @@ def _link(path: str, name: str) -> None:
 
 def copied(source: str, target: str) -> str:
     """One whole file, for this user alone, beside `target`, to take its place: its path."""
-    beside = _new_beside(target)
+    beside = new_beside(target)
     try:
         with contextlib.closing(sqlite3.connect(source)) as old, contextlib.closing(sqlite3.connect(beside)) as new:
             old.backup(new)
@@ -170,7 +200,7 @@ def copied(source: str, target: str) -> str:
     return beside
 
 
-def _new_beside(path: str) -> str:
+def new_beside(path: str) -> str:
     """An empty file that is this caller's alone, to take the place of `path` when it is whole: its path."""
     beside = f"{path}.{secrets.token_hex(4)}.new"
     os.close(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -190,7 +220,7 @@ def _remove_unfinished(folder: str, name: str) -> None:
 
 def _make(path: str, schema: Schema, busy_s: float) -> None:
     """Under another name first, so that nobody ever finds it without its tables."""
-    beside = _new_beside(path)
+    beside = new_beside(path)
     try:
         with contextlib.closing(sqlite3.connect(beside, timeout=busy_s, isolation_level=None)) as database:
             _prepare(database, schema, busy_s)
@@ -228,27 +258,32 @@ def set_mark(database: sqlite3.Connection, mark: tuple[int, int]) -> None:
     database.execute(f"PRAGMA user_version={mark[1]}")
 
 
+def tables_of(database: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
 def run_script(database: sqlite3.Connection, script: str) -> None:
     """Statements inside a transaction, which `executescript` would end."""
-    for statement in script.split(";"):
-        if statement.strip():
+    statement = ""
+    for part in script.split(";")[:-1]:
+        statement += f"{part};"
+        if sqlite3.complete_statement(statement):  # not inside a trigger
             database.execute(statement)
+            statement = ""
 
 
-def _check(database: sqlite3.Connection, schema: Schema) -> None:
-    there = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+def _check(database: sqlite3.Connection, schema: Schema, tables: Sequence[str]) -> None:
+    there = tables_of(database)
     mark = mark_of(database)
     is_older = mark[0] == schema.mark[0] and 0 < mark[1] < schema.mark[1]
     if there and mark != schema.mark and not is_older:
         raise sqlite3.DatabaseError("it belongs to another program, or to another version of this one")
-    with contextlib.closing(sqlite3.connect(":memory:")) as model:
-        model.executescript(schema.tables)
-        wanted = {name for (name,) in model.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if (missing := wanted - there) and not is_older:
+    if (missing := schema.table_names - there) and not is_older:
         raise Damaged(f"it has no table {min(missing)}")
-    (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
-    if found != "ok":
-        raise Damaged(found)
+    for what in tables or (1,):
+        (found,) = database.execute(f"PRAGMA quick_check({what})").fetchone()
+        if found != "ok":
+            raise Damaged(found)
 
 
 def _use_wal(database: sqlite3.Connection, busy_s: float) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .database import Schema, open_database, transaction
-from .kept import KEPT, Former, convert, take_over
+from .kept import KEPT
+from .migration import OldFormat, convert, import_once
 from .writer import BackgroundWriter
 
 FAILURES = (sqlite3.Error, OSError, MemoryError)
@@ -20,14 +21,14 @@ class StateFile:
     """Each user opens it before use and closes it after; the first opens and the last closes the file.
 
     path        of the file, whose folder is made
-    takes_over  whether it takes over what its users kept before in files of their own in the same folder
+    reads_old   whether it reads, once, what earlier versions kept in files of their own in the same folder
     busy_s      how long a job waits for other processes
     """
 
-    def __init__(self, path: str, schema: Schema = KEPT, *, takes_over: bool = False, busy_s: float = 5.0) -> None:
+    def __init__(self, path: str, schema: Schema = KEPT, *, reads_old: bool = False, busy_s: float = 5.0) -> None:
         self.path = path
         self._schema = schema
-        self._takes_over = takes_over
+        self._reads_old = reads_old
         self._busy_s = busy_s
         self._database: sqlite3.Connection | None = None
         self._writer = BackgroundWriter(Path(path).name, begin=self._begin, end=self._end)
@@ -38,17 +39,17 @@ class StateFile:
         self.ask = self._writer.ask
         self.every = self._writer.every
 
-    def open(self, former: Former | None = None) -> None:
-        """former: what the file may be still, or take over. Raises ConfigError, sqlite3.Error and OSError."""
+    def open(self, old: OldFormat | None = None) -> None:
+        """old: what the file may be still, or read. Raises ConfigError, sqlite3.Error and OSError."""
         if not self._num_users:
-            if former is not None:
-                convert(self.path, former, self._schema, self._busy_s)
+            if old is not None:
+                convert(self.path, self._schema, old, self._busy_s)
             self._writer.open()
         self._num_users += 1
-        if former is None or not self._takes_over:
+        if old is None or not self._reads_old:
             return
         try:
-            self._writer.ask(lambda: take_over(self.database, Path(self.path).parent, former))
+            self._writer.ask(lambda: import_once(self.database, self._schema, old, Path(self.path).parent / old.name))
         except BaseException:
             self.close()
             raise

@@ -13,33 +13,17 @@ power some time later.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
-from .database import (
-    Damaged,
-    Schema,
-    cannot_use,
-    copied,
-    mark_of,
-    open_checked,
-    run_script,
-    schema_of,
-    set_mark,
-    transaction,
-)
+from .database import Schema
+from .migration import OldFormat
 
 _ROOM = 0.95
 """What is left of the bytes after making room, so that not every write has to."""
 
-_BUSY_S = 5.0
 _TABLE = """
 CREATE TABLE IF NOT EXISTS kept (
     kind TEXT NOT NULL, owner TEXT NOT NULL, key NOT NULL, expires_s REAL NOT NULL, size_bytes INTEGER NOT NULL,
@@ -52,10 +36,9 @@ KEPT = Schema(
     (0x746D4B50, 1),
     _TABLE,
     ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "secure_delete=ON", "synchronous=NORMAL"),
+    was_imported="SELECT 1 FROM kept WHERE kind = 'taken over' AND owner = '' AND key = ?",
+    note_imported="INSERT INTO kept VALUES ('taken over', '', ?, 0, 0, x'')",
 )
-BEFORE = ".before"
-"""What a file of before is called besides its name, after one of now has come in its place."""
-
 Key = str | bytes | int
 
 
@@ -66,14 +49,6 @@ class Row(NamedTuple):
     expires_s: float
     size_bytes: int
     body: bytes
-
-
-class Former(NamedTuple):
-    """A kind of file from before there was one table for all. name: that it had by default; rows: what is in it."""
-
-    name: str
-    schema: Schema
-    rows: Callable[[sqlite3.Connection], Iterable[Row]]
 
 
 class Kind(NamedTuple):
@@ -152,10 +127,6 @@ class Kind(NamedTuple):
             held -= freed
 
 
-_TAKEN_OVER = Kind("taken over")
-"""Of which the key is the name of a file of before."""
-
-
 def insert(database: sqlite3.Connection, rows: Iterable[Row]) -> None:
     database.executemany(
         "INSERT INTO kept VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET expires_s = excluded.expires_s, "
@@ -164,56 +135,6 @@ def insert(database: sqlite3.Connection, rows: Iterable[Row]) -> None:
     )
 
 
-def take_over(database: sqlite3.Connection, folder: Path, former: Former) -> None:
-    """Put what is in a file of before in a folder, which stays as it is, into an open database, once, as one
-    transaction. Raises ConfigError and sqlite3.Error."""
-    path = folder / former.name
-    if not path.exists() or schema_of(str(path), (former.schema, KEPT), _BUSY_S) is KEPT:
-        return
-    with transaction(database):
-        if _TAKEN_OVER.get(database, "", former.name, 0.0) is not None:
-            return
-        try:
-            with closing(open_checked(str(path), former.schema, busy_s=_BUSY_S)) as old:
-                insert(database, _rows(former, old))
-        except (sqlite3.Error, OSError) as error:
-            raise cannot_use(former.schema.flag, path, error) from error
-        _TAKEN_OVER.put(database, "", former.name, b"", 0.0)
-
-
-def convert(path: str, former: Former, schema: Schema, busy_s: float) -> None:
-    """Make a file of before, if it is one, one of now, as one transaction; it is left beside as it was. Raises
-    sqlite3.Error and OSError."""
-
-    def is_former() -> bool:
-        return schema_of(path, (schema, former.schema), busy_s) is former.schema
-
-    if not os.path.lexists(path) or not is_former():
-        return
-    try:
-        opened = open_checked(path, former.schema, busy_s=busy_s)
-    except sqlite3.Error:
-        if is_former():
-            raise
-        return  # another process has just done it
-    with closing(opened) as database:
-        database.execute("PRAGMA secure_delete=ON")
-        with transaction(database):
-            if mark_of(database) != former.schema.mark:
-                return
-            before = f"{path}{BEFORE}"
-            os.replace(copied(path, before), before)
-            names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-            run_script(database, schema.tables)
-            insert(database, _rows(former, database))
-            for name in names:
-                database.execute(f"DROP TABLE {name}")
-            set_mark(database, schema.mark)
-
-
-def _rows(former: Former, database: sqlite3.Connection) -> Iterator[Row]:
-    """What is in a file of before. Raises sqlite3.Error: Damaged where a value is not what was written."""
-    try:
-        yield from former.rows(database)
-    except (AttributeError, TypeError, ValueError, msgspec.MsgspecError) as error:
-        raise Damaged(str(error)) from error
+def old_format(name: str, schema: Schema, rows: Callable[[sqlite3.Connection], Iterable[Row]]) -> OldFormat:
+    """rows: what is in a file of an earlier version."""
+    return OldFormat(name, schema, lambda source, target: insert(target, rows(source)))

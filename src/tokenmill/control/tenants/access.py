@@ -21,13 +21,13 @@ from typing import TypeVar
 from ...core.errors import ConfigError, TokenmillError, Unavailable
 from ...core.tenant import ADAPTERS, ADMIN, ANYONE, OPERATOR, Tenant
 from ...core.terms import Terms
+from ...state.control import CONTROL, KEYS
 from ...state.database import Damaged, cannot_use, open_checked
 from ...state.writer import BackgroundWriter
 from .keys import digest_of
-from .quota_file import quota_path
 from .quotas import Quotas
 from .records import KEY_OF_FLAGS
-from .store import SCHEMA, TenantStore
+from .store import TenantStore
 
 LOOK_S = 0.5
 """A key that is revoked in one server is refused by all of the same file after this long at most."""
@@ -110,7 +110,7 @@ class Access:
         self._writer = BackgroundWriter("tenants", begin=self._begin, end=self._end)
         self._next_look: asyncio.Task[None] | None = None
         self._has_failed = False
-        self.quotas = Quotas(quota_path(path), wall_s) if path else None
+        self.quotas = Quotas(path, wall_s) if path else None
 
     def open(self) -> None:
         """Raises ConfigError where the store cannot be used."""
@@ -190,7 +190,7 @@ class Access:
             self._seen = self._state()
             self._known = read_known(self._store, self._wall_s())
         except Unavailable as error:
-            raise cannot_use(SCHEMA.flag, self._path, Damaged(error.message.rstrip("."))) from error
+            raise cannot_use(CONTROL.flag, self._path, Damaged(error.message.rstrip("."))) from error
         except TokenmillError as error:
             raise ConfigError(f"--tenants {self._path} cannot be used: {error.message}", param="tenants") from error
 
@@ -211,20 +211,23 @@ class Access:
         except TokenmillError as error:
             self._warn(error.message)
             return
-        if state != self._seen:
-            if state[0] != self._seen[0]:
-                self._reopen()
-            elif state[1] != self._seen[1] and (why := self._damage()):  # which our connection may not come upon
-                self._seen = state
-                self._warn(why)
-                return
-            self._read()
+        inode, changed_ns, version = self._seen
+        if state[0] != inode:
+            self._reopen()
+        elif state[1] != changed_ns and (why := self._damage()):  # which our connection may not come upon
+            self._seen = state
+            self._warn(why)
+            return
+        elif state[2] == version:  # counts and sums are in the file too
+            self._seen = state
+            return
+        self._read()
 
     def _damage(self) -> str:
         try:
-            open_checked(self._path, SCHEMA, busy_s=LOOK_S).close()
+            open_checked(self._path, CONTROL, busy_s=LOOK_S, tables=KEYS).close()
         except (sqlite3.Error, OSError) as error:
-            return cannot_use(SCHEMA.flag, self._path, error).message
+            return cannot_use(CONTROL.flag, self._path, error).message
         return ""
 
     def _reopen(self) -> None:

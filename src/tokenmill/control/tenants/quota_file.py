@@ -1,11 +1,11 @@
-"""What tenants have used of their limits, in a SQLite file that the front ends of a machine share.
+"""What tenants have used of their limits, in the control file, which the front ends of a machine share.
 
     bucket  what is left of a tenant's requests and tokens of a minute
     lease   how many calls of a tenant each front end holds, until when that counts
     used    when a key was last used, about
 
-A front end that dies stops renewing its leases, so that its calls count no longer than LEASE_S. The file may be lost:
-buckets are full then. It belongs to one thread.
+A front end that dies stops renewing its leases, so that its calls count no longer than LEASE_S. Counts may be lost:
+buckets are full then. They belong to one thread.
 """
 
 from __future__ import annotations
@@ -19,41 +19,13 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ...core.tenant import RateLimits
-from ...state.database import Schema, open_database, transaction
+from ...state.control import CONTROL
+from ...state.database import is_replaced, open_database, open_in_memory, transaction
 from .rates import Bucket, Standing, standing
 
 LEASE_S = 10.0
 _BUSY_S = 2.0
 _FULL = Bucket(float("inf"), 0.0)
-_TABLES = """
-CREATE TABLE IF NOT EXISTS bucket (
-    tenant TEXT NOT NULL, kind TEXT NOT NULL, level REAL NOT NULL, at_s REAL NOT NULL, PRIMARY KEY (tenant, kind)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS lease (
-    tenant TEXT NOT NULL, holder TEXT NOT NULL, num_calls INTEGER NOT NULL, expires_s REAL NOT NULL,
-    PRIMARY KEY (tenant, holder)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS used (key TEXT PRIMARY KEY, at_s REAL NOT NULL) WITHOUT ROWID;
-"""
-# Losing a minute's counts with the machine's power costs less than a flush for each call.
-SCHEMA = Schema("--tenants", (0, 0), _TABLES, ("journal_mode=WAL", "synchronous=OFF"))
-
-
-def quota_path(path: str) -> str:
-    """Where the file is that belongs to the tenants at `path`."""
-    stem, ending = os.path.splitext(path)
-    return f"{stem}.use{ending}"
-
-
-def read_used(path: str) -> dict[str, float]:
-    """When each key was last used, by its id, as far as front ends have told; nothing where there is no such file."""
-    if not os.path.exists(path):
-        return {}
-    try:
-        with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_S)) as database:
-            return dict(database.execute("SELECT key, at_s FROM used"))
-    except (sqlite3.Error, UnicodeDecodeError):
-        return {}
 
 
 class Verdict(NamedTuple):
@@ -66,12 +38,19 @@ class Verdict(NamedTuple):
 
 
 class QuotaFile:
-    """Raises sqlite3.Error and OSError, here and everywhere. held: calls that this front end holds, by tenant."""
+    """Raises sqlite3.Error and OSError, here and everywhere. held: calls that this front end holds, by tenant.
+    in_memory: counts are this process's own, since the file is damaged."""
 
-    def __init__(self, path: str, held: Counter[str] | None = None) -> None:
+    def __init__(self, path: str, held: Counter[str] | None = None, *, in_memory: bool = False) -> None:
         self._holder = secrets.token_hex(8)
         self.held: Counter[str] = Counter() if held is None else held
-        self._database = open_database(path, SCHEMA, busy_s=_BUSY_S)
+        self._database = open_in_memory(CONTROL) if in_memory else open_database(path, CONTROL, busy_s=_BUSY_S)
+        self._path, self._inode = path, os.stat(path).st_ino
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether there is another file now."""
+        return is_replaced(self._path, self._inode)
 
     def close(self) -> None:
         with contextlib.suppress(sqlite3.Error):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import sqlite3
 import time
 from collections import Counter
@@ -23,7 +22,7 @@ from ...core.errors import InvalidRequest, RateLimited, Unavailable
 from ...core.events import Output, StepOutputs
 from ...core.request import Request
 from ...core.tenant import NO_LIMITS, RateLimits, Tenant
-from ...state.database import is_damage, set_aside
+from ...state.database import is_damage
 from ...state.writer import BackgroundWriter
 from .quota_file import LEASE_S, QuotaFile, Verdict
 from .rates import duration_text
@@ -55,13 +54,14 @@ class _Charge:
 
 
 class Quotas:
-    """An Observer. `open` it before use, `close` it after. path: of the shared file."""
+    """An Observer. `open` it before use, `close` it after. path: of the control file."""
 
     def __init__(self, path: str, wall_s: Callable[[], float] = time.time) -> None:
         self._path = path
         self._wall_s = wall_s
         self._writer = BackgroundWriter("quotas", begin=self._begin, end=self._end)
         self._file: QuotaFile | None = None
+        self._held = Counter[str]()
         self._charges: dict[str, _Charge] = {}
         self._closed_until: dict[str, tuple[float, RateLimits, Verdict]] = {}
         self._num_open: Counter[str] = Counter()
@@ -196,16 +196,16 @@ class Quotas:
 
     # ---- in the thread ----
 
-    def _opened(self) -> QuotaFile:
+    def _open(self, *, in_memory: bool = False) -> QuotaFile:
         """Raises what the file raises."""
-        if self._file is None:
-            self._file = QuotaFile(self._path)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._file = QuotaFile(self._path, self._held, in_memory=in_memory)
         return self._file
 
     def _begin(self) -> None:
-        """What is damaged is found before anybody is refused for it; a file that is not there is made when needed."""
-        if os.path.lexists(self._path):
-            self._guarded(lambda file: None)
+        self._guarded(lambda file: None)
 
     def _take(self, charge: _Charge) -> Verdict:
         def take(file: QuotaFile) -> Verdict:
@@ -218,20 +218,15 @@ class Quotas:
             raise Unavailable(f"The limits of tenants cannot be read: {error}.") from error
 
     def _do(self, job: Callable[[QuotaFile], T]) -> T:
-        """Of a file that is damaged nothing is lost but counts of a minute: it is begun anew."""
+        """Where the file is damaged nobody is refused for that: this process counts by itself, until there is another
+        file."""
         try:
-            result = job(self._opened())
+            result = job(self._open() if self._file is None or self._file.is_replaced else self._file)
         except (OSError, sqlite3.Error) as error:
             if not is_damage(error):
                 raise
-            aside = set_aside(self._path)
-            _log.error("%s is damaged: %s. It is now %s; limits of tenants begin anew.", self._path, error, aside)
-            held = Counter[str]()
-            if self._file is not None:
-                held = self._file.held
-                self._file.close()
-            self._file = QuotaFile(self._path, held)
-            result = job(self._file)
+            _log.error("%s is damaged: %s. Each front end counts limits of tenants by itself.", self._path, error)
+            result = job(self._open(in_memory=True))
         self._has_failed = False
         return result
 

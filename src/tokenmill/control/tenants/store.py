@@ -1,4 +1,4 @@
-"""Tenants and their keys in a SQLite file, which several servers and the command line use at once.
+"""Tenants and their keys in the control file, which several servers and the command line use at once.
 
 Nothing is ever forgotten: a deleted tenant's id is not given out again, because what it kept would become a stranger's.
 Whether keys are asked for depends on there having been one: a server does not open to all when its last key expires.
@@ -20,25 +20,13 @@ from typing import Any
 import msgspec
 
 from ...core.errors import ConfigError, NotFound, Unavailable
-from ...state.database import Schema, cannot_use, open_database, transaction
+from ...state.control import CONTROL
+from ...state.database import cannot_use, open_database, transaction
 from .keys import digest_of, hint_of, new_key
 from .records import KeyRecord, TenantRecord, check_key_name, check_tenant_id
 from .settings import TenantSettings
 
 _BUSY_S = 5.0
-_TABLES = """
-CREATE TABLE IF NOT EXISTS tenant (
-    id TEXT PRIMARY KEY, created_s REAL NOT NULL, deleted_s REAL NOT NULL DEFAULT 0, settings TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS key (
-    id TEXT PRIMARY KEY, digest BLOB NOT NULL UNIQUE, tenant TEXT NOT NULL, name TEXT NOT NULL, hint TEXT NOT NULL,
-    is_admin INTEGER NOT NULL, created_s REAL NOT NULL, expires_s REAL NOT NULL, revoked_s REAL NOT NULL DEFAULT 0,
-    replaced_by TEXT NOT NULL DEFAULT ''
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS secret (value BLOB NOT NULL);
-INSERT INTO secret SELECT randomblob(32) WHERE NOT EXISTS (SELECT 1 FROM secret);
-"""
-SCHEMA = Schema("--tenants", (0x746D5454, 1), _TABLES, ("journal_mode=WAL", "synchronous=FULL"))
 _KEY = "id, tenant, name, hint, is_admin, created_s, expires_s, revoked_s, replaced_by"
 _TENANT = "id, created_s, settings, deleted_s"
 
@@ -51,19 +39,20 @@ class TenantStore:
         self.path = path
         self._wall_s = wall_s
         try:
-            self._database = open_database(path, SCHEMA, busy_s=_BUSY_S)
+            self._database = open_database(path, CONTROL, busy_s=_BUSY_S)
+            self._database.execute("PRAGMA synchronous=FULL")
             (self._secret,) = self._database.execute("SELECT value FROM secret").fetchone()
         except (OSError, sqlite3.Error) as error:
-            raise cannot_use(SCHEMA.flag, path, error) from error
+            raise cannot_use(CONTROL.flag, path, error) from error
 
     def close(self) -> None:
         self._database.close()
 
     def version(self) -> int:
-        """Another number after another connection has changed the file."""
+        """Another number after tenants or keys have been changed, by whomever."""
         with self._reading():
-            (version,) = self._database.execute("PRAGMA data_version").fetchone()
-        return int(version)
+            row = self._database.execute("SELECT number FROM keys_version").fetchone()
+        return 0 if row is None else int(row[0])
 
     @property
     def num_changes(self) -> int:
@@ -170,6 +159,11 @@ class TenantStore:
         """The ids of keys, by digest."""
         with self._reading():
             return {bytes(digest): key for digest, key in self._database.execute("SELECT digest, id FROM key")}
+
+    def used(self) -> dict[str, float]:
+        """When each key was last used, by its id, as far as front ends have told."""
+        with self._reading():
+            return dict(self._database.execute("SELECT key, at_s FROM used"))
 
     # ---- salts ----
 

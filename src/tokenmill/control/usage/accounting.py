@@ -14,10 +14,11 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ...core.errors import Unavailable
+from ...state.control import CONTROL
 from ...state.database import cannot_use
 from ...state.writer import BackgroundWriter
 from .journal import Journal
-from .ledger import DAY_S, SCHEMA, Ledger
+from .ledger import DAY_S, FLAG, Ledger
 from .meter import Meter
 from .question import Question, Sum
 
@@ -28,7 +29,8 @@ _log = logging.getLogger(__name__)
 
 
 class Accounting:
-    """`open` it before use, `close` it after. folder: made for this user alone. kept_days: 0: sums are kept for ever.
+    """`open` it before use, `close` it after. folder: made for this user alone. path: as of a Ledger. kept_days: 0:
+    sums are kept for ever.
 
     meter          what counts
     journal        where it writes
@@ -39,12 +41,14 @@ class Accounting:
     def __init__(
         self,
         folder: Path,
+        path: str = "",
         *,
         kept_days: int = 0,
         wall_s: Callable[[], float] = time.time,
         fold_s: float = FOLD_S,
     ) -> None:
         self._folder = folder
+        self._path = path
         self._kept_s = kept_days * DAY_S
         self._wall_s = wall_s
         self.journal = Journal(folder, wall_s)
@@ -66,7 +70,9 @@ class Accounting:
             self.journal.open()
         except _FAILURES as error:
             self._writer.close()
-            raise cannot_use(SCHEMA.flag, self._folder, error) from error
+            if self._path and isinstance(error, sqlite3.Error):
+                raise cannot_use(CONTROL.flag, self._path, error) from error
+            raise cannot_use(FLAG, self._folder, error) from error
 
     def close(self) -> None:
         """What was counted is in the ledger when this returns, if that can be written."""
@@ -93,7 +99,7 @@ class Accounting:
     # ---- in the thread ----
 
     def _begin(self) -> None:
-        self._ledger = Ledger(self._folder, self._kept_s)
+        self._ledger = Ledger(self._folder, self._path, self._kept_s)
         self._each_period()
 
     def _fold(self) -> None:

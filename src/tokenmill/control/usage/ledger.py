@@ -1,8 +1,10 @@
-"""Usage by time, in SQLite: journals are folded into sums of a minute, which become sums of an hour and of a day.
+"""Usage by time, in the control file: journals are folded into sums of a minute, which become sums of an hour and of a
+day.
 
 The place up to which a journal is folded is written in the transaction of the sums, so each record counts once,
 whoever folds and whatever ends in between; several processes may fold the same files. A journal that is folded to its
-end and that nobody writes any more is deleted.
+end and that nobody writes any more is deleted, once its sums are on the disk. What is read and added up is so before a
+transaction begins, since counts of limits wait for it.
 """
 
 from __future__ import annotations
@@ -12,12 +14,17 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from ...state.database import Schema, open_database, transaction
+from ...state.control import CONTROL
+from ...state.database import is_replaced, open_database, transaction
 from .journal import MARK, SUFFIX, Account, Counts, Damaged, Record, is_over, records
 from .question import Question, Sum
 
+FLAG = "--usage-dir"
 FILE = "usage.db"
+"""Where the sums are of a folder that is named; others are in the control file."""
+
 DAY_S = 86400
 MINUTES_FOR_S = 2 * DAY_S
 HOURS_FOR_S = 60 * DAY_S
@@ -25,22 +32,6 @@ _ONCE_FOR_S = 8 * DAY_S
 """Work that may be told again is told within this time: longer than a batch may take."""
 
 _BUSY_S = 10.0
-_TABLES = """
-CREATE TABLE IF NOT EXISTS usage (
-    width_s INTEGER NOT NULL, bucket_s INTEGER NOT NULL, tenant TEXT NOT NULL, key TEXT NOT NULL, model TEXT NOT NULL,
-    calls INTEGER NOT NULL, prompt INTEGER NOT NULL, cached INTEGER NOT NULL, output INTEGER NOT NULL,
-    PRIMARY KEY (bucket_s, tenant, key, model, width_s)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS folded (name TEXT PRIMARY KEY, size INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS once (
-    name TEXT PRIMARY KEY, wall_s REAL NOT NULL, calls INTEGER NOT NULL, prompt INTEGER NOT NULL,
-    cached INTEGER NOT NULL, output INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS once_age ON once (wall_s);
-"""
-SCHEMA = Schema(
-    "--usage-dir", (0x746D5547, 1), _TABLES, ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=FULL")
-)
 _ADD = (
     "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, "
     "prompt = prompt + excluded.prompt, cached = cached + excluded.cached, output = output + excluded.output"
@@ -50,15 +41,29 @@ _log = logging.getLogger(__name__)
 Sums = dict[tuple[int, Account], Counts]
 
 
-class Ledger:
-    """For one thread, which opens it. folder: of the journals and the database. kept_s: how long sums are kept; 0: for
-    ever. Failures are sqlite3.Error and OSError."""
+class Journaled(NamedTuple):
+    """What a journal says. end: of the last whole record; is_damaged: what follows is."""
 
-    def __init__(self, folder: Path, kept_s: float = 0.0) -> None:
+    end: int
+    is_damaged: bool
+    sums: Sums
+    once: list[tuple[float, Account, Counts, str]]
+
+
+class Ledger:
+    """For one thread, which opens it. folder: of the journals. path: of the control file; "": one in the folder.
+    kept_s: how long sums are kept; 0: for ever. Failures are sqlite3.Error and OSError."""
+
+    def __init__(self, folder: Path, path: str = "", kept_s: float = 0.0) -> None:
         self._folder = folder
+        self._path = path or str(folder / FILE)
         self._kept_s = kept_s
         self._read_up_to: dict[str, tuple[int, dict[int, Account]]] = {}
-        self._database = open_database(str(folder / FILE), SCHEMA, busy_s=_BUSY_S)
+        self._open()
+
+    def _open(self) -> None:
+        self._database = open_database(self._path, CONTROL, busy_s=_BUSY_S)
+        self._inode = os.stat(self._path).st_ino
 
     def close(self) -> None:
         self._database.close()
@@ -67,6 +72,10 @@ class Ledger:
 
     def fold(self) -> int:
         """Take up what has been written to the journals of the folder; how many bytes."""
+        if is_replaced(self._path, self._inode):
+            self._database.close()
+            self._read_up_to.clear()
+            self._open()
         num_bytes = 0
         names = sorted(name for name in os.listdir(self._folder) if name.endswith(SUFFIX))
         for name in names:
@@ -87,19 +96,21 @@ class Ledger:
                 data = file.read()
         except FileNotFoundError:  # another process has just deleted it
             return 0
-        sums: Sums = {}
-        once: list[tuple[float, Account, Counts, str]] = []
-        with self._writing():
+        begin = self._folded(name)
+        read = _read(data, base, begin, accounts)
+        with self._writing(flushed=is_last or read.is_damaged):
             if not path.exists():  # another has folded it to its end, and deleted it before forgetting where that was
                 self._read_up_to.clear()
                 return 0
-            begin = self._folded(name)
-            end, is_damaged = _read(data, base, begin, accounts, sums, once)
-            if end > begin:
+            if (folded := self._folded(name)) != begin:  # by another, in between
+                begin = folded
+                read = _read(data, base, begin, accounts)
+            end, is_damaged, sums, once = read
+            if end > begin or is_last or is_damaged:
                 self._add(sums)
                 for each in once:
                     self._add_once(*each)
-                self._database.execute("INSERT OR REPLACE INTO folded VALUES (?, ?)", (name, end))
+                self._database.execute("INSERT OR REPLACE INTO folded VALUES (?, ?)", (name, max(begin, end)))
         self._read_up_to[name] = (end, accounts)
         if is_damaged:
             _log.error("The usage journal %s is damaged from byte %d on; it is kept as .damaged.", path, end)
@@ -163,9 +174,9 @@ class Ledger:
         database.execute("PRAGMA incremental_vacuum").fetchall()
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _writing(self, *, flushed: bool = False) -> Iterator[None]:
         try:
-            with transaction(self._database):
+            with transaction(self._database, flushed=flushed):
                 yield
         except BaseException:
             self._read_up_to.clear()
@@ -198,18 +209,12 @@ def _minute(wall_s: float) -> int:
     return int(wall_s) // 60 * 60
 
 
-def _read(
-    data: bytes,
-    base: int,
-    begin: int,
-    accounts: dict[int, Account],
-    sums: Sums,
-    once: list[tuple[float, Account, Counts, str]],
-) -> tuple[int, bool]:
-    """Count the records behind `begin` of a journal, whose bytes from `base` on are `data`, and learn its accounts:
-    (where the last whole record ends, whether what follows is damaged)."""
+def _read(data: bytes, base: int, begin: int, accounts: dict[int, Account]) -> Journaled:
+    """Count the records behind `begin` of a journal, whose bytes from `base` on are `data`, and learn its accounts."""
+    sums: Sums = {}
+    once: list[tuple[float, Account, Counts, str]] = []
     if base == 0 and not data.startswith(MARK):
-        return 0, True  # a journal gets its name after its mark is written
+        return Journaled(0, True, sums, once)  # a journal gets its name after its mark is written
     end = max(base, len(MARK))
     try:
         for last, record in records(data, end - base):
@@ -218,8 +223,8 @@ def _read(
             if end > begin:
                 _count(record, accounts, sums, once)
     except Damaged as damaged:
-        return base + damaged.offset, True
-    return end, False
+        return Journaled(base + damaged.offset, True, sums, once)
+    return Journaled(end, False, sums, once)
 
 
 def _count(

@@ -16,7 +16,7 @@ from ...core.errors import Unavailable
 from ...core.units import MiB
 from ...state.database import Schema, cannot_use, transaction
 from ...state.file import FAILURES, StateFile
-from ...state.kept import Former, Kind, Row
+from ...state.kept import Kind, Row, old_format
 from .tape import Taped
 
 FLAG = "--idempotency-store"
@@ -41,7 +41,7 @@ def _rows(database: sqlite3.Connection) -> Iterator[Row]:
         yield Row(_KIND, owner, key, created_s + KEPT_S, size, _encode(taped))
 
 
-FORMER = Former("answers.db", Schema(FLAG, (0x746D494B, 1), "CREATE TABLE answer (key BLOB PRIMARY KEY);"), _rows)
+OLD = old_format("answers.db", Schema(FLAG, (0x746D494B, 1), "CREATE TABLE answer (key BLOB PRIMARY KEY);"), _rows)
 
 
 class AnswerStore:
@@ -70,7 +70,7 @@ class AnswerStore:
     def open(self) -> None:
         """Raises ConfigError where the file cannot be used."""
         try:
-            self._file.open(FORMER)
+            self._file.open(OLD)
         except FAILURES as error:
             raise cannot_use(FLAG, self._file.path, error) from error
         self._file.every(_SWEEP_S, self._sweep)

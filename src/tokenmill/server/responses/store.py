@@ -21,7 +21,7 @@ from ...core.errors import Unavailable
 from ...core.units import MiB
 from ...state.database import Schema, cannot_use, set_mark, transaction
 from ...state.file import FAILURES, StateFile
-from ...state.kept import KEPT, Former, Kind, Row
+from ...state.kept import KEPT, Kind, Row, old_format
 
 FLAG = "--responses-store"
 KEPT_S = 24 * 3600
@@ -45,7 +45,7 @@ def _rows(database: sqlite3.Connection) -> Iterator[Row]:
         yield Row(_KIND, owner, name, created_s + KEPT_S, size_bytes, _encode(parts))
 
 
-FORMER = Former("responses.db", Schema(FLAG, (0x746D5253, 1), "CREATE TABLE response (id TEXT PRIMARY KEY);"), _rows)
+OLD = old_format("responses.db", Schema(FLAG, (0x746D5253, 1), "CREATE TABLE response (id TEXT PRIMARY KEY);"), _rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class ResponseStore:
     def open(self) -> None:
         """Raises ConfigError where the file cannot be used."""
         try:
-            self._file.open(FORMER)
+            self._file.open(OLD)
         except FAILURES as error:
             raise cannot_use(FLAG, self._file.path, error) from error
         self._file.put(self._drop_old)

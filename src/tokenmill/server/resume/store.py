@@ -19,14 +19,14 @@ from ...core.errors import Unavailable
 from ...core.events import Output
 from ...state.database import Schema, cannot_use, transaction
 from ...state.file import FAILURES, StateFile
-from ...state.kept import KEPT, Former, Kind, Row, insert
+from ...state.kept import KEPT, Kind, Row, insert, old_format
 from .record import KeptAnswer, KeptCall, Unfinished, decode_answer, decode_call, decode_loaded, decode_output, encode
 
 ADAPTER, MODEL = "adapter", "model"
 """Kinds of what is loaded while the server runs."""
 
 FLAG = "--resume-file"
-FORMER_SCHEMA = Schema(FLAG, (0x746D5246, 1), "CREATE TABLE call (key INTEGER PRIMARY KEY);")
+OLD_SCHEMA = Schema(FLAG, (0x746D5246, 1), "CREATE TABLE call (key INTEGER PRIMARY KEY);")
 _SWEEP_S = 60.0
 _BUSY_S = 2.0
 _OWNED = KEPT._replace(settings=("locking_mode=EXCLUSIVE", *KEPT.settings))
@@ -63,9 +63,9 @@ class ResumeStore:
 
     def open(self) -> None:
         """Raises ConfigError where the file cannot be used, or another process uses it."""
-        former = Former("", FORMER_SCHEMA, self._rows)
+        old = old_format("", OLD_SCHEMA, self._rows)
         try:
-            self._file.open(former)
+            self._file.open(old)
             self._file.ask(self._begin)
         except (*FAILURES, msgspec.MsgspecError) as error:
             self._file.close()
