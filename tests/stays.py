@@ -10,7 +10,7 @@ with each call of a function in another file than that of the call before. `--wa
 
     option   `--max-num-batched-tokens 7919`, from the command line until `EngineCore` is made. The front end is
              followed until the engine process has read what it was told, then the engine process.
-    chat     in the front end, the second of two equal calls of /v1/chat/completions, from `Service.chat` to the
+    chat     in the front end, the second of two equal calls of /v1/chat/completions, from `OpenAI.chat` to the
              engine and back until the answer is there. It is known by its seed, 7919, and by the id of its answer.
 
 A way has a handful of calls more or less where threads and processes overtake each other; run it twice.
@@ -34,6 +34,8 @@ from typing import Any
 
 MARK = 7919
 DEPTH = 4
+CHATS = ("OpenAI.chat", "Service.chat")
+"""The endpoint of chat, by its names in this and earlier checkouts."""
 OUT, ROOT, KIND = "STAYS_OUT", "STAYS_ROOT", "STAYS_KIND"
 
 
@@ -86,13 +88,13 @@ def profile(out: str, root: str, kind: str) -> None:
         if event != "call" or not begins(frame):
             return
         if kind == "chat":
-            num_chats += code.co_qualname == "Service.chat"
+            num_chats += code.co_qualname in CHATS
             if num_chats < 2:
                 return
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         given = [name for name in names if name != "self" or code.co_name == "__post_init__"]
         found = frame.f_locals
-        if code.co_qualname == "Service.chat" or any(holds(found.get(name), texts) for name in given):
+        if code.co_qualname in CHATS or any(holds(found.get(name), texts) for name in given):
             os.write(fd, f"{os.getpid()} {code.co_filename[len(root) :]} {code.co_qualname}\n".encode())
 
     threading.setprofile(note)

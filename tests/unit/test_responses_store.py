@@ -15,7 +15,8 @@ import pytest
 
 from tokenmill.core.errors import ConfigError, Unavailable
 from tokenmill.server.responses import store as responses_store
-from tokenmill.server.responses.store import MAX_CHAIN, Record, ResponseStore
+from tokenmill.server.responses.history import MAX_CHAIN, Record
+from tokenmill.server.responses.store import ResponseStore
 from tokenmill.state.file import StateFile
 
 

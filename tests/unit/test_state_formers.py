@@ -17,7 +17,8 @@ from tokenmill.cli.state import open_kept_stores
 from tokenmill.core.errors import ConfigError, Unavailable
 from tokenmill.server.repeats.store import AnswerStore
 from tokenmill.server.repeats.tape import Taped
-from tokenmill.server.responses.store import Record, ResponseStore
+from tokenmill.server.responses.history import Record
+from tokenmill.server.responses.store import ResponseStore
 from tokenmill.server.resume.store import ADAPTER, ResumeStore
 
 ANSWERS = """

@@ -1,14 +1,18 @@
-"""Bodies of /v1/embeddings, /v1/score and /v1/rerank as validated calls. Pure: no model, no engine, no clock.
+"""Bodies of /v1/embeddings, /v1/score and /v1/rerank as validated calls, and the bodies of their answers. Pure.
 
 Fields are OpenAI's for embeddings, Jina's and Cohere's for rerank, vLLM's for score, with vLLM's extras for all.
 """
 
 from __future__ import annotations
 
+import base64
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import InvalidRequest
+from ..text.calls import Input
 from .common_fields import read_class
 from .fields import Fields, kind_name
 from .openai.parse import Rules
@@ -175,3 +179,42 @@ def _common(fields: Fields) -> dict[str, Any]:
         "priority_class": read_class(fields),
         "request_id": request_id,
     }
+
+
+Embedded = Callable[[dict[str, Any], PoolingCall, Sequence[Input], list[bytes]], Any]
+"""(head, call, inputs, their vectors) -> the answer"""
+
+Scored = Callable[[dict[str, Any], PoolingCall, list[float], dict[str, int]], dict[str, Any]]
+"""(head, call, a score for each pair, usage) -> the answer"""
+
+
+def floats(vector: bytes) -> list[float]:
+    return array("f", vector).tolist()
+
+
+def usage_of(inputs: Iterable[Input]) -> dict[str, int]:
+    num_tokens = sum(len(tokens) for tokens, _ in inputs)
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+
+
+def embedding_body(
+    head: dict[str, Any], call: PoolingCall, inputs: Sequence[Input], vectors: list[bytes]
+) -> dict[str, Any]:
+    shown: list[Any] = [base64.b64encode(v).decode() if call.as_base64 else floats(v) for v in vectors]
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(shown)]
+    return {**head, "object": "list", "data": data, "usage": usage_of(inputs)}
+
+
+def score_body(head: dict[str, Any], call: PoolingCall, scores: list[float], usage: dict[str, int]) -> dict[str, Any]:
+    data = [{"object": "score", "index": index, "score": score} for index, score in enumerate(scores)]
+    return {**head, "object": "list", "data": data, "usage": usage}
+
+
+def rerank_body(head: dict[str, Any], call: PoolingCall, scores: list[float], usage: dict[str, int]) -> dict[str, Any]:
+    """Best first; of equal scores, the earlier document."""
+    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: call.top_n]
+    results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
+    if call.with_texts:
+        for result in results:
+            result["document"] = {"text": call.seconds[result["index"]]}
+    return {**head, "results": results, "usage": usage}

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..api.pooling import floats
 from ..core.errors import ConfigError, InvalidRequest
 from ..core.events import Ready
 from ..core.experts import ExpertLoad
@@ -25,7 +26,7 @@ from ..core.request import SamplingParams
 from ..formats.hub import Progress
 from ..node.resolve import EngineSettings
 from ..server.adapters import ServedAdapter
-from ..server.vectors import cosine, floats
+from ..server.vectors import cosine
 from ..text.beams import Beams, BeamSearchParams
 from ..text.calls import require_vectors, with_prompt
 from ..text.choice import Piece

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from ..api.errors import ClientGone
 from ..api.helper import Helper
+from ..api.openai.routes import routes as openai_routes
 from ..control.audit.entries import note_changes
 from ..control.audit.log import AuditLog, AuditMetrics
 from ..control.kv_store import AskStore, EngineTierMetrics, TierMetrics
@@ -77,8 +78,6 @@ from .upstream.prefixes import Prefixes
 from .upstream.start import add_upstreams
 from .upstream.upstream import Upstream
 from .vectors import VectorService
-
-_RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +152,7 @@ def build_app(
         note_gone=service.note_gone,
     )
     routes = [
-        *_generating_routes(generation, service, vectors, resources),
+        *_generating_routes(generation, vectors, resources),
         *_model_routes(service, models, canaries, generation),
         *_operating_routes(generation, service, access, resources),
         *slo_routes(generation.objectives, generation.scorer, idle_time),
@@ -335,19 +334,11 @@ def _handlers(service: Service) -> dict[Any, Any]:
     }
 
 
-def _generating_routes(
-    generation: Generation, service: Service, vectors: VectorService, resources: Resources
-) -> list[Route]:
+def _generating_routes(generation: Generation, vectors: VectorService, resources: Resources) -> list[Route]:
     """The APIs: what gives tokens, vectors or scores, and what reads texts as they do."""
     return [
-        *(Route(path, service.chat, methods=["POST"]) for path in ("/v1/chat/completions", "/chat/completions")),
-        Route("/v1/completions", service.completion, methods=["POST"]),
+        *openai_routes(generation, vectors),
         *responses_routes(generation, resources.store),
-        Route("/v1/embeddings", vectors.embeddings, methods=["POST"]),
-        *(Route(path, vectors.score, methods=["POST"]) for path in ("/v1/score", "/score")),
-        *(Route(path, vectors.rerank, methods=["POST"]) for path in _RERANK_PATHS),
-        Route("/tokenize", service.tokenize, methods=["POST"]),
-        Route("/detokenize", service.detokenize, methods=["POST"]),
         *message_routes(generation),
         *ollama_routes(generation, vectors),
         *llama_routes(generation, vectors),

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.errors import Fault, Style, anthropic_style, describe, headers, style_of
-from ..api.json_encoder import encode_json
+from ..api.json_reply import JSONReply
 from ..control.observe.call_context import CALL
 from ..control.tenants.access import Access, Credential
 from ..control.tenants.keys import digest_of
@@ -29,13 +29,6 @@ _OPEN_BELOW = "/console/"
 """Static files, without any data in them."""
 _MAX_ID = 256
 _OPEN_SCOPES = frozenset((OPERATOR, ADAPTERS))
-
-
-class JSONReply(Response):
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return encode_json(content)
 
 
 class Gate:

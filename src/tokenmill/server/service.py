@@ -1,4 +1,4 @@
-"""The endpoints of OpenAI's API, and those that generate nothing. What those share that do is `generation`."""
+"""The endpoints that generate nothing and belong to no single API: models, adapters, health, metrics; and refusals."""
 
 from __future__ import annotations
 
@@ -8,28 +8,25 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .. import __version__
 from ..api.errors import anthropic_style
 from ..api.fields import Fields
-from ..api.helper import caller_of, parse_small
+from ..api.helper import parse_small
+from ..api.json_reply import JSONReply
 from ..api.messages.shape import model_body, page_body
-from ..api.openai.shape import OpenAIShape
 from ..control.kv_store import TierMetrics
 from ..control.models.registry import ModelRegistry
 from ..control.observe.metrics import render
 from ..control.workers.metrics import WorkerMetrics
 from ..core.errors import InvalidRequest, Overloaded, TokenmillError, Unavailable
 from ..core.tenant import ADMIN
-from ..text.special_tokens import Rendered
 from .adapters import ServedAdapter
 from .generation import Generation
-from .http import JSONReply, error_reply, style_for
+from .http import error_reply, style_for
 from .scopes import require_adapters
 
 _MAX_NAME = 200
-_CHAT, _COMPLETION = OpenAIShape("chatcmpl-"), OpenAIShape("cmpl-")
 
 
 class Service:
@@ -52,12 +49,6 @@ class Service:
     def serves(self, name: str) -> bool:
         """Whether a body may name this model."""
         return self._models.card(name) is not None or self._generation.serves(name)
-
-    async def chat(self, request: HttpRequest) -> ASGIApp:
-        return await self._generation.reply(request, "chat", _CHAT)
-
-    async def completion(self, request: HttpRequest) -> ASGIApp:
-        return await self._generation.reply(request, "completion", _COMPLETION)
 
     async def models(self, request: HttpRequest) -> Response:
         cards = [self._card(name) for name in self._config.model_names]
@@ -113,39 +104,6 @@ class Service:
         finally:  # also where it is kept and could not be loaded again
             await self._client.adapters.keep(name, None)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
-
-    async def tokenize(self, request: HttpRequest) -> ASGIApp:
-        caller = caller_of(request)
-        async with self._limits.body(request) as data:
-            call, rendered = await self._generation.read("tokenize", data, caller)
-            if call.conversation is None:
-                (prompt,), param = call.prompts, "content" if call.form in ("ids", "pieces") else "prompt"
-                if not call.parse_special:
-                    prompt = Rendered((prompt,), is_split=True)
-            else:
-                prompt = rendered or await self._generation.encoder.render(call.conversation, caller)
-                param = "messages"
-            body = await self._generation.encoder.tokenize(
-                prompt,
-                add_special=call.add_special,
-                form=call.form,
-                max_model_len=self._generation.max_model_len,
-                param=param,
-                caller=caller,
-            )
-        reply = Response(body, media_type="application/json")
-
-        async def send_held(scope: Scope, receive: Receive, send: Send) -> None:
-            with self._limits.held(len(body)):
-                await reply(scope, receive, send)
-
-        return send_held
-
-    async def detokenize(self, request: HttpRequest) -> Response:
-        async with self._limits.body(request) as data:
-            call, _ = await self._generation.read("detokenize", data, caller_of(request))
-        text = await self._generation.encoder.decode(call.prompts[0])
-        return JSONReply({"prompt": text, "content": text})
 
     async def health(self, request: HttpRequest) -> Response:
         """200 only while an engine is ready and, if it has work, makes steps."""

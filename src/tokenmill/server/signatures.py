@@ -10,9 +10,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..api.json_reply import JSONReply
 from ..control.signing import COMMENT, Signer, jwk, sign
 from ..core.errors import NotFound
-from .http import JSONReply, route_of
+from .http import route_of
 
 HEADER = "x-tokenmill-signature"
 KEYS_PATH = "/.well-known/jwks.json"

@@ -6,10 +6,9 @@ the model where it is a classifier of pairs, and are cosines of two vectors wher
 
 from __future__ import annotations
 
-import base64
 import time
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import mul
@@ -22,8 +21,9 @@ from ..api.common_fields import with_class
 from ..api.encoder import Encoder
 from ..api.errors import from_engine
 from ..api.helper import Caller, Helper, caller_of, read_call
+from ..api.json_reply import JSONReply
 from ..api.openai.parse import Rules
-from ..api.pooling import PoolingCall
+from ..api.pooling import Embedded, PoolingCall, Scored, floats, usage_of
 from ..control.usage.journal import Account
 from ..control.usage.meter import Meter
 from ..core.errors import InvalidRequest, Unavailable
@@ -36,7 +36,6 @@ from ..text.text_model import TextModel
 from .client import EngineClient
 from .config import ServerConfig
 from .deltas import Stream
-from .http import JSONReply
 from .limits import Limits, newcomer, wait_ready
 from .result_cache import HEADER as HIT
 from .result_cache import ResultCache
@@ -54,10 +53,6 @@ async def take_vectors(stream: Stream, requests: Sequence[Request]) -> list[byte
                 raise Unavailable("The server gave up this request; it may be sent again.")
             vectors[delta.request_id] = delta.vector
     return [vectors[request.id] for request in requests]
-
-
-def floats(vector: bytes) -> list[float]:
-    return array("f", vector).tolist()
 
 
 def cosine(first: bytes, second: bytes) -> float:
@@ -94,7 +89,7 @@ class VectorReply:
 
 @dataclass(frozen=True, slots=True)
 class VectorService:
-    """The endpoints of one application. check_model: refuses another model's name; note_unknown: hears of unknown
+    """Answers the calls of one application. check_model: refuses another model's name; note_unknown: hears of unknown
     fields."""
 
     config: ServerConfig
@@ -109,9 +104,6 @@ class VectorService:
     note_unknown: Callable[[list[str]], None]
     meter: Meter | None = None
     results: ResultCache | None = None
-
-    async def embeddings(self, request: HttpRequest) -> ASGIApp:
-        return await self.embed(request, "embedding", _embedding_body)
 
     async def embed(self, request: HttpRequest, endpoint: str, body: Embedded) -> ASGIApp:
         """What answers a call whose body is of `endpoint`, a key of jobs.ENDPOINTS that gives a PoolingCall."""
@@ -140,13 +132,8 @@ class VectorService:
             lambda vectors: body(head, call, inputs, vectors),
         )
 
-    async def score(self, request: HttpRequest) -> ASGIApp:
-        return await self._score(request, "score", _score_body)
-
-    async def rerank(self, request: HttpRequest) -> ASGIApp:
-        return await self._score(request, "rerank", _rerank_body)
-
-    async def _score(self, request: HttpRequest, endpoint: str, body: Body) -> ASGIApp:
+    async def score(self, request: HttpRequest, endpoint: str, body: Scored) -> ASGIApp:
+        """As `embed`, of pairs of texts, each of which gets a score."""
         arrival_s = self.clock.now()
         call = await self._read(request, endpoint)
         ready = await wait_ready(self.client, self.config, caller_of(request))
@@ -157,7 +144,7 @@ class VectorService:
             pairs = await self._encode(call, call.inputs, ready, request)
 
             def from_scores(vectors: list[bytes]) -> dict[str, Any]:
-                return body(head, call, [floats(vector)[0] for vector in vectors], _usage(pairs))
+                return body(head, call, [floats(vector)[0] for vector in vectors], usage_of(pairs))
 
             name_of = f"{call.names[1]}[{{}}]".format
             return await self._reply(
@@ -170,7 +157,7 @@ class VectorService:
         def from_vectors(vectors: list[bytes]) -> dict[str, Any]:
             pairs = zip(call.inputs, call.seconds, strict=True)
             scores = [cosine(vectors[places[first]], vectors[places[second]]) for first, second in pairs]
-            return body(head, call, scores, _usage(inputs))
+            return body(head, call, scores, usage_of(inputs))
 
         names = {text: f"{call.names[1]}[{place}]" for place, text in reversed(list(enumerate(call.seconds)))}
         return await self._reply(
@@ -277,13 +264,6 @@ class VectorService:
         return {"id": name, "created": int(time.time()), "model": model}
 
 
-Embedded = Callable[[dict[str, Any], PoolingCall, Sequence[Input], list[bytes]], Any]
-"""(head, call, inputs, their vectors) -> the answer"""
-
-Body = Callable[[dict[str, Any], PoolingCall, list[float], dict[str, int]], dict[str, Any]]
-"""(head, call, a score for each pair, usage) -> the answer"""
-
-
 def _asked(params: PoolingParams, activate: bool | None, activation: str) -> PoolingParams:
     if activate is None:
         return params
@@ -295,31 +275,3 @@ def _cut(tokens: Sequence[int], call: PoolingCall, ready: Ready) -> Sequence[int
         return tokens
     most = context_limit(ready) if call.truncate_to < 0 else min(call.truncate_to, context_limit(ready))
     return tokens[-most:] if call.keep_end else tokens[:most]
-
-
-def _usage(inputs: Iterable[Input]) -> dict[str, int]:
-    num_tokens = sum(len(tokens) for tokens, _ in inputs)
-    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-
-
-def _embedding_body(
-    head: dict[str, Any], call: PoolingCall, inputs: Sequence[Input], vectors: list[bytes]
-) -> dict[str, Any]:
-    shown: list[Any] = [base64.b64encode(v).decode() if call.as_base64 else floats(v) for v in vectors]
-    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(shown)]
-    return {**head, "object": "list", "data": data, "usage": _usage(inputs)}
-
-
-def _score_body(head: dict[str, Any], call: PoolingCall, scores: list[float], usage: dict[str, int]) -> dict[str, Any]:
-    data = [{"object": "score", "index": index, "score": score} for index, score in enumerate(scores)]
-    return {**head, "object": "list", "data": data, "usage": usage}
-
-
-def _rerank_body(head: dict[str, Any], call: PoolingCall, scores: list[float], usage: dict[str, int]) -> dict[str, Any]:
-    """Best first; of equal scores, the earlier document."""
-    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: call.top_n]
-    results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
-    if call.with_texts:
-        for result in results:
-            result["document"] = {"text": call.seconds[result["index"]]}
-    return {**head, "results": results, "usage": usage}

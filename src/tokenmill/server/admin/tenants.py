@@ -14,13 +14,13 @@ from starlette.routing import Route
 
 from ...api.fields import Fields
 from ...api.helper import parse_small
+from ...api.json_reply import JSONReply
 from ...control.tenants.access import Access
 from ...control.tenants.records import KeyRecord
 from ...control.tenants.settings import TenantSettings
 from ...control.tenants.store import TenantStore
 from ...core.errors import ConfigError, InvalidRequest, NotFound
 from ...core.tenant import ADMIN
-from ..http import JSONReply
 from ..limits import Limits
 from ..scopes import require_admin, require_operator
 

@@ -8,10 +8,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...api.json_reply import JSONReply
 from ...control.usage.accounting import Accounting
 from ...control.usage.question import page, read_question
 from ...core.errors import NotFound
-from ..http import JSONReply
 from ..scopes import require_operator
 
 

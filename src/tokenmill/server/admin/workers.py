@@ -10,10 +10,10 @@ from starlette.routing import Route
 
 from ...api.fields import Fields
 from ...api.helper import parse_small
+from ...api.json_reply import JSONReply
 from ...control.workers.roster import POOL_NAME, POOL_RULE, READY, Worker
 from ...core.errors import InvalidRequest, NotFound
 from ..client import EngineClient
-from ..http import JSONReply
 from ..limits import Limits
 from ..scopes import require_local_admin, require_operator
 

@@ -6,9 +6,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...api.json_reply import JSONReply
 from ...control.audit.log import AuditLog
 from ...core.errors import NotFound
-from ..http import JSONReply
 from ..scopes import require_operator
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from ...api.json_reply import JSONReply
 from ...control.kv_store import LONGEST_S, AskStore
 from ...control.observe.cache_views import CacheViews
 from ...core.errors import TokenmillError
 from ...core.events import CacheShown
-from ..http import JSONReply
 from ..scopes import require_operator
 
 

@@ -15,9 +15,9 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from ...api.json_reply import JSONReply
 from ...core.errors import InvalidRequest, NotFound
 from ...core.units import MiB
-from ..http import JSONReply
 from ..scopes import require_operator
 
 MOST_BYTES = 32 * MiB

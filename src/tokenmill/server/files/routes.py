@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...api.errors import ClientGone
 from ...api.helper import parse_small
+from ...api.json_reply import JSONReply
 from ...core.errors import InvalidRequest, Unavailable
 from ..generation import Generation
-from ..http import JSONReply
 from .batch import Batch, parse_batch, parse_lifetime, shown
 from .runner import Batches
 from .store import KEPT_S, FileRecord

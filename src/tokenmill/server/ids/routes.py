@@ -7,17 +7,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ...api.ids.shape import IdsShape, SGLangShape
-from ..generation import Generation
+from ...api.port import Server
 
 
-def routes(generation: Generation) -> list[Route]:
+def routes(server: Server) -> list[Route]:
     vllm, sglang = IdsShape(), SGLangShape()
 
     async def generate_ids(request: HttpRequest) -> ASGIApp:
-        return await generation.reply(request, "ids", vllm)
+        return await server.reply(request, "ids", vllm)
 
     async def generate(request: HttpRequest) -> ASGIApp:
-        return await generation.reply(request, "sglang", sglang)
+        return await server.reply(request, "sglang", sglang)
 
     return [
         Route("/inference/v1/generate", generate_ids, methods=["POST"]),

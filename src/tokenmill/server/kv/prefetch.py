@@ -15,10 +15,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ...api.fields import Fields
+from ...api.json_reply import JSONReply
 from ...control.workers.roster import READY
 from ...core.errors import InvalidRequest, NotFound
 from ..client import EngineClient
-from ..http import JSONReply
 from ..scopes import require_local_admin
 from .wanted import WantedKV
 

@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from ...api.fields import Fields, parse_object
 from ...api.helper import Caller, caller_of
+from ...api.json_reply import JSONReply
 from ...control.kv_store import FOR_EVER, AskStore, stored_prefix
 from ...control.tenants.access import Access
 from ...core.block import split_keys
@@ -17,7 +18,6 @@ from ...core.errors import InvalidRequest, NotFound
 from ...core.tenant import Tenant
 from ...core.tiers import TIERS
 from ..generation import Generation
-from ..http import JSONReply
 from ..scopes import require_local_admin, require_operator
 from .prefetch import PrefetchView
 from .wanted import WantedKV, read_wanted

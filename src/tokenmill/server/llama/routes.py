@@ -7,26 +7,25 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ...api.llama.shape import LlamaShape
-from ..generation import Generation
-from ..vectors import VectorService
-from .server import About, Vectors
+from ...api.port import Server, Vectors
+from .server import About, Embeddings
 
 
-def routes(generation: Generation, service: VectorService) -> list[Route]:
-    about, vectors = About(generation), Vectors(service)
-    shape = LlamaShape(generation.now)
+def routes(server: Server, vectors: Vectors) -> list[Route]:
+    about, embeddings = About(server), Embeddings(vectors)
+    shape = LlamaShape(server.now)
 
     async def completion(request: HttpRequest) -> ASGIApp:
-        return await generation.reply(request, "llama_completion", shape)
+        return await server.reply(request, "llama_completion", shape)
 
     async def infill(request: HttpRequest) -> ASGIApp:
-        return await generation.reply(request, "llama_infill", shape)
+        return await server.reply(request, "llama_infill", shape)
 
     return [
         *(Route(path, completion, methods=["POST"]) for path in ("/completion", "/completions")),
         Route("/infill", infill, methods=["POST"]),
         Route("/apply-template", about.apply_template, methods=["POST"]),
-        *(Route(path, vectors.embedding, methods=["POST"]) for path in ("/embedding", "/embeddings")),
+        *(Route(path, embeddings.embedding, methods=["POST"]) for path in ("/embedding", "/embeddings")),
         Route("/props", about.props),
         Route("/props", about.change_props, methods=["POST"]),
         Route("/slots", about.slots),

@@ -15,26 +15,25 @@ from starlette.types import ASGIApp
 from ... import __version__
 from ...api.fields import said_as
 from ...api.helper import caller_of
+from ...api.json_reply import JSONReply
 from ...api.llama.settings import settings
-from ...api.pooling import PoolingCall
+from ...api.pooling import PoolingCall, floats
+from ...api.port import Server, Vectors
 from ...core.errors import InvalidRequest, Unavailable
 from ...core.request import SamplingParams
 from ...text.calls import Input
-from ..generation import Generation
-from ..http import JSONReply
-from ..vectors import VectorService, floats
 
 
 class About:
     """The endpoints of one application that tell of it."""
 
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
+    def __init__(self, server: Server) -> None:
+        self._server = server
 
     async def props(self, request: HttpRequest) -> Response:
         """The path of the model's file is not told: its name stands for it."""
-        generation = self._generation
-        text, ready = generation.text, generation.client.ready
+        server = self._server
+        text, ready = server.text, server.client.ready
         defaults = SamplingParams(**{**text.sampling_defaults, "max_tokens": None})
         given = text.sampling_defaults.get("max_tokens")
         chat = text.chat
@@ -42,11 +41,11 @@ class About:
             {
                 "default_generation_settings": {
                     "params": settings(defaults, seed=None, max_tokens=given) | {"stream": False},
-                    "n_ctx": generation.max_model_len,
+                    "n_ctx": server.max_model_len,
                 },
                 "total_slots": 0 if ready is None else ready.max_num_seqs,
-                "model_alias": generation.model_names[0],
-                "model_path": generation.model_names[0],
+                "model_alias": server.model_names[0],
+                "model_path": server.model_names[0],
                 "modalities": {"vision": False, "audio": False},
                 "endpoint_slots": True,
                 "endpoint_props": False,
@@ -64,43 +63,43 @@ class About:
 
     async def slots(self, request: HttpRequest) -> Response:
         """A slot is a row that a step may have. Which request has which is not told: it changes from step to step."""
-        client = self._generation.client
+        client = self._server.client
         ready = client.require_ready()
         num_busy = min(client.stats.num_running, ready.max_num_seqs)
         if request.query_params.get("fail_on_no_slot") not in (None, "0") and num_busy == ready.max_num_seqs:
             raise Unavailable("There is no free slot.")
-        n_ctx = self._generation.max_model_len
+        n_ctx = self._server.max_model_len
         slot = {"id_task": -1, "n_ctx": n_ctx, "speculative": False}
         rows = range(ready.max_num_seqs)
         return JSONReply([{"id": row, **slot, "is_processing": row < num_busy} for row in rows])
 
     async def adapters(self, request: HttpRequest) -> Response:
         """Each is asked for by its name as the model; none acts on other requests, which is what scale 0 says."""
-        found = self._generation.client.adapters
+        found = self._server.client.adapters
         return JSONReply([{"id": index, "path": each.name, "scale": 0.0} for index, each in enumerate(found)])
 
     async def change_adapters(self, request: HttpRequest) -> Response:
         raise InvalidRequest("Adapters are asked for by their name as the model; /v1/models lists them.")
 
     async def apply_template(self, request: HttpRequest) -> Response:
-        generation, caller = self._generation, caller_of(request)
-        async with generation.limits.body(request) as data:
-            call, rendered = await generation.read("chat", data, caller)
+        server, caller = self._server, caller_of(request)
+        async with server.limits.body(request) as data:
+            call, rendered = await server.read("chat", data, caller)
             if rendered is None:
-                rendered = await generation.encoder.render(call.conversation, caller)
-            with generation.limits.held(len(rendered.text)):
+                rendered = await server.encoder.render(call.conversation, caller)
+            with server.limits.held(len(rendered.text)):
                 return JSONReply({"prompt": rendered.text})
 
 
-class Vectors:
+class Embeddings:
     """The endpoint that gives vectors."""
 
-    def __init__(self, service: VectorService) -> None:
-        self._service = service
+    def __init__(self, vectors: Vectors) -> None:
+        self._vectors = vectors
 
     async def embedding(self, request: HttpRequest) -> ASGIApp:
         with said_as({"input": "content"}):
-            return await self._service.embed(request, "llama_embedding", _body)
+            return await self._vectors.embed(request, "llama_embedding", _body)
 
 
 def _body(

@@ -8,30 +8,30 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ...api.helper import caller_of
+from ...api.json_reply import JSONReply
 from ...api.messages.parse import renamed
 from ...api.messages.shape import MessageShape
+from ...api.port import Server
 from ...core.errors import InvalidRequest
 from ...text.calls import require_tokens
-from ..generation import Generation
-from ..http import JSONReply
 
 _SHAPE = MessageShape()
 
 
-def routes(generation: Generation) -> list[Route]:
+def routes(server: Server) -> list[Route]:
     async def messages(request: HttpRequest) -> ASGIApp:
         try:
-            return await generation.reply(request, "messages", _SHAPE)
+            return await server.reply(request, "messages", _SHAPE)
         except InvalidRequest as error:
             raise renamed(error) from error
 
     async def count(request: HttpRequest) -> Response:
         """How many tokens a prompt has, as it would be for `messages`."""
         caller = caller_of(request)
-        async with generation.limits.body(request) as data:
-            call, rendered = await generation.read("count_tokens", data, caller)
-            require_tokens(await generation.wait_ready(caller))
-            num_tokens = await generation.encoder.count(call, rendered, "messages", caller)
+        async with server.limits.body(request) as data:
+            call, rendered = await server.read("count_tokens", data, caller)
+            require_tokens(await server.wait_ready(caller))
+            num_tokens = await server.encoder.count(call, rendered, "messages", caller)
         return JSONReply({"input_tokens": num_tokens})
 
     return [

@@ -10,12 +10,12 @@ from starlette.routing import Route
 
 from ...api.fields import Fields
 from ...api.helper import parse_small
+from ...api.json_reply import JSONReply
 from ...cluster.canary import Rules, Version
 from ...control.models.canaries import Canaries
 from ...control.models.registry import ModelRegistry
 from ...core.errors import BadCheckpoint, ConfigError, FetchError, InvalidRequest, NotFound
 from ...core.slo import Targets
-from ..http import JSONReply
 from ..limits import Limits
 from ..scopes import require_local_admin, require_operator
 

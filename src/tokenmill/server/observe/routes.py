@@ -13,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ...api.json_encoder import encode_json
+from ...api.json_reply import JSONReply
 from ...api.pieces import in_turns
 from ...control.observe.monitor import NUM_KEPT, Monitor
 from ...control.observe.perfetto import facts_of, trace_parts
@@ -23,7 +24,6 @@ from ...core.flight import NUM_STEPS, Flight, reading
 from ...core.ports import Clock
 from ...core.tenant import ADMIN
 from ..client import EngineClient
-from ..http import JSONReply
 from ..scopes import require_operator
 from .load import load_body
 

@@ -15,11 +15,11 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from ...api.fields import Fields
 from ...api.helper import parse_small
+from ...api.json_reply import JSONReply
 from ...api.ollama.shape import API_VERSION, details, tagged, timestamp
+from ...api.port import Server
 from ...core.errors import InvalidRequest
 from ...text.calls import context_limit
-from ..generation import Generation
-from ..http import JSONReply
 
 _NEVER = "9999-12-31T23:59:59Z"
 """When a model is unloaded that stays loaded."""
@@ -37,7 +37,7 @@ _INSTEAD = {
 class Catalog:
     """The endpoints of one application."""
 
-    generation: Generation
+    server: Server
 
     async def live(self, request: HttpRequest) -> Response:
         """What clients ask for to know that somebody is there; some look for these words. Browsers get the console."""
@@ -52,7 +52,7 @@ class Catalog:
         return JSONReply({"models": [self._card(name) for name in self._names()]})
 
     async def ps(self, request: HttpRequest) -> Response:
-        ready = self.generation.client.ready
+        ready = self.server.client.ready
         if ready is None:
             return JSONReply({"models": []})
         loaded = {
@@ -64,12 +64,12 @@ class Catalog:
         return JSONReply({"models": [self._card(name) | loaded for name in self._names()]})
 
     async def show(self, request: HttpRequest) -> Response:
-        async with self.generation.limits.body(request) as data:
+        async with self.server.limits.body(request) as data:
             fields = Fields(parse_small(data))
         name = fields.text("model") or fields.required_text("name")
-        self.generation.check_model({"model": name})
-        about, chat = self.generation.text.info, self.generation.text.chat
-        defaults = self.generation.text.sampling_defaults
+        self.server.check_model({"model": name})
+        about, chat = self.server.text.info, self.server.text.chat
+        defaults = self.server.text.sampling_defaults
         return JSONReply(
             {
                 "license": "",
@@ -80,7 +80,7 @@ class Catalog:
                 "model_info": {
                     "general.architecture": about.architecture,
                     "general.parameter_count": about.num_parameters,
-                    f"{about.architecture}.context_length": self.generation.max_model_len,
+                    f"{about.architecture}.context_length": self.server.max_model_len,
                     f"{about.architecture}.embedding_length": about.width,
                     f"{about.architecture}.block_count": about.num_layers,
                 },
@@ -91,7 +91,7 @@ class Catalog:
 
     async def pull(self, request: HttpRequest) -> Response:
         """A model that is served needs no pulling: that is a success. Any other cannot be had here."""
-        async with self.generation.limits.body(request) as data:
+        async with self.server.limits.body(request) as data:
             fields = Fields(parse_small(data))
         name = fields.text("model") or fields.required_text("name")
         if name not in self._names() and tagged(name) not in map(tagged, self._names()):
@@ -106,11 +106,11 @@ class Catalog:
         raise InvalidRequest(_INSTEAD[path])
 
     def _names(self) -> list[str]:
-        return [*self.generation.model_names, *(adapter.name for adapter in self.generation.client.adapters)]
+        return [*self.server.model_names, *(adapter.name for adapter in self.server.client.adapters)]
 
     def _card(self, name: str) -> dict[str, Any]:
-        about, ready = self.generation.text.info, self.generation.client.ready
-        adapter = self.generation.client.adapters.get(name)
+        about, ready = self.server.text.info, self.server.client.ready
+        adapter = self.server.client.adapters.get(name)
         identity = f"{'' if ready is None else ready.numerics_id} {'' if adapter is None else adapter.digest}"
         return {
             "name": tagged(name),
@@ -122,11 +122,11 @@ class Catalog:
         }
 
     def _capabilities(self) -> list[str]:
-        ready, chat = self.generation.client.ready, self.generation.text.chat
+        ready, chat = self.server.client.ready, self.server.text.chat
         if ready is not None and ready.pooling is not None:
             return ["embedding"]
         found = ["completion"]
         found += ["tools"] * (chat is not None)
-        found += ["thinking"] * bool(self.generation.text.chat_format.reasoning)
-        found += ["insert"] * (self.generation.text.fim is not None)
+        found += ["thinking"] * bool(self.server.text.chat_format.reasoning)
+        found += ["insert"] * (self.server.text.fim is not None)
         return found

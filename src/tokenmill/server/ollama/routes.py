@@ -10,21 +10,20 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ...api.helper import caller_of
+from ...api.json_reply import JSONReply
 from ...api.ollama.shape import OllamaShape, timestamp
-from ..generation import Generation
-from ..http import JSONReply
-from ..vectors import VectorService
+from ...api.port import Server, Vectors
 from .catalog import Catalog
-from .vectors import Vectors
+from .vectors import Embeddings
 
 
-def routes(generation: Generation, service: VectorService) -> list[Route]:
-    answers, catalog, vectors = _Answers(generation), Catalog(generation), Vectors(service)
+def routes(server: Server, vectors: Vectors) -> list[Route]:
+    answers, catalog, embeddings = _Answers(server), Catalog(server), Embeddings(server, vectors)
     return [
         Route("/api/chat", answers.chat, methods=["POST"]),
         Route("/api/generate", answers.generate, methods=["POST"]),
-        Route("/api/embed", vectors.embed, methods=["POST"]),
-        Route("/api/embeddings", vectors.embeddings, methods=["POST"]),
+        Route("/api/embed", embeddings.embed, methods=["POST"]),
+        Route("/api/embeddings", embeddings.embeddings, methods=["POST"]),
         Route("/", catalog.live),
         Route("/api/version", catalog.version),
         Route("/api/tags", catalog.tags),
@@ -42,10 +41,10 @@ def routes(generation: Generation, service: VectorService) -> list[Route]:
 class _Answers:
     """The endpoints that generate."""
 
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
-        self._chat = OllamaShape(generation.now, is_chat=True)
-        self._generate = OllamaShape(generation.now, is_chat=False)
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._chat = OllamaShape(server.now, is_chat=True)
+        self._generate = OllamaShape(server.now, is_chat=False)
 
     async def chat(self, request: HttpRequest) -> ASGIApp:
         return await self._reply(request, "ollama_chat", self._chat)
@@ -54,17 +53,17 @@ class _Answers:
         return await self._reply(request, "ollama_generate", self._generate)
 
     async def _reply(self, request: HttpRequest, endpoint: str, shape: OllamaShape) -> ASGIApp:
-        """As Generation.reply, but for calls without a prompt, which ask for nothing but a model that is ready."""
-        generation = self._generation
-        arrival_s = generation.now()
-        generation.limits.refuse_when_draining()
+        """As Server.reply, but for calls without a prompt, which ask for nothing but a model that is ready."""
+        server = self._server
+        arrival_s = server.now()
+        server.limits.refuse_when_draining()
         caller = caller_of(request)
-        async with generation.limits.body(request) as data:
-            call, rendered = await generation.read(endpoint, data, caller)
+        async with server.limits.body(request) as data:
+            call, rendered = await server.read(endpoint, data, caller)
             if reason := call.extras.get("done_reason"):
-                await generation.wait_ready(caller)
+                await server.wait_ready(caller)
                 return JSONReply(_loaded(call.model, shape, reason))
-            running = await generation.begin(
+            running = await server.begin(
                 call, shape.prefix, caller, rendered=rendered, arrival_s=arrival_s, request_id=request.state.request_id
             )
             return running.reply(shape)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -12,9 +14,59 @@ from ...api.json_encoder import encode_json
 from ...api.responses.output import response_of
 from ...api.responses.parse import outline_of, unpack_outline
 from ...core.errors import InvalidRequest, PreviousResponseNotFound
-from .store import MAX_CHAIN, Record, ResponseStore
 
 _decode = msgspec.json.decode
+
+MAX_CHAIN = 1000
+"""Responses that one may continue, one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A response as it is kept. body: the object as JSON; input: the items of its own call, a JSON array; previous: the
+    id of the response that it continues, "" for none."""
+
+    id: str
+    owner: str
+    previous: str
+    body: bytes
+    input: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.body) + len(self.input)
+
+
+class Store(Protocol):
+    """Keeps responses for a while."""
+
+    @property
+    def max_record_bytes(self) -> int:
+        """A call with more input than this is not kept."""
+        ...
+
+    def put(self, record: Record) -> None:
+        """Keep a response; it need not be waited for."""
+        ...
+
+    async def why_not(self) -> str:
+        """Why no response can be kept now; "": it can, as far as is known."""
+        ...
+
+    async def settle(self, longest_s: float) -> None:
+        """Wait until what was put before is kept, at most so long."""
+        ...
+
+    async def get(self, owner: str, identifier: str) -> Record | None: ...
+
+    async def chain(self, owner: str, identifier: str, most_bytes: int) -> list[Record]:
+        """A response and all that it continues, the oldest first; it ends early where one is not there any more or
+        where there are more than MAX_CHAIN or `most_bytes`: the first one's `previous` is then not ""."""
+        ...
+
+    async def delete(self, owner: str, identifier: str) -> bool:
+        """Whether there was one to delete."""
+        ...
 
 
 class _Stored(msgspec.Struct):
@@ -28,7 +80,7 @@ class _Named(msgspec.Struct):
 
 
 async def with_history(
-    body: bytes, store: ResponseStore | None, owner: str, most_bytes: int, helper: Helper, caller: Caller
+    body: bytes, store: Store | None, owner: str, most_bytes: int, helper: Helper, caller: Caller
 ) -> bytes | None:
     """`body` and what it needs of the store, for parse.parse_continued; None if it needs nothing. `most_bytes`: of all
     that it continues. Raises InvalidRequest, and PreviousResponseNotFound."""
@@ -60,7 +112,7 @@ async def with_history(
     return b'{"body":' + body.strip() + b"," + tail[1:]
 
 
-async def earlier_items(store: ResponseStore, owner: str, identifier: str, most_bytes: int) -> list[msgspec.Raw]:
+async def earlier_items(store: Store, owner: str, identifier: str, most_bytes: int) -> list[msgspec.Raw]:
     """Input and output of a response and of all that it continues, in order, as JSON. Raises PreviousResponseNotFound,
     and InvalidRequest where it is too much."""
     chain = await store.chain(owner, identifier, most_bytes)

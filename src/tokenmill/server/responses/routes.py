@@ -16,17 +16,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...api.fields import said_as
 from ...api.helper import caller_of
 from ...api.json_encoder import encode_json
+from ...api.json_reply import JSONReply
 from ...api.openai.parse import Call
+from ...api.port import Running, Server
 from ...api.responses.parse import INCLUDES
 from ...api.responses.shape import PREFIX, Progress, ResponseShape
 from ...core.errors import ContextTooLong, InvalidRequest, NotFound, TokenmillError, Unavailable
 from ...text.calls import require_tokens
 from ...text.special_tokens import Rendered
-from ..generation import Generation
-from ..http import JSONReply
-from ..stream import RunningCall
-from .history import earlier_items, id_of, with_history
-from .store import Record, ResponseStore
+from .history import Record, Store, earlier_items, id_of, with_history
 from .truncation import fitted
 
 _PATH = "/v1/responses"
@@ -35,9 +33,9 @@ _SETTLE_S = 1.0
 """An answer waits no longer for the disk."""
 
 
-def routes(generation: Generation, store: ResponseStore | None) -> list[Route]:
+def routes(server: Server, store: Store | None) -> list[Route]:
     """`store`: open while the application serves; None: nothing is kept."""
-    service = _Responses(generation, store)
+    service = _Responses(server, store)
     named = _PATH + "/{response_id}"
     return [
         Route(_PATH, service.create, methods=["POST"]),
@@ -57,20 +55,20 @@ class _Cancelled(TokenmillError):
 class _Responses:
     """`running`: responses to be stored that are not complete yet, by id, with their owner and what feeds them."""
 
-    def __init__(self, generation: Generation, store: ResponseStore | None) -> None:
-        self._generation = generation
+    def __init__(self, server: Server, store: Store | None) -> None:
+        self._server = server
         self._store = store
-        self._running: dict[str, tuple[str, Progress, RunningCall]] = {}
+        self._running: dict[str, tuple[str, Progress, Running]] = {}
 
     async def create(self, request: HttpRequest) -> ASGIApp:
-        generation, owner = self._generation, request.state.owner
-        generation.limits.refuse_when_draining()
+        server, owner = self._server, request.state.owner
+        server.limits.refuse_when_draining()
         caller = caller_of(request)
         begin = partial(
-            generation.begin,
+            server.begin,
             prefix=PREFIX,
             caller=caller,
-            arrival_s=generation.now(),
+            arrival_s=server.now(),
             media_type=ResponseShape.media_type,
             new_name=self._new_name,
         )
@@ -81,7 +79,7 @@ class _Responses:
             except ContextTooLong:
                 if not (call.extras["settings"]["truncation"] == "auto" and rendered is None):
                     raise
-                running = await begin(await fitted(call, generation, caller), rendered=None)
+                running = await begin(await fitted(call, server, caller), rendered=None)
         progress = Progress(running.answer, partial(self._keep, owner))
         if progress.is_stored:
             self._running[running.answer.id] = (owner, progress, running)
@@ -89,29 +87,27 @@ class _Responses:
 
     def _new_name(self) -> str:
         """Whoever knows it may read what is kept: it is not the id that logs, traces and views of the server tell."""
-        return self._generation.new_id(PREFIX[:-1]).replace("-", "_", 1)
+        return self._server.new_id(PREFIX[:-1]).replace("-", "_", 1)
 
     async def count(self, request: HttpRequest) -> Response:
         """How many tokens the model would be given."""
-        generation, caller = self._generation, caller_of(request)
+        server, caller = self._server, caller_of(request)
         async with self._read(request) as (call, rendered, _):
-            require_tokens(await generation.wait_ready(caller))
-            num_tokens = await generation.encoder.count(call, rendered, "input", caller)
+            require_tokens(await server.wait_ready(caller))
+            num_tokens = await server.encoder.count(call, rendered, "input", caller)
         return JSONReply({"object": "response.input_tokens", "input_tokens": num_tokens})
 
     @contextlib.asynccontextmanager
     async def _read(self, request: HttpRequest) -> AsyncIterator[tuple[Any, Rendered | None, int]]:
         """(the call with what it continues, its conversation where that is rendered already, bytes of the body), which
         count as held until the block ends. Errors of the block are told in this API's words."""
-        generation = self._generation
-        caller, most_bytes = caller_of(request), generation.max_body_bytes
-        async with generation.limits.body(request) as data:
-            continued = await with_history(
-                data, self._store, request.state.owner, most_bytes, generation.helper, caller
-            )
+        server = self._server
+        caller, most_bytes = caller_of(request), server.max_body_bytes
+        async with server.limits.body(request) as data:
+            continued = await with_history(data, self._store, request.state.owner, most_bytes, server.helper, caller)
             endpoint = "response" if continued is None else "continued_response"
-            with generation.limits.held(0 if continued is None else len(continued)), said_as({"messages": "input"}):
-                call, rendered = await generation.read(endpoint, continued or data, caller)
+            with server.limits.held(0 if continued is None else len(continued)), said_as({"messages": "input"}):
+                call, rendered = await server.read(endpoint, continued or data, caller)
                 yield call, rendered, len(data)
 
     async def retrieve(self, request: HttpRequest) -> Response:
@@ -184,7 +180,7 @@ class _Responses:
         if not previous:
             return own
         assert self._store is not None
-        return [*await earlier_items(self._store, owner, previous, self._generation.max_body_bytes), *own]
+        return [*await earlier_items(self._store, owner, previous, self._server.max_body_bytes), *own]
 
     async def _check_store(self, call: Call, size_bytes: int) -> None:
         """Whether what is asked for can be done. Where nothing is kept, only who says so is refused."""
@@ -209,7 +205,7 @@ class _Responses:
                 raise Unavailable(f"store may not be true now: responses cannot be kept: {why}.")
             settings["store"] = False
 
-    def _followed(self, progress: Progress, running: RunningCall, size_bytes: int) -> ASGIApp:
+    def _followed(self, progress: Progress, running: Running, size_bytes: int) -> ASGIApp:
         """The reply. Until its end what the body said counts as held: the response repeats it. Then the response is not
         under way any more, however it ended; one that nobody has heard of is not kept. The last of the answer waits for
         the store: what a client has read to its end is there after a crash."""
@@ -230,7 +226,7 @@ class _Responses:
                 scope = {**scope, "state": state | {"send": after_store(state.get("send", send))}}
                 send = after_store(send)
             try:
-                with self._generation.limits.held(size_bytes):
+                with self._server.limits.held(size_bytes):
                     await reply(scope, receive, send)
             finally:
                 running.close()
@@ -247,7 +243,7 @@ class _Responses:
         given = encode_json(progress.input)
         self._store.put(Record(progress.answer.id, owner, previous, progress.sealed, given))
 
-    def _find_running(self, request: HttpRequest) -> tuple[Progress, RunningCall] | None:
+    def _find_running(self, request: HttpRequest) -> tuple[Progress, Running] | None:
         found = self._running.get(request.path_params["response_id"])
         return None if found is None or found[0] != request.state.owner else found[1:]
 

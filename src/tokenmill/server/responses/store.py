@@ -12,13 +12,13 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
 from ...core.errors import Unavailable
 from ...core.units import MiB
+from ...server.responses.history import MAX_CHAIN, Record
 from ...state.database import Schema, cannot_use, set_mark, transaction
 from ...state.file import FAILURES, StateFile
 from ...state.kept import KEPT, Kind, Row, old_format
@@ -26,8 +26,6 @@ from ...state.kept import KEPT, Kind, Row, old_format
 FLAG = "--responses-store"
 KEPT_S = 24 * 3600
 MAX_BYTES = 256 * MiB
-MAX_CHAIN = 1000
-"""Responses that one may continue, one after the other."""
 
 _KIND = "response"
 _SWEEP_S = 600.0
@@ -46,22 +44,6 @@ def _rows(database: sqlite3.Connection) -> Iterator[Row]:
 
 
 OLD = old_format("responses.db", Schema(FLAG, (0x746D5253, 1), "CREATE TABLE response (id TEXT PRIMARY KEY);"), _rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A response as it is kept. body: the object as JSON; input: the items of its own call, a JSON array; previous: the
-    id of the response that it continues, "" for none."""
-
-    id: str
-    owner: str
-    previous: str
-    body: bytes
-    input: bytes
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.body) + len(self.input)
 
 
 class ResponseStore:

@@ -8,17 +8,17 @@ from typing import Any
 
 from ...api.helper import Caller
 from ...api.openai.parse import Call
+from ...api.port import Server
 from ...core.errors import ContextTooLong
 from ...text.calls import context_limit
-from ..generation import Generation
 
 
-async def fitted(call: Call, generation: Generation, caller: Caller) -> Call:
+async def fitted(call: Call, server: Server, caller: Caller) -> Call:
     """`call` with as many of its latest turns as fit the context with the answer. System messages at the start stay,
     and so does the last turn. Raises ContextTooLong where that alone is too long."""
     assert call.conversation is not None
     messages = call.conversation.messages
-    room = context_limit(await generation.wait_ready(caller))
+    room = context_limit(await server.wait_ready(caller))
     cuts = cut_points(messages)
     head = messages[: cuts[0]] if cuts else messages
 
@@ -29,7 +29,7 @@ async def fitted(call: Call, generation: Generation, caller: Caller) -> Call:
 
     async def fits(num_turns: int) -> bool:
         try:
-            (prompt,) = await generation.encoder.encode_call(without(num_turns), room, caller=caller)
+            (prompt,) = await server.encoder.encode_call(without(num_turns), room, caller=caller)
         except ContextTooLong:
             return False
         return len(prompt.tokens) + (call.sampling.max_tokens or 1) <= room

@@ -8,11 +8,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...api.json_reply import JSONReply
 from ...control.slo.idle_job import IdleTime
 from ...control.slo.objectives import Objectives
 from ...control.slo.scorer import Scorer
 from ...core.slo import FEATURES, PROFILES, Traffic
-from ..http import JSONReply
 from ..scopes import require_operator
 
 

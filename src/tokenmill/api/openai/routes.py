@@ -1,0 +1,88 @@
+"""Which path of OpenAI's API leads where, with what vLLM and others have beside it: scores, /tokenize, /detokenize."""
+
+from __future__ import annotations
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ...text.special_tokens import Rendered
+from ..helper import caller_of
+from ..json_reply import JSONReply
+from ..pooling import embedding_body, rerank_body, score_body
+from ..port import Server, Vectors
+from .shape import OpenAIShape
+
+_RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking")
+_CHAT, _COMPLETION = OpenAIShape("chatcmpl-"), OpenAIShape("cmpl-")
+
+
+def routes(server: Server, vectors: Vectors) -> list[Route]:
+    api = OpenAI(server, vectors)
+    return [
+        *(Route(path, api.chat, methods=["POST"]) for path in ("/v1/chat/completions", "/chat/completions")),
+        Route("/v1/completions", api.completion, methods=["POST"]),
+        Route("/v1/embeddings", api.embeddings, methods=["POST"]),
+        *(Route(path, api.score, methods=["POST"]) for path in ("/v1/score", "/score")),
+        *(Route(path, api.rerank, methods=["POST"]) for path in _RERANK_PATHS),
+        Route("/tokenize", api.tokenize, methods=["POST"]),
+        Route("/detokenize", api.detokenize, methods=["POST"]),
+    ]
+
+
+class OpenAI:
+    """The endpoints of one application."""
+
+    def __init__(self, server: Server, vectors: Vectors) -> None:
+        self._server = server
+        self._vectors = vectors
+
+    async def chat(self, request: HttpRequest) -> ASGIApp:
+        return await self._server.reply(request, "chat", _CHAT)
+
+    async def completion(self, request: HttpRequest) -> ASGIApp:
+        return await self._server.reply(request, "completion", _COMPLETION)
+
+    async def embeddings(self, request: HttpRequest) -> ASGIApp:
+        return await self._vectors.embed(request, "embedding", embedding_body)
+
+    async def score(self, request: HttpRequest) -> ASGIApp:
+        return await self._vectors.score(request, "score", score_body)
+
+    async def rerank(self, request: HttpRequest) -> ASGIApp:
+        return await self._vectors.score(request, "rerank", rerank_body)
+
+    async def tokenize(self, request: HttpRequest) -> ASGIApp:
+        server, caller = self._server, caller_of(request)
+        async with server.limits.body(request) as data:
+            call, rendered = await server.read("tokenize", data, caller)
+            if call.conversation is None:
+                (prompt,), param = call.prompts, "content" if call.form in ("ids", "pieces") else "prompt"
+                if not call.parse_special:
+                    prompt = Rendered((prompt,), is_split=True)
+            else:
+                prompt = rendered or await server.encoder.render(call.conversation, caller)
+                param = "messages"
+            body = await server.encoder.tokenize(
+                prompt,
+                add_special=call.add_special,
+                form=call.form,
+                max_model_len=server.max_model_len,
+                param=param,
+                caller=caller,
+            )
+        reply = Response(body, media_type="application/json")
+
+        async def send_held(scope: Scope, receive: Receive, send: Send) -> None:
+            with server.limits.held(len(body)):
+                await reply(scope, receive, send)
+
+        return send_held
+
+    async def detokenize(self, request: HttpRequest) -> Response:
+        server = self._server
+        async with server.limits.body(request) as data:
+            call, _ = await server.read("detokenize", data, caller_of(request))
+        text = await server.encoder.decode(call.prompts[0])
+        return JSONReply({"prompt": text, "content": text})
