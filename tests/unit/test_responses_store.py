@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tokenmill.api.responses.history import MAX_CHAIN, Record
 from tokenmill.core.errors import ConfigError, Unavailable
 from tokenmill.server.responses import store as responses_store
-from tokenmill.server.responses.history import MAX_CHAIN, Record
 from tokenmill.server.responses.store import ResponseStore
 from tokenmill.state.file import StateFile
 

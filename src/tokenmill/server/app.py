@@ -16,7 +16,12 @@ from starlette.types import ASGIApp
 
 from ..api.errors import ClientGone
 from ..api.helper import Helper
+from ..api.ids.routes import routes as ids_routes
+from ..api.llama.routes import routes as llama_routes
+from ..api.messages.routes import routes as message_routes
+from ..api.ollama.routes import routes as ollama_routes
 from ..api.openai.routes import routes as openai_routes
+from ..api.responses.routes import routes as responses_routes
 from ..control.audit.entries import note_changes
 from ..control.audit.log import AuditLog, AuditMetrics
 from ..control.kv_store import AskStore, EngineTierMetrics, TierMetrics
@@ -49,22 +54,17 @@ from .files.runner import Batches
 from .files.store import FileStore
 from .generation import Generation
 from .http import on_http, on_unexpected
-from .ids.routes import routes as ids_routes
 from .kv.routes import routes as kv_routes
 from .kv.wanted import pin_always
 from .layers import layers
-from .llama.routes import routes as llama_routes
-from .messages.routes import routes as message_routes
 from .models.door import ModelDoor
 from .models.routes import routes as model_routes
 from .observe.routes import routes as observe_routes
 from .observe.traced import Traced
-from .ollama.routes import routes as ollama_routes
 from .openapi.routes import routes as openapi_routes
 from .repeats.keyed import Keyed
 from .repeats.metrics import RepeatMetrics
 from .repeats.store import AnswerStore
-from .responses.routes import routes as responses_routes
 from .responses.store import ResponseStore
 from .result_cache import ResultCache
 from .resume.book import Book as StreamBook

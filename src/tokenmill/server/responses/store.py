@@ -16,9 +16,9 @@ from typing import TypeVar
 
 import msgspec
 
+from ...api.responses.history import MAX_CHAIN, Record
 from ...core.errors import Unavailable
 from ...core.units import MiB
-from ...server.responses.history import MAX_CHAIN, Record
 from ...state.database import Schema, cannot_use, set_mark, transaction
 from ...state.file import FAILURES, StateFile
 from ...state.kept import KEPT, Kind, Row, old_format

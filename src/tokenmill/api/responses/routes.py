@@ -1,9 +1,12 @@
-"""The endpoints of /v1/responses, and the responses that are under way."""
+"""The endpoints of /v1/responses, and the responses that are under way.
+
+With `truncation: auto` an input that is too long loses its earliest turns, as few as must go."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,19 +16,57 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...api.fields import said_as
-from ...api.helper import caller_of
-from ...api.json_encoder import encode_json
-from ...api.json_reply import JSONReply
-from ...api.openai.parse import Call
-from ...api.port import Running, Server
-from ...api.responses.parse import INCLUDES
-from ...api.responses.shape import PREFIX, Progress, ResponseShape
 from ...core.errors import ContextTooLong, InvalidRequest, NotFound, TokenmillError, Unavailable
-from ...text.calls import require_tokens
+from ...text.calls import context_limit, require_tokens
 from ...text.special_tokens import Rendered
+from ..fields import said_as
+from ..helper import Caller, caller_of
+from ..json_encoder import encode_json
+from ..json_reply import JSONReply
+from ..openai.parse import Call
+from ..port import Running, Server
 from .history import Record, Store, earlier_items, id_of, with_history
-from .truncation import fitted
+from .parse import INCLUDES
+from .shape import PREFIX, Progress, ResponseShape
+
+
+async def fitted(call: Call, server: Server, caller: Caller) -> Call:
+    """`call` with as many of its latest turns as fit the context with the answer. System messages at the start stay,
+    and so does the last turn. Raises ContextTooLong where that alone is too long."""
+    assert call.conversation is not None
+    messages = call.conversation.messages
+    room = context_limit(await server.wait_ready(caller))
+    cuts = cut_points(messages)
+    head = messages[: cuts[0]] if cuts else messages
+
+    def without(num_turns: int) -> Call:
+        assert call.conversation is not None
+        kept = (*head, *messages[cuts[num_turns] :])
+        return replace(call, conversation=replace(call.conversation, messages=kept))
+
+    async def fits(num_turns: int) -> bool:
+        try:
+            (prompt,) = await server.encoder.encode_call(without(num_turns), room, caller=caller)
+        except ContextTooLong:
+            return False
+        return len(prompt.tokens) + (call.sampling.max_tokens or 1) <= room
+
+    low, high = 0, len(cuts) - 1  # the fewest turns to drop are in (low, high], if any number will do
+    if high < 1 or not await fits(high):
+        raise ContextTooLong("The last turn of input is too long for this model's context; shorten it.", param="input")
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if await fits(middle):
+            high = middle
+        else:
+            low = middle
+    return without(high)
+
+
+def cut_points(messages: Sequence[dict[str, Any]]) -> list[int]:
+    """Where turns begin: at each message of the user. What is before the first is no turn."""
+    return [index for index, message in enumerate(messages) if message["role"] == "user"]
+
 
 _PATH = "/v1/responses"
 _MAX_LIMIT, _LIMIT = 100, 20

@@ -8,12 +8,12 @@ from typing import Protocol
 
 import msgspec
 
-from ...api.helper import Caller, Helper, is_heavy
-from ...api.jobs import Skim
-from ...api.json_encoder import encode_json
-from ...api.responses.output import response_of
-from ...api.responses.parse import outline_of, unpack_outline
 from ...core.errors import InvalidRequest, PreviousResponseNotFound
+from ..helper import Caller, Helper, is_heavy
+from ..jobs import Skim
+from ..json_encoder import encode_json
+from .output import response_of
+from .parse import outline_of, unpack_outline
 
 _decode = msgspec.json.decode
 

@@ -1,7 +1,6 @@
-"""What llama-server tells of itself: /props, /slots, /lora-adapters; prompts from templates; and vectors in its shape.
+"""Which path of llama-server's own API leads where, and what it tells of itself: /props, /slots, /lora-adapters.
 
-What would change the server is refused: its settings are given when it starts.
-"""
+What would change the server is refused: its settings are given when it starts."""
 
 from __future__ import annotations
 
@@ -10,18 +9,20 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ... import __version__
-from ...api.fields import said_as
-from ...api.helper import caller_of
-from ...api.json_reply import JSONReply
-from ...api.llama.settings import settings
-from ...api.pooling import PoolingCall, floats
-from ...api.port import Server, Vectors
 from ...core.errors import InvalidRequest, Unavailable
 from ...core.request import SamplingParams
 from ...text.calls import Input
+from ..fields import said_as
+from ..helper import caller_of
+from ..json_reply import JSONReply
+from ..pooling import PoolingCall, floats
+from ..port import Server, Vectors
+from .settings import settings
+from .shape import LlamaShape
 
 
 class About:
@@ -107,3 +108,26 @@ def _body(
 ) -> list[dict[str, Any]]:
     """A row of vectors for each input, which has one."""
     return [{"index": index, "embedding": [floats(vector)]} for index, vector in enumerate(vectors)]
+
+
+def routes(server: Server, vectors: Vectors) -> list[Route]:
+    about, embeddings = About(server), Embeddings(vectors)
+    shape = LlamaShape(server.now)
+
+    async def completion(request: HttpRequest) -> ASGIApp:
+        return await server.reply(request, "llama_completion", shape)
+
+    async def infill(request: HttpRequest) -> ASGIApp:
+        return await server.reply(request, "llama_infill", shape)
+
+    return [
+        *(Route(path, completion, methods=["POST"]) for path in ("/completion", "/completions")),
+        Route("/infill", infill, methods=["POST"]),
+        Route("/apply-template", about.apply_template, methods=["POST"]),
+        *(Route(path, embeddings.embedding, methods=["POST"]) for path in ("/embedding", "/embeddings")),
+        Route("/props", about.props),
+        Route("/props", about.change_props, methods=["POST"]),
+        Route("/slots", about.slots),
+        Route("/lora-adapters", about.adapters),
+        Route("/lora-adapters", about.change_adapters, methods=["POST"]),
+    ]

@@ -7,13 +7,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from ...api.helper import caller_of
-from ...api.json_reply import JSONReply
-from ...api.messages.parse import renamed
-from ...api.messages.shape import MessageShape
-from ...api.port import Server
 from ...core.errors import InvalidRequest
 from ...text.calls import require_tokens
+from ..helper import caller_of
+from ..json_reply import JSONReply
+from ..port import Server
+from .parse import renamed
+from .shape import MessageShape
 
 _SHAPE = MessageShape()
 

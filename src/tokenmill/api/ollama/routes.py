@@ -1,25 +1,29 @@
-"""Which models there are, in Ollama's words: /api/tags, /api/show, /api/ps, /api/version, and what is refused.
+"""Which path of Ollama's API leads where, and which models there are in its words.
 
 One model is served, under its names and those of its adapters. It is loaded when the server starts and stays so; what
-would fetch, make or delete models is refused, with what to do instead.
-"""
+would fetch, make or delete models is refused, with what to do instead."""
 
 from __future__ import annotations
 
 import hashlib
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from ...api.fields import Fields
-from ...api.helper import parse_small
-from ...api.json_reply import JSONReply
-from ...api.ollama.shape import API_VERSION, details, tagged, timestamp
-from ...api.port import Server
 from ...core.errors import InvalidRequest
-from ...text.calls import context_limit
+from ...text.calls import Input, context_limit
+from ..fields import Fields, said_as
+from ..helper import caller_of, parse_small
+from ..json_reply import JSONReply
+from ..pooling import PoolingCall, floats
+from ..port import Server, Vectors
+from .shape import API_VERSION, OllamaShape, details, nanoseconds, tagged, timestamp
 
 _NEVER = "9999-12-31T23:59:59Z"
 """When a model is unloaded that stays loaded."""
@@ -130,3 +134,94 @@ class Catalog:
         found += ["thinking"] * bool(self.server.text.chat_format.reasoning)
         found += ["insert"] * (self.server.text.fim is not None)
         return found
+
+
+class Embeddings:
+    """The endpoints of one application."""
+
+    def __init__(self, server: Server, vectors: Vectors) -> None:
+        self._now = server.now
+        self._vectors = vectors
+
+    async def embed(self, request: HttpRequest) -> ASGIApp:
+        arrival_s = self._now()
+
+        def body(
+            head: dict[str, Any], call: PoolingCall, inputs: Sequence[Input], vectors: list[bytes]
+        ) -> dict[str, Any]:
+            return {
+                "model": call.model or tagged(head["model"]),
+                "embeddings": [floats(vector) for vector in vectors],
+                "total_duration": nanoseconds(self._now() - arrival_s),
+                "load_duration": 0,
+                "prompt_eval_count": sum(len(tokens) for tokens, _ in inputs),
+            }
+
+        with said_as({"truncate_prompt_tokens": "truncate"}):
+            return await self._vectors.embed(request, "ollama_embed", body)
+
+    async def embeddings(self, request: HttpRequest) -> ASGIApp:
+        def body(
+            head: dict[str, Any], call: PoolingCall, inputs: Sequence[Input], vectors: list[bytes]
+        ) -> dict[str, Any]:
+            return {"embedding": floats(vectors[0]) if vectors else []}
+
+        with said_as({"input[0]": "prompt", "input": "prompt", "truncate_prompt_tokens": "/api/embed"}):
+            return await self._vectors.embed(request, "ollama_embeddings", body)
+
+
+def routes(server: Server, vectors: Vectors) -> list[Route]:
+    answers, catalog, embeddings = _Answers(server), Catalog(server), Embeddings(server, vectors)
+    return [
+        Route("/api/chat", answers.chat, methods=["POST"]),
+        Route("/api/generate", answers.generate, methods=["POST"]),
+        Route("/api/embed", embeddings.embed, methods=["POST"]),
+        Route("/api/embeddings", embeddings.embeddings, methods=["POST"]),
+        Route("/", catalog.live),
+        Route("/api/version", catalog.version),
+        Route("/api/tags", catalog.tags),
+        Route("/api/ps", catalog.ps),
+        Route("/api/show", catalog.show, methods=["POST"]),
+        Route("/api/pull", catalog.pull, methods=["POST"]),
+        Route("/api/push", catalog.refuse, methods=["POST"]),
+        Route("/api/create", catalog.refuse, methods=["POST"]),
+        Route("/api/copy", catalog.refuse, methods=["POST"]),
+        Route("/api/delete", catalog.refuse, methods=["DELETE", "POST"]),
+        Route("/api/blobs/{digest}", catalog.refuse, methods=["GET", "POST"]),
+    ]
+
+
+class _Answers:
+    """The endpoints that generate."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._chat = OllamaShape(server.now, is_chat=True)
+        self._generate = OllamaShape(server.now, is_chat=False)
+
+    async def chat(self, request: HttpRequest) -> ASGIApp:
+        return await self._reply(request, "ollama_chat", self._chat)
+
+    async def generate(self, request: HttpRequest) -> ASGIApp:
+        return await self._reply(request, "ollama_generate", self._generate)
+
+    async def _reply(self, request: HttpRequest, endpoint: str, shape: OllamaShape) -> ASGIApp:
+        """As Server.reply, but for calls without a prompt, which ask for nothing but a model that is ready."""
+        server = self._server
+        arrival_s = server.now()
+        server.limits.refuse_when_draining()
+        caller = caller_of(request)
+        async with server.limits.body(request) as data:
+            call, rendered = await server.read(endpoint, data, caller)
+            if reason := call.extras.get("done_reason"):
+                await server.wait_ready(caller)
+                return JSONReply(_loaded(call.model, shape, reason))
+            running = await server.begin(
+                call, shape.prefix, caller, rendered=rendered, arrival_s=arrival_s, request_id=request.state.request_id
+            )
+            return running.reply(shape)
+
+
+def _loaded(model: str, shape: OllamaShape, reason: str) -> dict[str, Any]:
+    said = {"message": {"role": "assistant", "content": ""}} if shape.is_chat else {"response": ""}
+    return {"model": model, "created_at": timestamp(time.time()), **said, "done": True, "done_reason": reason}

@@ -6,8 +6,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from ...api.ids.shape import IdsShape, SGLangShape
-from ...api.port import Server
+from ..port import Server
+from .shape import IdsShape, SGLangShape
 
 
 def routes(server: Server) -> list[Route]:
