@@ -58,7 +58,7 @@ def new_worker(groups: tuple[KVGroupSpec, ...], kv_dtype: str) -> Worker:
 
 @dataclass
 class Side:
-    """An engine with its peers' door; `heard` has what its front end was told."""
+    """An engine open to its peers; `heard` has what its front end was told."""
 
     worker: Worker
     name: str

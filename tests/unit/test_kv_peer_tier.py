@@ -39,7 +39,7 @@ from tokenmill.kv.tiers.shell import TierShell
 from tokenmill.kv.transfer.checksum import block_sum
 from tokenmill.kv.transfer.peer.frames import Connection, receive_exactly
 from tokenmill.kv.transfer.peer.server import Listener
-from tokenmill.kv.transfer.remote.peer import PURPOSE, PeerTier, peer_door
+from tokenmill.kv.transfer.remote.peer import PURPOSE, PeerTier, peer_auth
 from tokenmill.kv.transfer.remote.sealed import Limits
 from tokenmill.kv.transfer.seal import OVERHEAD, Seal
 from tokenmill.net.system import MonotonicClock
@@ -190,7 +190,7 @@ def test_what_is_wrong_at_its_source_is_not_sent_and_dropped_there() -> None:
 
 
 def test_others_are_not_let_in(caplog: pytest.LogCaptureFixture) -> None:
-    """Another key does not pass the door, another model is sent away; neither costs the asker more than a miss."""
+    """Another key does not get in, another model is sent away; neither costs the asker more than a miss."""
 
     async def run() -> None:
         async with machines(BLOCKS) as (source,):
@@ -229,7 +229,7 @@ def test_noise_at_the_door_harms_nobody() -> None:
 
 
 def test_who_asks_for_nonsense_is_cut_off() -> None:
-    """Past the door, too: groups that do not exist, keys of another length, too many."""
+    """Past the handshake, too: groups that do not exist, keys of another length, too many."""
 
     async def run() -> None:
         async with machines(BLOCKS) as (source,):
@@ -241,7 +241,7 @@ def test_who_asks_for_nonsense_is_cut_off() -> None:
 
 
 def ask_plainly(address: str, wanted: object) -> object:
-    with closing(peer_door(KEY).connect(address)) as connection:
+    with closing(peer_auth(KEY).connect(address)) as connection:
         said = {"ask": "hello", "version": 1, "numerics_id": MODEL, "block_bytes": list(BLOCK_BYTES)}
         connection.send(said)
         assert connection.receive() == {}
@@ -315,7 +315,7 @@ def faulty_peer(how: str) -> Iterator[str]:
                     raise EOFError
             connection.send({"is_last": True})
 
-    listener = Listener(peer_door(KEY).welcome, serve)
+    listener = Listener(peer_auth(KEY).welcome, serve)
     listener.start()
     try:
         yield listener.address
@@ -373,7 +373,7 @@ def test_leases_lapse_when_the_asker_goes() -> None:
         async with machines(BLOCKS) as (source,):
 
             def leave_in_the_middle() -> None:
-                with closing(peer_door(KEY).connect(source.address)) as connection:
+                with closing(peer_auth(KEY).connect(source.address)) as connection:
                     said = {"ask": "hello", "version": 1, "numerics_id": MODEL, "block_bytes": list(BLOCK_BYTES)}
                     connection.send(said)
                     assert connection.receive() == {}

@@ -19,11 +19,10 @@ from tokenmill.cli.worker_options import LinkOptions
 from tokenmill.core.mac import TAMPERED, connection_macs
 from tokenmill.core.moves import KVSource, PullBlocks, Pulled
 from tokenmill.kv.transfer.peer import client as peer_client
-from tokenmill.kv.transfer.peer import client as peer_door
 from tokenmill.kv.transfer.peer import server as peer_listener
 from tokenmill.kv.transfer.peer import server as peer_server
 from tokenmill.kv.transfer.peer.board import BlockMemory, Board, CannotRead, Had, Refused, can_read_memory, read_memory
-from tokenmill.kv.transfer.peer.client import Door, PeerClient, connect_plainly, dial
+from tokenmill.kv.transfer.peer.client import PeerAuth, PeerClient, connect_plainly, dial
 from tokenmill.kv.transfer.peer.frames import MOST_BYTES, BadPeer, Connection
 from tokenmill.kv.transfer.peer.server import PeerServer
 from tokenmill.net.tcp import Credentials
@@ -68,7 +67,7 @@ def sums_of(board: Board, memory: BlockMemory) -> None:
 def pull(
     server: PeerServer, target: BlockMemory, *, ticket: str = "t", life: str = "life", secret: bytes = b""
 ) -> Pulled:
-    connect = Door(secret).connect if secret else connect_plainly
+    connect = PeerAuth(secret).connect if secret else connect_plainly
     client = PeerClient("reader", "elsewhere", [target], 4, connect)
     try:
         source = KVSource("w", life, server.address, "elsewhere", ticket)
@@ -239,10 +238,10 @@ def test_posts_are_over_when_the_reader_has_them() -> None:
 
 
 def test_between_machines_both_ends_prove_themselves(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_door, "_is_local", lambda address: False)
+    monkeypatch.setattr(peer_client, "_is_local", lambda address: False)
     source = memory_of(7)
     sums_of(board, source)
-    server = PeerServer(board, "life", [source], Door(b"s" * 32).welcome)
+    server = PeerServer(board, "life", [source], PeerAuth(b"s" * 32).welcome)
     server.start()
     try:
         assert pull(server, memory_of(0), secret=b"s" * 32).num_tokens == 9
@@ -257,22 +256,22 @@ def test_a_certificate_need_not_name_where_a_worker_is_reached(
     board: Board, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A pod's address is nobody's name. A certificate of another authority is refused."""
-    monkeypatch.setattr(peer_door, "_is_local", lambda address: False)
-    doors = {}
+    monkeypatch.setattr(peer_client, "_is_local", lambda address: False)
+    auths = {}
     for name, text in (("own", certificate()), ("other", certificate.__wrapped__())):
         file = tmp_path / name
         file.write_text(text)
         link = LinkOptions(worker_tls_cert=str(file), worker_tls_ca=str(file))
-        doors[name] = link.door(Credentials(b"s" * 32, link.tls(is_front_end=False)))
+        auths[name] = link.peer_auth(Credentials(b"s" * 32, link.tls(is_front_end=False)))
     source = memory_of(7)
     sums_of(board, source)
-    server = PeerServer(board, "life", [source], doors["own"].welcome)
+    server = PeerServer(board, "life", [source], auths["own"].welcome)
     server.start("127.0.0.2")
-    client = PeerClient("reader", "elsewhere", [memory_of(0)], 4, doors["own"].connect, may_read=False)
+    client = PeerClient("reader", "elsewhere", [memory_of(0)], 4, auths["own"].connect, may_read=False)
     try:
         job = PullBlocks(0, KVSource("w", "life", server.address, "elsewhere", "t"), 0, ((1, 2, 3),))
         with pytest.raises(ssl.SSLError):
-            doors["other"].connect(server.address)
+            auths["other"].connect(server.address)
         assert client.pull(job, threading.Event()).num_tokens == 9
     finally:
         client.close()
@@ -332,10 +331,10 @@ def test_messages_that_are_not_the_next_one_end_a_connection_between_machines() 
 
 def test_no_bit_that_changes_between_machines_is_overlooked(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of messages or blocks, wherever in what the source sends behind its proof."""
-    monkeypatch.setattr(peer_door, "_is_local", lambda address: False)
+    monkeypatch.setattr(peer_client, "_is_local", lambda address: False)
     source = memory_of(7)
     sums_of(board, source)
-    door, num_sent = Door(b"s" * 32), 0
+    auth, num_sent = PeerAuth(b"s" * 32), 0
 
     class Noisy:
         """A socket that changes a bit of what it sends."""
@@ -358,7 +357,7 @@ def test_no_bit_that_changes_between_machines_is_overlooked(board: Board, monkey
     at = -1
 
     def welcome(raw: socket.socket) -> Connection:
-        connection = door.welcome(raw)
+        connection = auth.welcome(raw)
         connection.raw = Noisy(connection.raw, at)  # type: ignore[assignment]
         return connection
 

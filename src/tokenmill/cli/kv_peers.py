@@ -7,7 +7,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from ..kv.connector.worker.moves import PeerMoves
-from ..kv.transfer.peer.client import NONCE_BYTES, Door
+from ..kv.transfer.peer.client import NONCE_BYTES, PeerAuth
 
 if TYPE_CHECKING:
     from ..core.events import WorkerFacts
@@ -20,21 +20,21 @@ LOOPBACK = ("127.0.0.1", 0)
 
 
 def open_to_peers(
-    engine: Engine, facts: WorkerFacts, where: tuple[str, int], transfer: str, door: Door | None = None
+    engine: Engine, facts: WorkerFacts, where: tuple[str, int], transfer: str, auth: PeerAuth | None = None
 ) -> WorkerFacts:
-    """The same worker, with the address where KV of it can be had: at `where`, if it keeps KV. `door` None: it meets
+    """The same worker, with the address where KV of it can be had: at `where`, if it keeps KV. `auth` None: it meets
     workers of this machine alone."""
     if engine.pooling is not None or not engine.config.keeps_kv or transfer == TIER:
         return facts
-    door = door or Door(secrets.token_bytes(NONCE_BYTES))
+    auth = auth or PeerAuth(secrets.token_bytes(NONCE_BYTES))
     moves = PeerMoves(
         engine.worker.pools,
         engine.config.block_size,
         facts.incarnation,
         facts.host,
         may_read=transfer == MEMORY,
-        welcome=door.welcome,
-        connect=door.connect,
+        welcome=auth.welcome,
+        connect=auth.connect,
     )
     try:
         address = moves.start(*where)

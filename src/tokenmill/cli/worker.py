@@ -115,7 +115,7 @@ def _compute(given: WorkerConfig, tiers: KVTiers) -> int:
     joining, serving, link = given.worker, given.serve, given.link
     hosts, where = [host for host, _ in joining.connect], joining.kv_address or LOOPBACK
     credentials = link.credentials(*hosts, where[0], is_front_end=False)
-    door = link.door(credentials)
+    auth = link.peer_auth(credentials)
     model = resolve_model(given.model)
     name = joining.worker_id or f"{socket.gethostname()}-{os.getpid()}"
     launch = Launch(
@@ -125,7 +125,7 @@ def _compute(given: WorkerConfig, tiers: KVTiers) -> int:
 
     sys.setswitchinterval(SWITCH_S)
     engine, ready = load(launch)
-    ready = replace(ready, worker=open_to_peers(engine, ready.worker, where, link.kv_transfer, door))
+    ready = replace(ready, worker=open_to_peers(engine, ready.worker, where, link.kv_transfer, auth))
     path = new_path(serving.flight_dir, "0") if serving.flight_dir else ""
     if path:
         prune(serving.flight_dir)

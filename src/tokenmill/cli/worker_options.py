@@ -17,7 +17,7 @@ from ..core.options import check, option
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-    from ..kv.transfer.peer.client import Door
+    from ..kv.transfer.peer.client import PeerAuth
     from ..net.tcp import Credentials
 
 LAUNCHERS = ("local", "ray")
@@ -111,15 +111,15 @@ class LinkOptions:
             )
         return Credentials(secret)
 
-    def door(self, credentials: Credentials) -> Door:
+    def peer_auth(self, credentials: Credentials) -> PeerAuth:
         """To KV of workers on other machines. Any certificate of the authority will do: a front end says where a worker
         is to be had, and that may be an address of the moment, such as a pod's, which no certificate names."""
-        from ..kv.transfer.peer.client import Door
+        from ..kv.transfer.peer.client import PeerAuth
 
         asking = self.tls(is_front_end=False)
         if asking is not None:
             asking.check_hostname = False
-        return Door(credentials.secret, self.tls(is_front_end=True), asking)
+        return PeerAuth(credentials.secret, self.tls(is_front_end=True), asking)
 
 
 MAX_LOCAL = 64

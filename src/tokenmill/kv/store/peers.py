@@ -20,11 +20,11 @@ from ...core.errors import ConfigError
 from ...core.tiers import Fetch, Fetched, Find, Found, FromStore, Join, Joined, Lease, Leased, TierKey
 from ..tiers.shell import TierLink, TierShell
 from ..transfer.checksum import block_sum
-from ..transfer.peer.client import Door
+from ..transfer.peer.client import PeerAuth
 from ..transfer.peer.frames import BadPeer, Connection
 from ..transfer.peer.server import Listener
 from ..transfer.remote.calls import Chunk
-from ..transfer.remote.peer import PURPOSE, VERSION, peer_door, read_wanted
+from ..transfer.remote.peer import PURPOSE, VERSION, peer_auth, read_wanted
 from ..transfer.seal import OVERHEAD, Seal
 
 log = logging.getLogger(__name__)
@@ -65,14 +65,14 @@ class PeerService:
         view: Callable[[int, int], memoryview],
         key: bytes,
         loop: asyncio.AbstractEventLoop,
-        door: Door | None = None,
+        auth: PeerAuth | None = None,
     ) -> None:
         self._shell = shell
         self._join = replace(join, name="", incarnation="")
         self._view = view
         self._seal = Seal(key, PURPOSE, join.numerics_id)
         self._loop = loop
-        self._listener = Listener((door or peer_door(key)).welcome, self._serve)
+        self._listener = Listener((auth or peer_auth(key)).welcome, self._serve)
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._using: set[Chunk] = set()

@@ -79,7 +79,7 @@ class Catalogue(Protocol):
 
 
 class FolderCatalogue:
-    """transfers.Catalogue. Its keys are in the engine's state."""
+    """Of a store that told its keys when it was opened (`--kv-save`). They are in the engine's state."""
 
     def __init__(self, state: EnginePort) -> None:
         self._state = state

@@ -54,7 +54,7 @@ def dial(address: str) -> socket.socket:
 
 
 def connect_plainly(address: str) -> Connection:
-    """Without a door. Raises OSError."""
+    """Without a proof of who is there. Raises OSError."""
     return Connection(dial(address))
 
 
@@ -276,10 +276,10 @@ class PeerClient:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class PeerAuth:
     """How both ends of a connection for KV make sure of each other.
 
-    What only this machine can reach needs no more than a ticket, unless the door is strict. Between machines, TLS
+    What only this machine can reach needs no more than a ticket, unless it `is_strict`. Between machines, TLS
     comes first, if it was asked for; then each end proves that it knows the secret:
 
         the one that offers                          the one that pulls

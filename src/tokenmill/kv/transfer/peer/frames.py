@@ -13,8 +13,8 @@
 `sums` are CRC-32 of the blocks as they came; the one that offers compares them with those of its own, made while it
 holds the blocks, and says whether these are still offered. Frames are bounded, and so is every count in them.
 
-Where the two have proved themselves to each other (`door`), a tag follows each length and each message (`core.mac`). A
-wrong tag ends the connection. Blocks have none, as they have a sum.
+Where the two have proved themselves to each other (`client.PeerAuth`), a tag follows each length and each message
+(`core.mac`). A wrong tag ends the connection. Blocks have none, as they have a sum.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 All peers are asked beside each other; a block is fetched from the one that answers soonest of those that have it.
 Nothing is written to a peer: it keeps what its own workers computed. What it holds is verified there, sealed on its way
 (`seal`), and compared with its checksum by the worker that takes it. What two stores say to each other, in frames of
-`kv.transfer.peer.frames`, after the door:
+`kv.transfer.peer.frames`, after the handshake:
 
     the one that asks                                        the one that has
     hello  version, numerics_id, block_bytes             ->
@@ -29,7 +29,7 @@ from ....core.errors import ConfigError
 from ....core.mac import derive
 from ....core.tiers import NO_PLACE, PEER, DropFrom, LoadFrom, LookIn, SaveTo, TierEntry, TierFacts, TierKey
 from ....core.units import MiB
-from ..peer.client import Door
+from ..peer.client import PeerAuth
 from ..peer.frames import IDLE_S, BadPeer, Connection, receive_into
 from ..seal import Seal
 from .backend import Buffer
@@ -62,16 +62,16 @@ class PeerTier:
         view: View,
         key: bytes,
         limits: Limits | None = None,
-        door: Door | None = None,
+        auth: PeerAuth | None = None,
     ) -> None:
         for address in addresses:
             check_address(address)
-        limits, door = limits or Limits(), door or peer_door(key)
+        limits, auth = limits or Limits(), auth or peer_auth(key)
         seal = Seal(key, PURPOSE, numerics_id)
         said = hello(numerics_id, block_bytes)
         self._peers: list[SealedStore] = []
         for address in addresses:
-            backend = PeerBackend(address, said, door)
+            backend = PeerBackend(address, said, auth)
             enter = partial(self._enter, len(self._peers), backend)
             peer = SealedStore(backend, name_of, seal, block_bytes, view, limits, enter, lambda: False)
             self._peers.append(peer)
@@ -143,11 +143,11 @@ class PeerBackend:
     look_names = MOST_WANTED
     look_s = 0.2
 
-    def __init__(self, address: str, hello: dict[str, object], door: Door) -> None:
+    def __init__(self, address: str, hello: dict[str, object], auth: PeerAuth) -> None:
         self.name = f"the KV store at {address}"
         self._address = address
         self._hello = hello
-        self._door = door
+        self._auth = auth
         self._connections = Connections(self._connect, IDLE_S / 2)
 
     def check(self, limit_s: float) -> None:
@@ -190,7 +190,7 @@ class PeerBackend:
         self._connections.close()
 
     def _connect(self, until_s: float) -> Connection:
-        connection = self._door.connect(self._address)
+        connection = self._auth.connect(self._address)
         try:
             _ask(connection, self._hello, until_s)
         except BaseException:
@@ -199,9 +199,9 @@ class PeerBackend:
         return connection
 
 
-def peer_door(key: bytes) -> Door:
+def peer_auth(key: bytes) -> PeerAuth:
     """Who has the cluster's key may pass, from this machine or another."""
-    return Door(derive(key, b"kv peers"), is_strict=True)
+    return PeerAuth(derive(key, b"kv peers"), is_strict=True)
 
 
 def check_address(address: str) -> None:
