@@ -42,9 +42,9 @@ from ..core.errors import TokenmillError
 from ..core.ports import Clock
 from ..text.text_model import TextModel
 from .admin.tenants import routes as tenant_routes
-from .admin.usage import routes as usage_routes
+from .admin.usage import usage_routes
 from .admin.workers import routes as worker_routes
-from .audit.routes import routes as audit_routes
+from .audit.routes import audit_routes
 from .client import EngineClient
 from .config import ServerConfig
 from .console.routes import routes as console_routes

@@ -15,7 +15,7 @@ from ...core.errors import NotFound
 from ..scopes import require_operator
 
 
-def routes(accounting: Accounting | None, wall_s: Callable[[], float]) -> list[Route]:
+def usage_routes(accounting: Accounting | None, wall_s: Callable[[], float]) -> list[Route]:
     """`accounting`: open while the application serves; None: nothing is counted."""
 
     async def answer(request: HttpRequest, tenant: str | None) -> Response:

@@ -12,7 +12,7 @@ from ...core.errors import NotFound
 from ..scopes import require_operator
 
 
-def routes(log: AuditLog | None) -> list[Route]:
+def audit_routes(log: AuditLog | None) -> list[Route]:
     async def show(request: HttpRequest) -> Response:
         require_operator(request)
         if log is None:
