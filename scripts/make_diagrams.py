@@ -58,7 +58,7 @@ FRONT_END: Sequence[Stop] = (
     ("api/openai/parse.py", "the body becomes a Call, or a 400"),
     ("server/generation.py", "the order of steps of every call"),
     ("text/calls.py", "template, token ids; n choices: n requests"),
-    ("server/terms.py", "tenant, class, deadline, objectives"),
+    ("server/qos.py", "tenant, class, deadline, objectives"),
     ("cluster/request_queue.py", "is it let in, and when is its turn"),
     ("cluster/router.py", "which engine"),
     ("server/client.py", "submits it, hears its outputs"),

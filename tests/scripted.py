@@ -46,7 +46,7 @@ from tokenmill.server.app import Resources, build_app
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.connection import Connection
-from tokenmill.server.repeats.store import AnswerStore
+from tokenmill.server.idempotency.store import AnswerStore
 from tokenmill.server.responses.store import ResponseStore
 from tokenmill.server.run import serve
 from tokenmill.server.upstream.upstream import Upstream

@@ -19,7 +19,7 @@ from tokenmill.control.audit.verify import verify
 from tokenmill.control.signing import Signer, load_signer, make_key
 from tokenmill.control.tenants.access import Access
 from tokenmill.control.tenants.store import TenantStore
-from tokenmill.server.audit import door
+from tokenmill.server import audit as door
 
 KEY = "sk-the-key-of-a-caller"
 PROMPT = "a secret prompt"

@@ -20,7 +20,7 @@ import pytest
 from serving import wait_until
 
 from scripted import Served, made_connections
-from tokenmill.server.bounds import HttpBounds
+from tokenmill.server.connections import HttpBounds
 
 GET = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
 LAST = b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"

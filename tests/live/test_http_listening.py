@@ -27,7 +27,7 @@ from scripted import Served, made_connections
 from tokenmill.control.observe.request_log import REQUEST_LOGGER
 from tokenmill.net.system import new_event_loop
 from tokenmill.server.access_log import ACCESS_LOGGER
-from tokenmill.server.bounds import HttpBounds
+from tokenmill.server.connections import HttpBounds
 from tokenmill.server.listen import make_tls
 
 

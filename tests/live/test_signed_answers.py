@@ -26,7 +26,7 @@ from tokenmill.control.signing import (
     take_comment,
     verifier_of,
 )
-from tokenmill.server.repeats.store import AnswerStore
+from tokenmill.server.idempotency.store import AnswerStore
 from tokenmill.server.signatures import HEADER, KEYS_PATH
 
 MESSAGES = [{"role": "user", "content": "hi"}]

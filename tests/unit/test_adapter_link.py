@@ -16,8 +16,7 @@ from links import linked, run
 from tokenmill.cli.adapter_link import STALE_S, AdapterCache, AdapterLink
 from tokenmill.core.events import PART_BYTES, AdapterLoaded, FilePart, LoadAdapter, ShowCache, UnloadAdapter, WantPart
 from tokenmill.formats.adapter import open_adapter
-from tokenmill.server.adapter_files import NoPart, read_part
-from tokenmill.server.adapters import AdapterRegistry, ServedAdapter
+from tokenmill.server.adapters import AdapterRegistry, NoPart, ServedAdapter, read_part
 
 
 def make_adapter(folder: Path, seed: int = 1, width: int = 1500) -> Path:

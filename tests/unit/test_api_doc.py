@@ -28,8 +28,8 @@ from tokenmill.core.errors import TokenmillError
 from tokenmill.core.units import KiB, MiB
 from tokenmill.node import options
 from tokenmill.server import connection, service
-from tokenmill.server.bounds import HttpBounds
 from tokenmill.server.config import ServerConfig
+from tokenmill.server.connections import HttpBounds
 from tokenmill.server.openapi import fields, paths
 from tokenmill.server.openapi.bodies import BODIES, EXAMPLES, READ
 from tokenmill.server.openapi.document import told

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from tokenmill.server.files.turns import Turn, Turns
+from tokenmill.server.files.calls import Turn, Turns
 
 
 def order(owners: list[str], num_turns: int) -> list[int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scripted import Served
-from tokenmill.server.console.pages import FOLDER
+from tokenmill.server.console.routes import FOLDER
 
 OWN = [path for path in sorted(FOLDER.rglob("*")) if path.is_file() and "vendor" not in path.parts]
 

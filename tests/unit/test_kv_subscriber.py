@@ -27,8 +27,8 @@ from tokenmill.core.tiers import DISK, HOST
 from tokenmill.net.kv_events import KVEventsConfig, decode_batch, encode_batch, replayed
 from tokenmill.net.kv_publisher import KVPublisher
 from tokenmill.net.kv_subscriber import KVSubscriber
-from tokenmill.server.upstream.choice import best
 from tokenmill.server.upstream.prefixes import Known, Prefixes
+from tokenmill.server.upstream.proxy import best
 
 zmq = pytest.importorskip("zmq")
 ANY = "tcp://127.0.0.1:0"

@@ -15,7 +15,7 @@ from tokenmill.cli import workers
 from tokenmill.core.units import KiB, MiB
 from tokenmill.net import handshake
 from tokenmill.net.tcp import LinkBounds
-from tokenmill.server import budget
+from tokenmill.server import limits as budget
 from tokenmill.server.responses import store
 from tokenmill.text import chat_template as chat
 from tokenmill.text.grammar import matcher

@@ -112,7 +112,7 @@ def test_the_load_shows_rates_waits_and_no_tenants_without_an_admin_key() -> Non
 
 def test_targets_that_were_met_or_missed_are_counted_by_class_and_tenant() -> None:
     """A request misses its SLO by its TTFT or its TPOT alone; one without targets counts for neither."""
-    from tokenmill.server.observe.load import _group, _tenants
+    from tokenmill.server.admin.requests import _group, _tenants
 
     monitor = Monitor("m", CollectorRegistry())
     strict = Terms(tenant="a", profile="chat", ttft_s=1.0, tpot_s=0.5)

@@ -15,10 +15,10 @@ from tokenmill.core.errors import EngineFailed
 from tokenmill.core.step import TokenLogprob
 from tokenmill.core.tenant import Tenant
 from tokenmill.server.deltas import Delta
-from tokenmill.server.resume.book import Book
 from tokenmill.server.resume.layer import follow
-from tokenmill.server.resume.line import Line, Reader, split
 from tokenmill.server.resume.record import Unfinished
+from tokenmill.server.resume.registry import Book
+from tokenmill.server.resume.stream_log import Line, Reader, split
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 

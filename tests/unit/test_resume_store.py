@@ -15,8 +15,8 @@ from tokenmill.core.events import Output, Timing
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.core.terms import Terms
+from tokenmill.server.resume.layer import rest_of
 from tokenmill.server.resume.record import KeptAnswer, KeptCall
-from tokenmill.server.resume.routes import rest_of
 from tokenmill.server.resume.store import ResumeStore
 
 REQUEST = Request(

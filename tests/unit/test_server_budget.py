@@ -5,8 +5,8 @@ from __future__ import annotations
 from tokenmill.api.jobs import JOB_BYTES, RENDER_BYTES
 from tokenmill.core.units import MiB, format_parts
 from tokenmill.helper.parent import NUM_HEAVY, helper_bytes
-from tokenmill.server.budget import REPLY_BYTES, front_end_bytes
 from tokenmill.server.config import ServerConfig
+from tokenmill.server.limits import REPLY_BYTES, front_end_bytes
 from tokenmill.text.grammar.matcher import BYTES_PER_TOKEN
 
 

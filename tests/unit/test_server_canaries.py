@@ -28,7 +28,7 @@ from tokenmill.core.events import Ready
 from tokenmill.core.slo import Targets
 from tokenmill.net.system import MonotonicClock
 from tokenmill.server.adapters import ServedAdapter
-from tokenmill.server.upstream.address import UpstreamAddress
+from tokenmill.server.upstream.connection import UpstreamAddress
 from tokenmill.server.upstream.upstream import Upstream
 
 NAMED = {"name": "chat", "versions": [{"model": "toy", "weight": 50}, {"model": "far", "weight": 50}]}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tokenmill.core.errors import ConfigError
-from tokenmill.server.clients import Clients
 from tokenmill.server.config import ServerConfig
+from tokenmill.server.connections import Clients
 
 
 @pytest.mark.parametrize(

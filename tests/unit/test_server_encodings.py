@@ -10,7 +10,7 @@ import zlib
 import pytest
 
 from tokenmill.core.errors import BodyTooLarge, InvalidRequest, Overloaded, UnsupportedEncoding
-from tokenmill.server.encodings import decode_body
+from tokenmill.server.limits import decode_body
 
 TEXTS = [b"", b"x", b'{"prompt": "hi"}' * 40_000, random.Random(1).randbytes(700_000)]
 

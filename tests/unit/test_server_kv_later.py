@@ -17,8 +17,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.effects import FetchBlocks, Job, PinBlocks, PromoteBlocks
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.tiers import HOST, TierFacts
-from tokenmill.server.kv.keeping import Keeper
-from tokenmill.server.kv.later import KVLater
+from tokenmill.server.kv.hints import Keeper, KVLater
 from tokenmill.text.chat_format import find_chat_format
 from tokenmill.text.chat_template import ChatTemplate
 from tokenmill.text.choice import Choice

@@ -36,12 +36,12 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.slo import Targets
 from tokenmill.core.terms import Terms
 from tokenmill.net.system import MonotonicClock
-from tokenmill.server.repeats.metrics import RepeatMetrics
+from tokenmill.server.idempotency.layer import RepeatMetrics
 from tokenmill.server.result_cache import ResultCache
-from tokenmill.server.resume.metrics import ResumeMetrics
-from tokenmill.server.upstream.address import UpstreamAddress
-from tokenmill.server.upstream.metrics import UpstreamMetrics
-from tokenmill.server.upstream.passing import Ended as UpstreamEnded
+from tokenmill.server.resume.registry import ResumeMetrics
+from tokenmill.server.upstream.connection import UpstreamAddress
+from tokenmill.server.upstream.proxy import Ended as UpstreamEnded
+from tokenmill.server.upstream.start import UpstreamMetrics
 from tokenmill.server.upstream.tally import Tally
 from tokenmill.server.upstream.upstream import Upstream
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tokenmill.server.bounds import HttpBounds
-from tokenmill.server.refusals import Refusal, judge_head, refusal_bytes, too_large
+from tokenmill.server.connection import Refusal, judge_head, refusal_bytes, too_large
+from tokenmill.server.connections import HttpBounds
 
 HOST = (b"host", b"a")
 

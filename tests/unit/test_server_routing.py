@@ -10,7 +10,7 @@ from tokenmill.cluster.router import Router
 from tokenmill.core.events import Ready
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.kv.blocks.hashing import prompt_keys
-from tokenmill.server.routing import routed
+from tokenmill.server.generation import routed
 
 READY = Ready("m", 2**20, 100, (), "id", 4, 40)
 

@@ -8,8 +8,8 @@ import pytest
 from starlette.datastructures import Headers
 
 from tokenmill.core.errors import Forbidden
-from tokenmill.server.peers import Peers, address_group
-from tokenmill.server.visitors import Visitors
+from tokenmill.server.callers import Visitors
+from tokenmill.server.connections import Peers, address_group
 
 
 def may(visitors: Visitors, method: str = "POST", **headers: str) -> bool:

@@ -14,7 +14,7 @@ from tokenmill.core.errors import Forbidden, InvalidRequest, NotFound
 from tokenmill.core.events import WorkerFacts
 from tokenmill.core.tenant import ADMIN, OPERATOR
 from tokenmill.server.admin.workers import _Views
-from tokenmill.server.scopes import require_local_admin
+from tokenmill.server.callers import require_local_admin
 
 
 class Owner:

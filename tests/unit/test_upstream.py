@@ -28,13 +28,11 @@ from tokenmill.control.tenants.store import TenantStore
 from tokenmill.control.usage.accounting import Accounting
 from tokenmill.core.errors import ConfigError
 from tokenmill.net.system import MonotonicClock
-from tokenmill.server.models.door import named_in
-from tokenmill.server.upstream.address import UpstreamAddress
-from tokenmill.server.upstream.connection import BadReply
-from tokenmill.server.upstream.health import FIRST_DELAY_S, LONGEST_DELAY_S, MOST_FAILURES, Health
-from tokenmill.server.upstream.passing import MAX_REPLY_BYTES
+from tokenmill.server.models import named_in
+from tokenmill.server.upstream.connection import BadReply, UpstreamAddress
+from tokenmill.server.upstream.proxy import MAX_REPLY_BYTES
 from tokenmill.server.upstream.tally import MAX_EVENT_BYTES, Events, Tally
-from tokenmill.server.upstream.upstream import Upstream
+from tokenmill.server.upstream.upstream import FIRST_DELAY_S, LONGEST_DELAY_S, MOST_FAILURES, Health, Upstream
 
 CHAT = {"model": "far", "messages": [{"role": "user", "content": "hi"}]}
 WHOLE = json.dumps(

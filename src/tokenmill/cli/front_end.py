@@ -362,7 +362,7 @@ class FrontEnd:
         """At most, of processes that the engine does not know."""
         from ..helper.parent import helper_bytes
         from ..node.heap import private_bytes
-        from ..server.budget import front_end_bytes
+        from ..server.limits import front_end_bytes
 
         base_bytes = private_bytes()
         return (

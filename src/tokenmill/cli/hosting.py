@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..control.models.registry import ModelRegistry
     from ..helper.parent import HelperProcess
     from ..server.client import EngineClient
-    from ..server.models.local import LocalModel
+    from ..server.models import LocalModel
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Hosting:
             self._models.expected.discard(name)
 
     async def _load(self, name: str, model: str, kv_cache_memory_bytes: int | None, num_to_come: int) -> LocalModel:
-        from ..server.models.local import LocalModel
+        from ..server.models import LocalModel
 
         found = await asyncio.to_thread(resolve_model, model, True)
         text = await asyncio.to_thread(self._load_text, str(found.path))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..control.tenants.access import Access
     from ..control.usage.accounting import Accounting
     from ..server.config import ServerConfig
-    from ..server.repeats.store import AnswerStore
+    from ..server.idempotency.store import AnswerStore
     from ..server.responses.store import ResponseStore
     from ..server.resume.store import ResumeStore
     from ..state.file import StateFile
@@ -68,7 +68,7 @@ def open_response_store(chosen: str | None, files: dict[Path, StateFile]) -> Res
 
 def open_answer_store(chosen: str | None, files: dict[Path, StateFile]) -> AnswerStore | None:
     """The store of calls with an Idempotency-Key; chosen, files, None and errors as for responses."""
-    from ..server.repeats.store import OLD, AnswerStore
+    from ..server.idempotency.store import OLD, AnswerStore
 
     return _open_kept(AnswerStore, OLD.name, chosen, files, "Calls with an Idempotency-Key are refused.")
 

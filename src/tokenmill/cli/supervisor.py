@@ -26,8 +26,8 @@ from ..net.mapped_files import keep_copy, keep_lost, new_path
 from ..net.system import MonotonicClock
 from ..net.unix import UnixFrontEnd
 from ..node.machine import oom_kills
-from ..server.attached import AttachedEngine
 from ..server.client import EngineClient
+from ..server.engine_link import AttachedEngine
 from .launch import Launch
 from .lives import EngineLife, EngineProcess
 from .watchdog import LOOK_S, Watchdog

@@ -28,7 +28,7 @@ UPSTREAMS = "more models"
 
 
 def _named_url(text: str) -> tuple[str, str]:
-    from ..server.upstream.address import UpstreamAddress
+    from ..server.upstream.connection import UpstreamAddress
 
     name, equals, url = text.partition("=")
     if not (name and equals and url and name.isprintable()):
@@ -182,7 +182,7 @@ class UpstreamOptions:
 
     def upstreams(self, taken: Sequence[str], clock: Clock) -> list[Upstream]:
         """taken: names that other models have. Raises ConfigError."""
-        from ..server.upstream.address import UpstreamAddress
+        from ..server.upstream.connection import UpstreamAddress
         from ..server.upstream.upstream import Upstream
 
         for name, _ in self.upstream:

@@ -19,8 +19,8 @@ from ..net.handshake import Identity
 from ..net.link import FrontLink
 from ..net.system import MonotonicClock
 from ..net.tcp import Credentials, LinkBounds, WorkerListener
-from ..server.attached import AttachedEngine
 from ..server.client import EngineClient
+from ..server.engine_link import AttachedEngine
 from ..server.listen import listening
 from .supervisor import Watched
 from .worker_options import shown_address

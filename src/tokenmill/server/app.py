@@ -41,39 +41,36 @@ from ..control.workers.metrics import ExpertMetrics
 from ..core.errors import TokenmillError
 from ..core.ports import Clock
 from ..text.text_model import TextModel
+from .admin.models import routes as model_routes
+from .admin.requests import routes as observe_routes
+from .admin.slo import routes as slo_routes
 from .admin.tenants import routes as tenant_routes
-from .admin.usage import usage_routes
+from .admin.tenants import usage_routes
 from .admin.workers import routes as worker_routes
-from .audit.routes import audit_routes
+from .audit import audit_routes
 from .client import EngineClient
 from .config import ServerConfig
 from .console.routes import routes as console_routes
-from .files.handover import Handover
 from .files.routes import routes as file_routes
-from .files.runner import Batches
+from .files.runner import Batches, Handover
 from .files.store import FileStore
 from .generation import Generation
 from .http import on_http, on_unexpected
+from .idempotency.layer import Keyed, RepeatMetrics
+from .idempotency.store import AnswerStore
+from .kv.routes import pin_always
 from .kv.routes import routes as kv_routes
-from .kv.wanted import pin_always
-from .layers import layers
-from .models.door import ModelDoor
-from .models.routes import routes as model_routes
-from .observe.routes import routes as observe_routes
-from .observe.traced import Traced
+from .layers import Traced, layers
+from .models import ModelDoor
 from .openapi.routes import routes as openapi_routes
-from .repeats.keyed import Keyed
-from .repeats.metrics import RepeatMetrics
-from .repeats.store import AnswerStore
 from .responses.store import ResponseStore
 from .result_cache import ResultCache
-from .resume.book import Book as StreamBook
-from .resume.metrics import book_of
-from .resume.routes import routes as resume_routes
+from .resume.layer import routes as resume_routes
+from .resume.registry import Book as StreamBook
+from .resume.registry import book_of
 from .resume.store import MODEL, ResumeStore
 from .service import Service
 from .signatures import routes as signature_routes
-from .slo.routes import routes as slo_routes
 from .upstream.prefixes import Prefixes
 from .upstream.start import add_upstreams
 from .upstream.upstream import Upstream

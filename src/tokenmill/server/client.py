@@ -63,12 +63,10 @@ from ..core.policy import ENTERS, Newcomer, Verdict
 from ..core.ports import FrontEnd
 from ..core.request import Request
 from ..core.work import PATIENCE
-from .absence import Absence
 from .adapters import AdapterRegistry, ServedAdapter
-from .alarm import Alarm
-from .attached import AttachedEngine
 from .deltas import Stream
-from .kv.later import KVLater
+from .engine_link import Absence, Alarm, AttachedEngine
+from .kv.hints import KVLater
 
 _log = logging.getLogger(__name__)
 

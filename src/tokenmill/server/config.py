@@ -9,8 +9,7 @@ from ..core.masking import Mask
 from ..core.options import check, option, seconds, size
 from ..core.slo import AUTO, OFF, PROFILES
 from ..core.units import MiB
-from .bounds import HttpBounds
-from .clients import Clients
+from .connections import Clients, HttpBounds
 
 ENFORCE, SHADOW = "enforce", "shadow"
 KEYS, LOAD, KEPT = "keys and usage", "load and objectives", "what is kept"

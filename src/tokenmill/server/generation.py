@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import time
@@ -22,6 +23,8 @@ from ..api.openai.parse import Call
 from ..api.parsers import constraint_of, parsers_of
 from ..api.pieces import in_turns
 from ..api.rules import rules_of
+from ..cluster.keys import num_keys, with_keys
+from ..cluster.router import Router
 from ..control.observe.overload import SHORTENED, Shadow, shortened
 from ..control.slo.objectives import Objectives
 from ..control.slo.scorer import Scorer
@@ -42,16 +45,32 @@ from .client import EngineClient
 from .config import SHADOW, ServerConfig
 from .deltas import Stream
 from .grammars import GrammarCompiler
-from .kv.keeping import Keeper
+from .kv.hints import Keeper
 from .limits import Limits, least_tokens, newcomer, wait_ready
+from .qos import bounded, terms_of
 from .result_cache import HEADER as HIT
 from .result_cache import Kept, ResultCache
-from .resume.again import ended_stream, line_of, ready_at_last
-from .resume.line import Line
 from .resume.record import KeptCall
-from .routing import routed
+from .resume.stream_log import Line, ended_stream, line_of, ready_at_last
 from .stream import RunningCall
-from .terms import bounded, terms_of
+
+SESSION = "x-session-id"
+_MAX_SESSION_CHARS = 256
+_MANY = 2048
+"""Keys that take a millisecond: more of them are made by a thread."""
+
+
+async def routed(router: Router, requests: Sequence[Request], ready: Ready, call: HttpRequest | None) -> list[Request]:
+    """The requests with what the router looks at, where there is a choice between engines."""
+    session = "" if call is None else call.headers.get(SESSION, "")[:_MAX_SESSION_CHARS]
+    if session:
+        requests = [replace(each, session=session) for each in requests]
+    if not router.has_keys:
+        return list(requests)
+    if num_keys(requests, ready) > _MANY:
+        return await asyncio.to_thread(with_keys, requests, ready)
+    return with_keys(requests, ready)
+
 
 _log = logging.getLogger(__name__)
 _MAX_LOGGED = 1000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -19,8 +19,25 @@ from ..control.tenants.keys import digest_of
 from ..core.errors import AuthenticationFailed, EngineFailed, Forbidden, TokenmillError
 from ..core.masking import Mask
 from ..core.tenant import ADAPTERS, ANYONE, NO_LIMITS, OPERATOR
-from .clients import Clients
-from .visitors import Visitors
+from .callers import Visitors
+from .connections import Clients
+
+
+class Begun:
+    """Something awaited whose first steps have been taken elsewhere, up to where it waits."""
+
+    def __init__(self, steps: Generator[Any, Any, Any], waits_for: Any) -> None:
+        self._steps = steps
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        try:
+            yield self._waits_for
+        except BaseException:
+            self._steps.close()
+            raise
+        return (yield from self._steps)
+
 
 OPEN_PATHS = frozenset(
     {"/", "/health", "/v1/health", "/ping", "/version", "/metrics", "/metrics/workers", "/openapi.json", "/docs"}

@@ -6,21 +6,43 @@ from collections.abc import Callable
 
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..control.audit.log import AuditLog
+from ..control.observe.call_context import PATH
 from ..control.observe.traces import Tracing
 from ..control.signing import Signer
 from ..control.tenants.access import Access
-from .audit.door import Audited
-from .clients import Clients
+from .audit import Audited
+from .callers import Visitors
 from .config import ServerConfig
-from .http import Gate
-from .observe.traced import Traced
-from .resume.book import Book
+from .connections import Clients
+from .http import Gate, is_open, route_of
 from .resume.layer import Resumable
+from .resume.registry import Book
 from .signatures import HEADER as SIGNATURE
 from .signatures import Signing
-from .visitors import Visitors
+
+
+class Traced:
+    def __init__(self, app: ASGIApp, *, tracing: Tracing) -> None:
+        self._app = app
+        self._tracing = tracing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or is_open(route_of(scope)):
+            await self._app(scope, receive, send)
+            return
+        PATH.set(route_of(scope))
+
+        async def note(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                scope["state"]["traced_status"] = message["status"]
+            await send(message)
+
+        with self._tracing.call(scope):
+            await self._app(scope, receive, note)
+
 
 _EXPOSED = (
     "x-request-id",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import NoReturn
 
@@ -10,20 +12,88 @@ from starlette.requests import Request as HttpRequest
 
 from ..api.errors import ClientGone, told_s
 from ..api.helper import Caller
+from ..api.jobs import MAX_RESULT_BYTES
 from ..api.openai.parse import Call
 from ..cluster.admission import PREDICTED, BoundedWait
 from ..cluster.request_queue import held_tokens
 from ..control.tenants.quotas import Quotas
-from ..core.errors import BodyTooLarge, InvalidRequest, Overloaded, RateLimited, Unavailable
+from ..core.errors import BodyTooLarge, InvalidRequest, Overloaded, RateLimited, Unavailable, UnsupportedEncoding
 from ..core.events import Ready
 from ..core.policy import Newcomer, Refusal, Verdict
 from ..core.ports import Clock
 from ..core.request import Request
 from ..core.slo import OFF
 from ..core.tenant import NO_LIMITS
+from ..core.units import KiB
 from .client import EngineClient
 from .config import SHADOW, ServerConfig
-from .encodings import decode_body
+
+REPLY_BYTES = 64 * KiB
+"""Of one open request: what was generated and is not sent yet, and the request itself without its prompt."""
+
+_RESULTS = 3
+"""Results of the helper that arrive at a time: its heavy jobs, and a rendering."""
+
+
+def front_end_bytes(config: ServerConfig, base_bytes: int, *, tls: bool = False) -> int:
+    """base_bytes: what the process holds when it is idle. Bodies are held as they came and once more as what was read
+    from them; the first of the two, and prompts that wait, are the plan's queue."""
+    decoded = config.max_buffered_bytes
+    connections = config.http.max_bytes(tls=tls)
+    held = connections + decoded + _RESULTS * MAX_RESULT_BYTES + config.result_cache
+    return base_bytes + held + config.max_open_requests * REPLY_BYTES
+
+
+READ = ("gzip", "x-gzip", "deflate")
+_PIECE_BYTES = 1 << 18
+
+
+async def decode_body(encoding: str, data: bytes, limit: int, hold: Callable[[int], None]) -> bytes:
+    """`data` as it was before `encoding`, a Content-Encoding header. hold: called with the size of each piece that is
+    unfolded. Raises UnsupportedEncoding, BodyTooLarge beyond `limit` bytes, InvalidRequest, and what `hold` raises."""
+    codings = [coding.strip().lower() for coding in encoding.split(",")]
+    codings = [coding for coding in codings if coding not in ("", "identity")]
+    if len(codings) > 1 or any(coding not in READ for coding in codings):
+        raise UnsupportedEncoding(
+            f"A body with Content-Encoding {encoding[:100]!r} is not read here; send it plain, or by gzip or deflate."
+        )
+    return await _unfold(codings[0], data, limit, hold) if codings else data
+
+
+async def _unfold(coding: str, data: bytes, limit: int, hold: Callable[[int], None]) -> bytes:
+    parts: list[bytes] = []
+    size, place, pending = 0, 0, b""
+    unfolding = _start(coding, data)
+    try:
+        while not unfolding.eof:
+            if not pending:
+                pending = data[place : place + _PIECE_BYTES]
+                place += len(pending)
+            is_over = not pending
+            part = unfolding.decompress(pending, _PIECE_BYTES)
+            pending = unfolding.unconsumed_tail
+            size += len(part)
+            if size > limit:
+                raise BodyTooLarge(f"The body is larger than {limit} bytes when it is decompressed.")
+            hold(len(part))
+            parts.append(part)
+            if is_over and not part:
+                raise InvalidRequest(f"The body is not valid {coding}: it ends too early.")
+            await asyncio.sleep(0)
+    except zlib.error:
+        raise InvalidRequest(f"The body is not valid {coding}.") from None
+    if unfolding.unused_data or place < len(data):
+        raise InvalidRequest(f"The body is not valid {coding}: more follows its end.")
+    return b"".join(parts)
+
+
+def _start(coding: str, data: bytes) -> zlib._Decompress:
+    """Deflate is sent with zlib's header, as it should be, and without."""
+    if coding != "deflate":
+        return zlib.decompressobj(16 + zlib.MAX_WBITS)
+    has_header = len(data) > 1 and data[0] & 15 == 8 and (data[0] << 8 | data[1]) % 31 == 0
+    return zlib.decompressobj(zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS)
+
 
 MAX_OF_CALL = 1024
 """Choices of one call."""

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from ..core.errors import Unavailable
 from .access_log import Noting
 from .connection import Connection
-from .door import Door
+from .connections import Door
 from .listen import listening, raise_file_limit
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -22,9 +22,9 @@ from ..control.workers.metrics import WorkerMetrics
 from ..core.errors import InvalidRequest, Overloaded, TokenmillError, Unavailable
 from ..core.tenant import ADMIN
 from .adapters import ServedAdapter
+from .callers import require_adapters
 from .generation import Generation
 from .http import error_reply, style_for
-from .scopes import require_adapters
 
 _MAX_NAME = 200
 

@@ -29,10 +29,10 @@ from ..control.usage.meter import Tab
 from ..core.errors import EngineFailed, TokenmillError, Unavailable
 from ..core.events import FINISH_ABORT, FINISH_ERROR, Output
 from ..text.choice import Choice, Piece
-from .begun import Begun
 from .deltas import Stream
-from .kv.keeping import Keeper
-from .resume.line import Line
+from .http import Begun
+from .kv.hints import Keeper
+from .resume.stream_log import Line
 
 _log = logging.getLogger(__name__)
 _PIECES_AT_ONCE = 256

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -19,10 +19,42 @@ from ...control.tenants.access import Access
 from ...control.tenants.records import KeyRecord
 from ...control.tenants.settings import TenantSettings
 from ...control.tenants.store import TenantStore
+from ...control.usage.accounting import Accounting
+from ...control.usage.question import page, read_question
 from ...core.errors import ConfigError, InvalidRequest, NotFound
 from ...core.tenant import ADMIN
+from ..callers import require_admin, require_operator
 from ..limits import Limits
-from ..scopes import require_admin, require_operator
+
+
+def usage_routes(accounting: Accounting | None, wall_s: Callable[[], float]) -> list[Route]:
+    """`accounting`: open while the application serves; None: nothing is counted."""
+
+    async def answer(request: HttpRequest, tenant: str | None) -> Response:
+        if accounting is None:
+            raise NotFound("This server keeps no account of usage; start it with --usage-dir DIR.")
+
+        def values_of(name: str) -> Sequence[str]:
+            query = request.query_params
+            return [*query.getlist(name), *query.getlist(name + "[]")]
+
+        question = read_question(values_of, wall_s(), all_tenants=tenant is None)
+        if tenant is not None:
+            question = question._replace(wanted=(*question.wanted, ("tenant", (tenant,))))
+        return JSONReply(page(question, await accounting.ask(question)))
+
+    async def own(request: HttpRequest) -> Response:
+        return await answer(request, request.state.tenant.id)
+
+    async def everyones(request: HttpRequest) -> Response:
+        require_operator(request)
+        return await answer(request, None)
+
+    return [
+        Route("/v1/usage", own, methods=["GET"]),
+        Route("/admin/usage", everyones, methods=["GET"]),
+    ]
+
 
 MAX_OVERLAP_S = 30 * 24 * 3600
 _MAX_TIME_S = 10**11

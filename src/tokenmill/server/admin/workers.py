@@ -13,9 +13,9 @@ from ...api.helper import parse_small
 from ...api.json_reply import JSONReply
 from ...control.workers.roster import POOL_NAME, POOL_RULE, READY, Worker
 from ...core.errors import InvalidRequest, NotFound
+from ..callers import require_local_admin, require_operator
 from ..client import EngineClient
 from ..limits import Limits
-from ..scopes import require_local_admin, require_operator
 
 
 def routes(client: EngineClient, limits: Limits) -> list[Route]:

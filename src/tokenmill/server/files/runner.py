@@ -18,11 +18,9 @@ from ...core.tenant import Tenant
 from ..client import EngineClient
 from .answers import Answers
 from .batch import WINDOWS, Batch, Wanted
-from .group import first_failure
-from .inside import call
+from .calls import Turns, call, first_failure
 from .lines import Fault, Line, Place, answered, idle, read_lines, survey, unanswered
 from .store import KEPT_S, MAX_BATCHES, FileRecord, FileStore, has_place
-from .turns import Turns
 
 CLIENT = "batches"
 """In whose name lines are called."""
@@ -397,3 +395,40 @@ class Batches:
             if number < num_excess or batch.created_at + 2 * KEPT_S < now:
                 del self._batches[batch.id]
                 self.store.remove_batch(batch.id)
+
+
+PERIOD_S = 1.0
+
+
+class Handover:
+    """`open` it inside the loop, `close` it when the server ends."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._task: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        self._batches.open()
+        if self._batches.store.is_taken():
+            self._task = asyncio.create_task(self._wait(), name="folder-of-files")
+
+    async def _wait(self) -> None:
+        while self._batches.store.is_taken():
+            await asyncio.sleep(PERIOD_S)
+        _log.info("The other server has gone: /v1/files and /v1/batches answer here.")
+        try:
+            self.open()  # a third one may have been quicker
+        except ConfigError as error:
+            _log.error("Files are not kept: %s", error.message)
+
+    def stop(self) -> None:
+        """Begin nothing more."""
+        if self._task is not None:
+            self._task.cancel()
+        self._batches.stop()
+
+    async def close(self) -> None:
+        self.stop()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._batches.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -10,17 +12,120 @@ from starlette.routing import Route
 
 from ...api.fields import Fields, parse_object
 from ...api.helper import Caller, caller_of
+from ...api.json_encoder import encode_json
 from ...api.json_reply import JSONReply
+from ...cluster.keys import keys_of
 from ...control.kv_store import FOR_EVER, AskStore, stored_prefix
 from ...control.tenants.access import Access
-from ...core.block import split_keys
+from ...control.workers.roster import READY
+from ...core.block import KEY_BYTES, split_keys
 from ...core.errors import InvalidRequest, NotFound
 from ...core.tenant import Tenant
 from ...core.tiers import TIERS
+from ..callers import require_local_admin, require_operator
+from ..client import EngineClient
 from ..generation import Generation
-from ..scopes import require_local_admin, require_operator
-from .prefetch import PrefetchView
-from .wanted import WantedKV, read_wanted
+
+
+@dataclass(frozen=True, slots=True)
+class WantedKV:
+    """keys: of the full blocks, joined; owner: the salt that they are kept under."""
+
+    tokens: tuple[int, ...]
+    keys: bytes
+    owner: str
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.keys) // KEY_BYTES
+
+
+async def read_wanted(generation: Generation, body: dict[str, Any], caller: Caller) -> WantedKV:
+    """Raises InvalidRequest naming the field, and Unavailable while no engine serves."""
+    ready = generation.client.require_ready()
+    is_chat = body.get("messages") is not None
+    if is_chat == (body.get("prompt") is not None):
+        raise InvalidRequest("Give either messages or prompt.", param="prompt")
+    if is_chat and "add_generation_prompt" not in body and _is_begun(body["messages"]):
+        body = {**body, "add_generation_prompt": False}
+    call, rendered = await generation.read(
+        "chat" if is_chat else "completion", encode_json({**body, "max_tokens": 1}), caller
+    )
+    if len(call.prompts) > 1:
+        raise InvalidRequest("Give one prompt at a time.", param="prompt")
+    adapter = generation.check_model({"model": call.model})
+    (encoded,) = await generation.encoder.encode_call(call, generation.max_model_len, rendered=rendered, caller=caller)
+    owner = caller.tenant.salt_with(call.cache_salt)
+    digest = "" if adapter is None else adapter.digest
+    tokens = tuple(encoded.tokens)
+    return WantedKV(tokens, keys_of(tokens, ready, digest, owner), owner)
+
+
+async def pin_always(generation: Generation, ask: AskStore, body: dict[str, Any]) -> None:
+    """What requests without a tenant have of this prompt is kept, once it comes. Raises InvalidRequest."""
+    wanted = await read_wanted(generation, body, Caller())
+    keys = [key.hex() for key in split_keys(wanted.keys)]
+    await ask("pin", {"keys": keys, "seconds": FOR_EVER, "owner": wanted.owner})
+
+
+def _is_begun(messages: Any) -> bool:
+    """Whether nobody has said anything yet: what follows is not known."""
+    return (
+        isinstance(messages, list)
+        and bool(messages)
+        and all(isinstance(each, dict) and each.get("role") in ("system", "developer") for each in messages)
+    )
+
+
+HOST, POOL = PLACES = ("host", "pool")
+_NO_STORE = "No engine here has a KV store with tiers: start it with --kv-host, --kv-disk, --kv-remote or --kv-store."
+
+ReadWanted = Callable[..., Awaitable[tuple[WantedKV, Fields]]]
+
+
+class PrefetchView:
+    """read: the KV that a body names, and its fields besides."""
+
+    def __init__(self, client: EngineClient, read: ReadWanted) -> None:
+        self._client = client
+        self._read = read
+
+    async def prefetch(self, request: HttpRequest) -> Response:
+        require_local_admin(request)
+        wanted, fields = await self._read(request, "to", "worker")
+        to, name = fields.text("to") or HOST, fields.text("worker")
+        if to not in PLACES:
+            raise InvalidRequest(f"to must be host or pool, got {to[:100]!r}.", param="to")
+        later = self._client.kv_later
+        link = later.find(wanted.keys) if name is None else self._link(name)
+        if link is None or not later.has_store(link):
+            raise NotFound(_NO_STORE)
+        reply: dict[str, Any] = {
+            "object": "kv.prefetch",
+            "num_tokens": len(wanted.tokens),
+            "num_blocks": wanted.num_blocks,
+            "worker": self._name(link),
+            "to": to,
+        }
+        if to == POOL:
+            said = await later.prefetch(link, wanted.keys)
+            reply |= {"num_cached": said.num_blocks, "error": said.error or None}
+        elif wanted.keys:
+            later.promote(link, wanted.keys)
+        return JSONReply(reply, status_code=200 if to == POOL else 202)
+
+    def _link(self, name: str) -> int:
+        worker = self._client.roster.find(name)
+        if worker is None:
+            raise NotFound(f"There is no worker {name[:100]!r}.", param="worker")
+        if worker.state != READY or worker.link is None:
+            raise InvalidRequest(f"Worker {name} is {worker.state}; it must be ready.", param="worker")
+        return worker.link
+
+    def _name(self, link: int) -> str:
+        engine = self._client.gateway.link(link)
+        return "" if engine is None else engine.ready.worker.id
+
 
 _MAX_SECONDS = 10.0**9
 _MAX_LISTED = 10_000

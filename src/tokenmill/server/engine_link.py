@@ -1,9 +1,4 @@
-"""One life of an engine as the front end sees it: what comes over its link, and what is to be sent.
-
-What is to be sent goes in a few messages a turn of the event loop: requests, their aborts and what moves them in the
-order in which it was said, and then all else. That an adapter goes is told behind all requests that name it, also those
-that no engine has yet.
-"""
+"""While no engine serves: why, until when if that is known, and who waits for one."""
 
 from __future__ import annotations
 
@@ -15,9 +10,96 @@ from itertools import groupby
 from typing import Any, cast
 
 from ..cluster.failures import Liveness
-from ..core.events import Abort, Drain, FilePart, FromEngine, Submit, ToEngine
+from ..core.errors import Unavailable
+from ..core.events import Abort, Drain, FilePart, FromEngine, Ready, Submit, ToEngine
 from ..core.ports import FrontEnd
 from ..core.request import Request
+
+
+class Absence:
+    """why      there is no engine, told to whoever asks
+    find_ready  the facts of the engines that serve; None: none does
+    """
+
+    def __init__(self, why: str, find_ready: Callable[[], Ready | None]) -> None:
+        self.why = why
+        self._find_ready = find_ready
+        self._back_s: float | None = None
+        self._callers: set[asyncio.Future[None]] = set()
+        self._is_for_good = False
+
+    def expect(self, back_s: float | None) -> None:
+        """One comes in so many seconds from now, if that is known."""
+        self._back_s = None if back_s is None else asyncio.get_running_loop().time() + back_s
+
+    def close(self, why: str) -> None:
+        """None will come any more."""
+        self._is_for_good = True
+        self.why = why
+        self.wake()
+
+    def wake(self) -> None:
+        """Those who wait look again."""
+        for woken in self._callers:
+            if not woken.done():
+                woken.set_result(None)
+
+    def require_hope(self) -> None:
+        """Raises Unavailable where none will come."""
+        if self._is_for_good:
+            raise Unavailable(self.why)
+
+    def require_ready(self) -> Ready:
+        """Raises Unavailable while no engine is ready."""
+        ready = self._find_ready()
+        if ready is None:
+            back_s = self._back_s
+            left_s = None if back_s is None else max(0.0, back_s - asyncio.get_running_loop().time())
+            raise Unavailable(self.why, retry_after_s=left_s)
+        return ready
+
+    async def wait_ready(self, longest_s: float) -> Ready:
+        """Waits for an engine. Raises Unavailable where none is ready in time, at once where that is known."""
+        loop = asyncio.get_running_loop()
+        is_near = self._back_s is None or self._back_s - loop.time() <= longest_s
+        if self._find_ready() is None and is_near and not self._is_for_good:
+            woken = loop.create_future()
+            self._callers.add(woken)
+            try:
+                async with asyncio.timeout(longest_s):
+                    await woken
+            except TimeoutError:
+                pass
+            finally:
+                self._callers.discard(woken)
+        return self.require_ready()
+
+
+class Alarm:
+    """Calls `ring` once `set` has said when; what `ring` gives is when next, None: not again until it is set."""
+
+    def __init__(self, ring: Callable[[], float | None]) -> None:
+        self._ring = ring
+        self._timer: asyncio.TimerHandle | None = None
+        self._at_s = 0.0
+
+    def set(self, at_s: float | None) -> None:
+        """At that time of the loop's clock, or when it was set to, if that is sooner."""
+        if at_s is None or (self._timer is not None and self._at_s <= at_s):
+            return
+        self.cancel()
+        self._at_s = at_s
+        self._timer = asyncio.get_running_loop().call_at(at_s, self._call)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _call(self) -> None:
+        self._timer = None
+        self.set(self._ring())
+
 
 _log = logging.getLogger(__name__)
 

@@ -15,11 +15,16 @@ import asyncio
 from collections import Counter
 from typing import Any
 
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...control.audit.log import AuditLog
-from ...core.errors import Unavailable
-from ..http import error_reply, is_open, route_of
+from ..api.json_reply import JSONReply
+from ..control.audit.log import AuditLog
+from ..core.errors import NotFound, Unavailable
+from .callers import require_operator
+from .http import error_reply, is_open, route_of
 
 ACTIONS = (
     "/admin/",
@@ -126,3 +131,13 @@ def _is_action(method: str, route: str) -> bool:
 
 def _is_view(method: str, route: str) -> bool:
     return method in ("GET", "HEAD") and route.startswith("/admin/")
+
+
+def audit_routes(log: AuditLog | None) -> list[Route]:
+    async def show(request: HttpRequest) -> Response:
+        require_operator(request)
+        if log is None:
+            raise NotFound("There is no audit log; start the server with --audit-log FILE.")
+        return JSONReply(log.status())
+
+    return [Route("/admin/audit", show)]

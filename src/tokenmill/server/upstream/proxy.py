@@ -1,8 +1,5 @@
-"""One call through to an upstream and its answer back: which upstream, what is tried again, what is counted.
-
-Until the first byte of the answer has gone to the client, what one upstream fails to do another of the same name may:
-a connection that fails, an answer of 5xx, one that is cut off or no JSON. After it an answer that cannot be completed
-ends with an error. What an upstream computed is not resumed: it has the tokens, this front end has only their text.
+"""A client's body as an upstream gets it: the fields as they came, but for the model's name, the tenant's salt and the
+wish for a count of tokens.
 """
 
 from __future__ import annotations
@@ -10,10 +7,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
@@ -22,17 +20,73 @@ from ...api.helper import Caller, caller_of
 from ...api.json_encoder import encode_json
 from ...control.models.registry import UPSTREAM
 from ...control.tenants.quotas import RESERVED_OUTPUT
-from ...core.errors import Overloaded, TokenmillError, Unavailable, UpstreamFailed
+from ...core.errors import InvalidRequest, Overloaded, TokenmillError, Unavailable, UpstreamFailed
 from ...core.ports import Clock
 from ...core.request import Request, SamplingParams
-from ...core.tenant import NO_LIMITS
+from ...core.tenant import NO_LIMITS, Tenant
 from ..limits import Limits
-from .body import Passed
-from .choice import best
 from .connection import BadReply, UpstreamConnection
 from .prefixes import Known, Prefixes
 from .tally import Events, Tally
 from .upstream import Upstream
+
+_USAGE_PATHS = ("/v1/chat/completions", "/v1/completions")
+"""Streams of these tell the tokens they used only where they are asked to."""
+
+_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_any = msgspec.json.Decoder().decode
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+
+class Passed:
+    """What goes to an upstream. stream: the answer is to be one; hides_usage: the client has not asked for the count of
+    tokens that its stream will have; max_tokens: 0 where the call names none."""
+
+    def __init__(self, path: str, body: bytes, tenant: Tenant) -> None:
+        """Raises InvalidRequest."""
+        try:
+            self._fields: dict[str, Any] = dict(_decode(body))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidRequest(f"The body is not a JSON object: {str(error)[:200]}.") from None
+        self.stream = self._value("stream") is True
+        wanted = [self._value(name) for name in _LIMITS]
+        self.max_tokens = next((each for each in wanted if type(each) is int and 0 < each < 2**31), 0)
+        self.hides_usage = False
+        if self.stream and path in _USAGE_PATHS:
+            given = self._value("stream_options")
+            options = dict(given) if isinstance(given, dict) else {}
+            if not options.get("include_usage"):
+                self.hides_usage = True
+                self._fields["stream_options"] = options | {"include_usage": True}
+        if tenant.salt:
+            salt = self._value("cache_salt")
+            self._fields["cache_salt"] = tenant.salt_with(salt if isinstance(salt, str) else "")
+
+    def body(self, model: str) -> bytes:
+        """For an upstream that calls the model so."""
+        return encode_json(self._fields | {"model": model})
+
+    def _value(self, name: str) -> Any:
+        raw = self._fields.get(name)
+        try:
+            return None if raw is None else _decode_any(raw)
+        except RecursionError:
+            raise InvalidRequest(f"{name} is nested too deeply.", param=name) from None
+
+
+def best(num_open: Sequence[int], num_calls: Sequence[int], shares: Sequence[float]) -> int | None:
+    """The place of the one that is to be asked; None where there is none. num_open, num_calls: of each, open now and
+    given ever; shares: of the prompt that is cached there, 0 to 1."""
+    if not num_open:
+        return None
+    mean = sum(num_open) / len(num_open)
+
+    def worth(place: int) -> tuple[float, int, int, int]:
+        score = shares[place] - (num_open[place] - mean) / max(1.0, mean)
+        return -score, num_open[place], num_calls[place], place
+
+    return min(range(len(num_open)), key=worth)
+
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 """That are passed on; the same without /v1 as well."""

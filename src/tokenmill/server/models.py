@@ -9,25 +9,165 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import msgspec
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...api.errors import ClientGone
-from ...api.helper import HEAVY_BYTES
-from ...api.json_encoder import encode_json
-from ...control.models.canaries import Canaries, Canary
-from ...control.models.registry import ModelRegistry, ServedModel
-from ...core.errors import ModelNotFound, TokenmillError
-from ...core.ports import Clock
-from ..http import route_of
-from ..limits import Limits
-from .local import LocalModel
-from .replay import unread
-from .watch import AnswerWatch
+from ..api.errors import ClientGone
+from ..api.helper import HEAVY_BYTES
+from ..api.json_encoder import encode_json
+from ..control.models.canaries import Canaries, Canary
+from ..control.models.registry import LOCAL, ModelRegistry, ServedModel
+from ..core.errors import ModelNotFound, TokenmillError, Unavailable
+from ..core.ports import Clock
+from .http import route_of
+from .limits import Limits
+
+
+def unread(scope: Scope, body: bytes, receive: Receive) -> tuple[Scope, Receive]:
+    """A scope and a receive by which a body that was read is read again, as it was decoded."""
+    dropped = (b"content-encoding", b"content-length")
+    headers = [(name, value) for name, value in scope["headers"] if name not in dropped]
+    headers.append((b"content-length", str(len(body)).encode()))
+    is_read = False
+
+    async def again() -> Message:
+        nonlocal is_read
+        if is_read:
+            return await receive()
+        is_read = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return {**scope, "headers": headers}, again
+
+
+class LocalModel:
+    """A ServedModel. app: of `build_app`, beside the server's own; path: where the model lies; stop: ends what is
+    behind it, once."""
+
+    kind = LOCAL
+
+    def __init__(self, name: str, app: Starlette, path: str, stop: Callable[[], Awaitable[None]]) -> None:
+        self.name = name
+        self._app = app
+        self._path = path
+        self._stop = stop
+
+    @property
+    def num_open(self) -> int:
+        num_open: int = self._app.state.client.num_open
+        return num_open
+
+    @property
+    def registry(self) -> CollectorRegistry | None:
+        registry: CollectorRegistry = self._app.state.client.observers.metrics.registry
+        return registry
+
+    @property
+    def memory_bytes(self) -> int:
+        ready = self._app.state.client.ready
+        return 0 if ready is None else sum(size for _, size in ready.memory)
+
+    @property
+    def why_not(self) -> str:
+        return "" if self._app.state.client.ready is not None else "no engine is ready"
+
+    def takes(self, path: str) -> bool:
+        return True
+
+    async def answer(self, path: str, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app.state.inside(*unread(scope, body, receive), send)
+
+    async def view(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What an operator asks of it."""
+        await self._app.state.inside(scope, receive, send)
+
+    def facts(self) -> dict[str, Any]:
+        ready = self._app.state.client.ready
+        memory = () if ready is None else ready.memory
+        return {
+            "path": self._path,
+            "max_model_len": None if ready is None else ready.max_model_len,
+            "memory_bytes": dict(memory),
+        }
+
+    def open(self) -> None:
+        """It serves since it was made."""
+
+    def end_calls(self) -> None:
+        self._app.state.client.fail_open(Unavailable("The model is unloaded."))
+
+    async def close(self) -> None:
+        await self._stop()
+
+
+_REFUSED = 429
+MIN_EVENTS = 4
+"""Events of a stream by which its speed is told."""
+
+
+class AnswerWatch:
+    """`tell`: is told, once, of an answer that tells something of its server: is_error, ttft_s, tpot_s. An event of a
+    stream counts as a token. What the client did wrong, and a client that left, tell nothing."""
+
+    def __init__(
+        self, now: Callable[[], float], tell: Callable[[bool, float | None, float | None], None], header: bytes
+    ) -> None:
+        self._now = now
+        self._tell = tell
+        self._header = (b"x-tokenmill-version", header)
+        self._begun_s = now()
+        self._status = 0
+        self._is_stream = self._is_over = False
+        self._first_s = self._last_s = 0.0
+        self._num_events = 0
+
+    def through(self, send: Send) -> Send:
+        """The same, watched."""
+
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._start(message)
+                message = {**message, "headers": [*message["headers"], self._header]}
+            else:
+                if self._is_stream and (body := message.get("body", b"")):
+                    self._last_s = self._now()
+                    self._first_s = self._first_s or self._last_s
+                    self._num_events += body.count(b"\n\n")
+                self._is_over = not message.get("more_body", False)
+            await send(message)
+
+        return watched
+
+    def refused(self, status: int) -> None:
+        """Nothing was answered but an error of this status."""
+        self._status = status
+        self._is_over = True
+
+    def end(self, *, has_failed: bool) -> None:
+        """The answer is over, as far as it came. has_failed: it could not be completed."""
+        status = self._status
+        if has_failed or (self._is_over and (status >= 500 or status == _REFUSED)):
+            self._tell(True, None, None)
+        elif self._is_over and status == 200:
+            ttft_s = tpot_s = None
+            if self._first_s:
+                ttft_s = self._first_s - self._begun_s
+                if self._num_events >= MIN_EVENTS:
+                    tpot_s = (self._last_s - self._first_s) / (self._num_events - 1)
+            self._tell(False, ttft_s, tpot_s)
+
+    def _start(self, message: Message) -> None:
+        self._status = message["status"]
+        kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
+        self._is_stream = any(kind.startswith(b"text/event-stream") for kind in kinds)
+
 
 _ELSEWHERE = ("/admin/", "/v1/files", "/v1/batches", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/console/")
 """What is posted there has no model, or means adapters of the server's own."""

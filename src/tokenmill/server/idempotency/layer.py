@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from prometheus_client import CollectorRegistry, Counter
 from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -211,3 +212,18 @@ def _unread(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": unread.pop(), "more_body": False} if unread else await receive()
 
     return hear
+
+
+_LABELS = ("model_name", "engine")
+_OUTCOMES = ("run", "replayed", "refused")
+
+
+class RepeatMetrics:
+    def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
+        family = Counter(
+            "tokenmill:idempotent_calls", "Calls with an Idempotency-Key", (*_LABELS, "outcome"), registry=registry
+        )
+        self._outcomes = {outcome: family.labels(model_name, "0", outcome) for outcome in _OUTCOMES}
+
+    def note(self, outcome: str) -> None:
+        self._outcomes[outcome].inc()

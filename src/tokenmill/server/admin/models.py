@@ -16,8 +16,8 @@ from ...control.models.canaries import Canaries
 from ...control.models.registry import ModelRegistry
 from ...core.errors import BadCheckpoint, ConfigError, FetchError, InvalidRequest, NotFound
 from ...core.slo import Targets
+from ..callers import require_local_admin, require_operator
 from ..limits import Limits
-from ..scopes import require_local_admin, require_operator
 
 DRAIN_S = 30.0
 """For which calls of a model that is unloaded may go on."""

@@ -13,7 +13,7 @@ from ...control.slo.idle_job import IdleTime
 from ...control.slo.objectives import Objectives
 from ...control.slo.scorer import Scorer
 from ...core.slo import FEATURES, PROFILES, Traffic
-from ..scopes import require_operator
+from ..callers import require_operator
 
 
 def routes(objectives: Objectives, scorer: Scorer, idle_time: IdleTime | None) -> list[Route]:

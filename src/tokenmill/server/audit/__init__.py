@@ -1,1 +1,0 @@
-"""The audit log over HTTP: the layer that notes calls, and the path that shows its state."""

@@ -1,1 +1,0 @@
-"""Which model answers a call: this server's own, one that upstreams serve, or one beside it."""

@@ -1,1 +1,0 @@
-"""How what is observed gets in and out: a layer for traces, and its paths."""

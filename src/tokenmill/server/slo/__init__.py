@@ -1,1 +1,0 @@
-"""Service level objectives of requests: what bodies ask for, the paths that show them, and who has the idle time."""
