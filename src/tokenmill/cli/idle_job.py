@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class IdleCommand:
-    """server.slo.idle_job.Job. Make it inside the loop; the command starts when it is first run. `close` ends it."""
+    """control.slo.idle_job.Job. Make it inside the loop; the command starts when it is first run. `close` ends it."""
 
     def __init__(self, command: str) -> None:
         self.outcome = ""

@@ -4,6 +4,9 @@ Requests carry an adapter's digest, which an engine found in its files; names ar
 given these adapters before it counts as ready, with those that have no name any more and are used by requests that it
 will resume. One whose files have changed since is dropped, because answers must not change under its name. Knows
 nothing of HTTP.
+
+Parts of an adapter's files go to workers on other machines (see core.files). What a worker may ask for is what the
+engine of this machine would read: two files by name, and where the adapter must lie in a folder, only if they do.
 """
 
 from __future__ import annotations

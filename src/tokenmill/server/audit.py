@@ -6,7 +6,7 @@ refused before a key was looked at (of a web page elsewhere), get an entry each 
 second, since anybody can make them; what goes beyond is counted in the next entry.
 
 While the log cannot be written every call is refused with 503, but those that monitoring needs and what an operator
-looks at (`GET /admin/...`).
+looks at (`GET /admin/...`). `GET /admin/audit` shows where the head is, and whether the log is written.
 """
 
 from __future__ import annotations

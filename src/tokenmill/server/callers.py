@@ -1,4 +1,12 @@
-"""What a caller may do beside generating. The gate has put the scopes of its key in `scope["state"]["scopes"]`."""
+"""Which web pages may call, and what a caller may do beside generating.
+
+A browser sends requests for any page that is open in it, and says for which. A page of another origin may not call what
+changes or costs something, unless its origin is allowed; without an Origin header it is no page. And a page whose own
+name was made to lead to this machine (DNS rebinding) shows by that name in the Host header: where only this machine can
+connect, Host must be a name that is known to mean it.
+
+The gate has put the scopes of a caller's key in `scope["state"]["scopes"]`.
+"""
 
 from __future__ import annotations
 

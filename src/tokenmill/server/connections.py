@@ -1,4 +1,16 @@
-"""What a connection may take before anybody has asked who is there: bytes, places and time."""
+"""What the connections of one server share: bounds, places, the pot of memory for heads, the time, and who is behind
+each.
+
+All bounds hold before anybody has asked who is there. Places are shared out over addresses. A place is never refused to
+an address that has fewer than another while some connection of the other only waits for its client: the one of them
+that has waited longest gives way. So half-sent requests and idle connections of one address keep nobody else out,
+however many they are, and a pool of kept connections behind a proxy renews itself.
+
+Clients are told apart by API key where keys are given out, else by address; what clients share is shared out by this
+name. An address is the peer's, or, where the peer is a trusted proxy, the last one of X-Forwarded-For that is not one
+too: what stands before it in that header is the caller's own claim. All of an IPv6 network of 64 bits is one client,
+since whoever has one address there has them all. Peers of a Unix socket have no address, and are one client.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""While no engine serves: why, until when if that is known, and who waits for one."""
+"""One life of an engine as the front end sees it: what comes over its link, and what is to be sent. And while no engine
+serves: why, until when if that is known, and who waits for one.
+
+What is to be sent goes in a few messages a turn of the event loop: requests, their aborts and what moves them in the
+order in which it was said, and then all else. That an adapter goes is told behind all requests that name it, also those
+that no engine has yet.
+"""
 
 from __future__ import annotations
 

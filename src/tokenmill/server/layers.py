@@ -25,6 +25,8 @@ from .signatures import Signing
 
 
 class Traced:
+    """ASGI middleware that puts each call into a span. What monitoring asks for again and again gets none."""
+
     def __init__(self, app: ASGIApp, *, tracing: Tracing) -> None:
         self._app = app
         self._tracing = tracing

@@ -1,4 +1,10 @@
-"""What is refused because of load, and when to come back."""
+"""What is refused because of load, and when to come back; how bodies are read within bounds; and what the front end
+holds at most.
+
+Bodies may come compressed: gzip and deflate are read, within the same bounds as plain ones; others are 415. A few bytes
+can unfold to gigabytes, so no more is ever unfolded than a body may have, in pieces between which the event loop does
+other work.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The one place where calls find their model: by the `model` of their bodies, or by a canary of that name.
+"""Which model answers a call: the server's own, one of this machine beside it, or an upstream's. Calls find their model
+by the `model` of their bodies, or by a canary of that name, in this one place.
 
-A call for the server's own model goes on as it came. While there is no other model, bodies are not looked at.
+A call for the server's own model goes on as it came. While there is no other model, bodies are not looked at. Of an
+answer of a canary it is noted, from its bytes, whether it failed, when it began and how fast its events came.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Paths for operators: tenants and their keys, usage, workers. What they show and change is in `control`."""
+"""Paths for operators: what they look at and change. What is shown and changed is in `control`."""

@@ -1,4 +1,6 @@
-"""What the server does now, and how it did in the last minute: the body of /admin/load."""
+"""The operator's views of the work: /admin/load (now, and in the last minute), /admin/requests and one request's
+timeline, /admin/decisions and /admin/flight.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""/admin/tenants and /admin/keys: what `tokenmill tenants` and `tokenmill keys` do, over HTTP and without a restart."""
+"""/admin/tenants and /admin/keys: what `tokenmill tenants` and `tokenmill keys` do, over HTTP and without a restart;
+and what has been used, which a tenant asks for itself at /v1/usage, and whoever runs the server for all at
+/admin/usage.
+"""
 
 from __future__ import annotations
 

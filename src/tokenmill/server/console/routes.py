@@ -1,4 +1,12 @@
-"""Which path of the console leads where."""
+"""The console and the views that only it needs.
+
+/console/...    its static files, as they lie in the package, with headers that let them load nothing from elsewhere
+/admin/kv       blocks of each engine's pools, the largest prefixes that its cache holds, and what tiers below have
+/admin/reports  results of `tokenmill bench ... --json` that lie in one folder: which there are, and each as it is
+
+Of reports only regular files directly in the folder count, `NAME.json`; links are followed only inside it. Files are
+read by a thread, since they may be large.
+"""
 
 from __future__ import annotations
 

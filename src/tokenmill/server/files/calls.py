@@ -1,4 +1,10 @@
-"""Tasks that end together."""
+"""The calls of batches: each is made from inside the process, and the owners of batches take turns.
+
+A call from inside has no socket, no key, and nobody who could leave. Owners take turns, and at an owner's turn that
+owner's batches do. A batch asks for one turn at a time and comes back for its next line, so an owner with many batches
+always has some in the queue, and one with a single batch comes back to it after each line. An owner who has had a turn
+goes behind all.
+"""
 
 from __future__ import annotations
 

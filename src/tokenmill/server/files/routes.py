@@ -1,4 +1,8 @@
-"""OpenAI's /v1/files and /v1/batches."""
+"""OpenAI's /v1/files and /v1/batches.
+
+A multipart body is read as it comes: its fields, and its one file straight to the disk. Memory is bounded by what
+arrives at once; fields are short, and there are few. The package python-multipart finds the parts.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 As many lines are under way as the engine has rows, and beside others only a few begin. Their requests have the lowest
 priority, at which the engine computes them in what others leave (`core.request.IDLE_PRIORITY`). Owners take turns.
+
+Batches of a folder that another server has are opened once that server has gone, as in an upgrade where the new one
+starts before the old one ends.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Calls that may be sent again: a call with an Idempotency-Key is carried out once, and repeats get its answer.
 
-keyed   which call runs, which waits, which is answered from the store        tape   an answer as it is sent
+layer   which call runs, which waits, which is answered from the store        tape   an answer as it is sent
 store   the answers, for a day
 """

@@ -1,1 +1,1 @@
-"""The KV store of this machine as operators see it over HTTP: what it has, what is kept, what goes, and its metrics."""
+"""KV of this machine as operators and clients ask for it: what is there, kept, given up or wanted later."""

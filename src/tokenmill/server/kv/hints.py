@@ -1,10 +1,14 @@
-"""What becomes of the KV of an answer that has ended: a client may have it kept for a while, and one that called tools
+"""What front ends ask of engines about KV that is wanted later (`core.kv_events`), and which engine is to be asked; and
+what becomes of the KV of an answer that has ended: a client may have it kept for a while, and one that called tools
 comes back with their results.
 
     "kv_hints": {"keep_s": 120}     keep the KV of this prompt and its answer so long; 0: keep nothing
 
 Without a word of the client, answers that end in calls of tools are kept for as long as the server says. Kept is in the
 tiers of the KV store that the engine uses, which bounds what may be pinned there.
+
+Most of what is asked is not answered. A prefetch into an engine's pool is; its numbers are below zero, as those of the
+gateway's own copies are not.
 """
 
 from __future__ import annotations

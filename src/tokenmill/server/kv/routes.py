@@ -1,4 +1,18 @@
-"""/admin/kv/...: what the KV store has, and what operators have it keep and forget."""
+"""/admin/kv/...: what the KV store has, and what operators have it keep, forget and bring nearer before it is needed.
+
+KV is named by what it was computed from: the body of a request, as it would be sent, or token ids.
+
+    {"messages": [...]}            a conversation; of a lone system message the part that all begin with
+    {"prompt": "..."}              a text, or token ids
+    "cache_salt", "model"          as in a request
+
+The keys are those that requests get, by the same way: the tenant of the caller, or the one that an operator names.
+POST /admin/kv/prefetch takes besides
+
+    "to": "host" (default)         into host memory of the machine's KV store; not waited for
+          "pool"                   into an engine's own pool; the answer says how much of it is there
+    "worker"                       which engine; without: the one to which it is least work
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""ASGI middleware: a POST runs in a task of its own. One that turns out to be a stream that is kept (`Line.keep`)
-goes on apart from its connection, which reads it as others may; for any other it is as if this layer were not there.
+"""ASGI middleware: a POST runs in a task of its own. One that turns out to be a stream that is kept (`Line.keep`) goes
+on apart from its connection, which reads it as others may; for any other it is as if this layer were not there. GET
+/v1/requests/ID/stream gives the rest of a stream to a client that has lost its connection or its server.
 """
 
 from __future__ import annotations

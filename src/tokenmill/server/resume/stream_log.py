@@ -1,4 +1,8 @@
-"""What the endpoints know of kept streams: the line of a call, and the stream of one that no engine goes on with."""
+"""One streamed answer apart from its connections: its events, numbered from 1, and those who read them.
+
+An event's number is its SSE id. While a stream is kept, its answer grows by one token at a time (`one_by_one`), so that
+number N stands for the same bytes however steps fall, and in every life: what is lost is computed again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""HTTP/1.1 to a server that is not trusted: one call at a time over a connection, each part bounded.
+"""Where an upstream is, and HTTP/1.1 to it, who is not trusted: one call at a time over a connection, each part
+bounded.
 
 httptools (llhttp) parses. Read from the socket is only what is asked for, so a slow reader holds the other end up.
 Heads are bounded in bytes, and so is what comes between two pieces of a body (lengths of chunks, their extensions,

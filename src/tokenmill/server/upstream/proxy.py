@@ -1,4 +1,15 @@
-"""A client's body as an upstream gets it: the fields as they came, but for the model's name, the tenant's salt and the
+"""One call through to an upstream and its answer back: which upstream, what is tried again, what is counted.
+
+Until the first byte of the answer has gone to the client, what one upstream fails to do another of the same name may: a
+connection that fails, an answer of 5xx, one that is cut off or no JSON. After it an answer that cannot be completed
+ends with an error. What an upstream computed is not resumed: it has the tokens, this front end has only their text.
+
+Of several upstreams of one model the one gets a call that has much of its prompt, and few calls open:
+
+    score = share of the prompt that is cached there - (calls open there - mean) / max(1, mean)
+
+among those that may be asked (vLLM's production stack weighs so). Where nobody has anything, the one with fewest calls
+open wins. It gets a client's body with the fields as they came, but for the model's name, the tenant's salt and the
 wish for a count of tokens.
 """
 

@@ -1,4 +1,5 @@
-"""The upstreams of one application: models of the registry, and who hears of their calls."""
+"""The upstreams of one application: models of the registry, who hears of their calls, and series about what they
+answered."""
 
 from __future__ import annotations
 

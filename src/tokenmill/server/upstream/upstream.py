@@ -1,4 +1,8 @@
-"""One server of others: its kept connections, what is open there, and its health."""
+"""One server of others: its kept connections, what is open there, and its health.
+
+It is down after a failed connection or some failed answers in a row, until a check succeeds. Checks of one that is down
+come less and less often.
+"""
 
 from __future__ import annotations
 
