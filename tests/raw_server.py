@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from tokenmill.bench.load.address import parse_url
-from tokenmill.bench.load.http import Client
+from tokenmill.bench.load.http import Client, parse_url
 from tokenmill.bench.load.stream import Exchange
 from tokenmill.bench.load.target import send_one
 

@@ -29,8 +29,8 @@ import fidelity_sim as sim
 from fidelity_cases import REPEATS_LIMIT, Case, Setting, cases, settings
 
 from tokenmill.bench.load.recorded_load import RecordedLoad
+from tokenmill.plan.config import sources_beside
 from tokenmill.plan.fidelity import on_deployment
-from tokenmill.plan.sources import sources_beside
 from tokenmill.sim.calibrated import Calibrated
 from tokenmill.sim.cluster_file import read_deployment
 

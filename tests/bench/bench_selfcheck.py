@@ -27,10 +27,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
 
-from tokenmill.bench.load.address import parse_url
 from tokenmill.bench.load.body import BodyFormat
 from tokenmill.bench.load.datasets import Lengths, random_prompts
 from tokenmill.bench.load.histogram import describe
+from tokenmill.bench.load.http import parse_url
 from tokenmill.bench.load.material import token_material
 from tokenmill.bench.load.run import Load, run_async, run_load
 from tokenmill.bench.load.schedule import Schedule

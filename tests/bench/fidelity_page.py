@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.bench.html.fidelity import error_curves, queue_curves, share, signed
+from tokenmill.bench.html.page import metric_name, quantity
 from tokenmill.bench.html.plot import Axis, Series, cumulative, plot
-from tokenmill.bench.html.words import metric_name, quantity
 from tokenmill.bench.load.fidelity import latency_of
 
 Json = dict[str, Any]

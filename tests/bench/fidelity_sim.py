@@ -18,7 +18,7 @@ from fidelity_cases import BEYOND, REPEATS_LIMIT, Case, Load, Setting
 
 from tokenmill.bench.load.fidelity import Fidelity, compare
 from tokenmill.bench.load.recorded_load import RecordedLoad, recorded_load
-from tokenmill.bench.load.stats import VERDICT_CONFIDENCE, can_decide, paired_ratio
+from tokenmill.bench.stats import VERDICT_CONFIDENCE, can_decide, paired_ratio
 from tokenmill.core.step_records import read_steps
 from tokenmill.plan.fit.logs import speed_factor
 from tokenmill.plan.fit.observed import Observed, observed

@@ -11,14 +11,13 @@ import pytest
 
 from scripted import Served
 from tokenmill.bench.load import datasets
-from tokenmill.bench.load.address import parse_url
-from tokenmill.bench.load.answers import on_message, on_response
 from tokenmill.bench.load.body import BodyFormat
 from tokenmill.bench.load.datasets import Lengths
+from tokenmill.bench.load.http import parse_url
 from tokenmill.bench.load.material import word_material
 from tokenmill.bench.load.run import Load, run_load
 from tokenmill.bench.load.schedule import Schedule
-from tokenmill.bench.load.stream import Exchange
+from tokenmill.bench.load.stream import Exchange, on_message, on_response
 from tokenmill.bench.load.target import Target
 from tokenmill.bench.result import Run
 

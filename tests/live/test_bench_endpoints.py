@@ -14,10 +14,9 @@ import pytest
 
 from raw_server import STREAM
 from tokenmill.bench.load import datasets
-from tokenmill.bench.load.address import make_tls, parse_url
 from tokenmill.bench.load.body import BodyFormat
 from tokenmill.bench.load.datasets import Batch, Lengths
-from tokenmill.bench.load.http import Client
+from tokenmill.bench.load.http import Client, make_tls, parse_url
 from tokenmill.bench.load.material import token_material, word_material
 from tokenmill.bench.load.run import Load, run_load
 from tokenmill.bench.load.schedule import Schedule

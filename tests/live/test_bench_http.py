@@ -9,8 +9,7 @@ from contextlib import suppress
 import pytest
 
 from raw_server import WHOLE, ask_raw, read_request
-from tokenmill.bench.load.address import parse_url
-from tokenmill.bench.load.http import Client
+from tokenmill.bench.load.http import Client, parse_url
 from tokenmill.bench.load.stream import Exchange
 
 

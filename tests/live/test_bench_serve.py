@@ -23,10 +23,9 @@ from commands import run_command
 from raw_server import ANSWER, ask_raw, read_request
 from synthetic_server import Script, Sent, serve
 from tokenmill.bench.load import datasets, http
-from tokenmill.bench.load.address import parse_url
 from tokenmill.bench.load.body import BodyFormat
 from tokenmill.bench.load.datasets import Lengths
-from tokenmill.bench.load.http import Client
+from tokenmill.bench.load.http import Client, parse_url
 from tokenmill.bench.load.material import token_material, word_material
 from tokenmill.bench.load.plan import Plan
 from tokenmill.bench.load.run import Load, run_load, run_repeats

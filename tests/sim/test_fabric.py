@@ -10,8 +10,7 @@ import pytest
 from topologies import flat
 
 from tokenmill.core.errors import ConfigError
-from tokenmill.sim.fabric import Fabric
-from tokenmill.sim.fair_share import Bundle, fair_rates
+from tokenmill.sim.fabric import Bundle, Fabric, fair_rates
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.topology import Place, Topology, read_topology
 

@@ -15,7 +15,7 @@ from tokenmill.kv.connector.scheduler import kv_export, kv_import
 from tokenmill.sim.executor import Violation
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.peers import ToyNetwork, ToyPeer
-from tokenmill.sim.pools import ToyPool
+from tokenmill.sim.toy_model import ToyPool
 
 SEEDS = range(60)
 SEEDS_PER_TEST = 20

@@ -19,13 +19,12 @@ from tokenmill.core.cost import Costs, Work
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.events import Output
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.plan.doubts import fault_doubts, lines_of
-from tokenmill.sim.cold_start import ColdStart
+from tokenmill.plan.evaluate import fault_doubts, lines_of
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 from tokenmill.sim.fault_script import read_faults
 from tokenmill.sim.fields import Fields
 from tokenmill.sim.loop import VirtualLoop
-from tokenmill.sim.parts import CorePlan, FrontCosts, PartsPlan, read_cores
+from tokenmill.sim.parts import ColdStart, CorePlan, FrontCosts, PartsPlan, read_cores
 from tokenmill.sim.service import Service, ServiceReport
 from tokenmill.sim.tier_plan import read_tiers
 

@@ -16,12 +16,11 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.events import Output
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.sim.cold_start import ColdStart
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 from tokenmill.sim.fault_script import KINDS, read_faults
 from tokenmill.sim.fields import Fields
 from tokenmill.sim.loop import VirtualLoop
-from tokenmill.sim.parts import CorePlan, FrontCosts, PartsPlan
+from tokenmill.sim.parts import ColdStart, CorePlan, FrontCosts, PartsPlan
 from tokenmill.sim.service import Service
 from tokenmill.sim.tier_plan import read_tiers
 from tokenmill.sim.topology import read_topology

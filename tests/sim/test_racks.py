@@ -11,7 +11,7 @@ import pytest
 
 from tokenmill.core.events import Output
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.plan.sources import sources_beside
+from tokenmill.plan.config import sources_beside
 from tokenmill.sim.cluster_file import read_deployment
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.service import Service

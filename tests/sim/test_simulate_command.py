@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tokenmill.cli.main import main
-from tokenmill.plan.doubts import doubts_of
+from tokenmill.plan.evaluate import doubts_of
 from tokenmill.sim.service import ServiceReport
 
 EXAMPLES = Path(__file__).parents[2] / "deploy/simulate"

@@ -35,12 +35,12 @@ from tokenmill.core.effects import Event
 from tokenmill.core.errors import EngineFailed, Overloaded
 from tokenmill.core.events import FINISH_ABORT
 from tokenmill.core.ports import Executor
-from tokenmill.sim.check import ClientStream, check_saved, check_stream
 from tokenmill.sim.executor import ToyExecutor
 from tokenmill.sim.front import Front
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.network import Network
 from tokenmill.sim.peers import ToyNetwork
+from tokenmill.sim.run import ClientStream, check_saved, check_stream
 from tokenmill.sim.store import Slots
 from tokenmill.sim.tier_store import ToyTiers
 from tokenmill.sim.worker import Build, Worker

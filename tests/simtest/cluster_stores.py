@@ -16,8 +16,7 @@ from tokenmill.core.tiers import DISK, HOST, REMOTE, TierEvent, TierEvents, Tier
 from tokenmill.kv.events.relay import Watch
 from tokenmill.kv.tiers.config import TierConfig
 from tokenmill.sim.loop import VirtualLoop
-from tokenmill.sim.tier_store import ToyMachine
-from tokenmill.sim.tier_watch import TierWatch
+from tokenmill.sim.tier_store import TierWatch, ToyMachine
 from tokenmill.sim.tiers import Medium, Pace, TierFaults
 
 BLOCK_BYTES = 4096

@@ -39,10 +39,10 @@ from tokenmill.engine.journal import Entry, Handled
 from tokenmill.engine.replay import replay
 from tokenmill.engine.shell import EngineShell
 from tokenmill.kv.blocks.hashing import extend_keys, root_key
-from tokenmill.sim.check import ClientStream, check_stream
 from tokenmill.sim.executor import Failures, ToyExecutor
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.peers import ToyNetwork
+from tokenmill.sim.run import ClientStream, check_stream
 from tokenmill.sim.workload import VOCAB_SIZE, Scenario, make_scenario
 
 _LIMIT_S = 3600.0

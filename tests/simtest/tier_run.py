@@ -1,6 +1,6 @@
 """Several engines with one KV store: a seeded scenario on virtual time, in which everything goes wrong that may.
 
-    each request  ends as it would alone (`check`), whatever tier its prefix came from
+    each request  ends as it would alone (`sim.run`), whatever tier its prefix came from
     engines       are killed with all that they had under way; their requests go on in the next life
     the store     crashes with its host memory; disk and remote store live on
     tiers         lose, refuse, swap and spoil blocks, fail, and are slow
@@ -28,9 +28,9 @@ from tokenmill.engine.replay import Replayed, replay
 from tokenmill.engine.shell import EngineShell
 from tokenmill.kv.tiers.config import TierConfig
 from tokenmill.kv.tiers.policies import ADMISSIONS, REPLACEMENTS
-from tokenmill.sim.check import ClientStream, check_stream
 from tokenmill.sim.executor import Failures, ToyExecutor
 from tokenmill.sim.loop import VirtualLoop
+from tokenmill.sim.run import ClientStream, check_stream
 from tokenmill.sim.tier_store import ToyMachine
 from tokenmill.sim.tiers import NO_FAULTS, Medium, Pace, TierFaults
 from tokenmill.sim.workload import VOCAB_SIZE, Scenario, make_scenario

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.bench.load.day import (
+from tokenmill.bench.load.options import add_serve_arguments, make_load
+from tokenmill.bench.load.schedule import (
     DAY_S,
     PEAK_S,
     SWING,
@@ -20,7 +21,6 @@ from tokenmill.bench.load.day import (
     num_in_day,
     read_duration,
 )
-from tokenmill.bench.load.options import add_serve_arguments, make_load
 from tokenmill.bench.load.trace_rows import Arrival
 from tokenmill.bench.load.traces import Fit
 from tokenmill.core.errors import ConfigError

@@ -14,7 +14,8 @@ import pytest
 from tokenmill.bench import engine as bench
 from tokenmill.bench import machine
 from tokenmill.bench.engine import Demand, Load
-from tokenmill.bench.peer import llama_engine, llama_tools
+from tokenmill.bench.peer import llama_engine
+from tokenmill.bench.peer import processes as llama_tools
 from tokenmill.bench.peer import processes as peers
 from tokenmill.cli.bench.engine import with_grammar
 from tokenmill.core.errors import ConfigError, InvalidRequest, TokenmillError

@@ -18,8 +18,8 @@ from tokenmill.bench import result
 from tokenmill.bench.html import page as html_page
 from tokenmill.bench.html import plot as html_plot
 from tokenmill.bench.html import report as html
-from tokenmill.bench.html.csv import requests_csv, summary_csv
 from tokenmill.bench.html.plot import Axis, Estimate, Series
+from tokenmill.bench.html.report import requests_csv, summary_csv
 from tokenmill.bench.load.compare import Side, make_figures
 from tokenmill.core.errors import ConfigError
 

@@ -11,9 +11,9 @@ import pytest
 from ops_cases import raw_tensor
 
 from tokenmill.bench import kernels
+from tokenmill.bench import profile as profile
 from tokenmill.bench.kernels import Case, measure
-from tokenmill.bench.profile import report as profile
-from tokenmill.bench.profile.report import ServedTimes, StepTimes
+from tokenmill.bench.profile import ServedTimes, StepTimes
 from tokenmill.ops.api import StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
 

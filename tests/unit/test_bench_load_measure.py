@@ -18,18 +18,17 @@ from tokenmill.bench.load import goodput, measure
 from tokenmill.bench.load.compare import Side, choose_primary, decide, make_figures, make_ratio
 from tokenmill.bench.load.context import Context, Window
 from tokenmill.bench.load.datasets import Lengths, random_prompts
-from tokenmill.bench.load.fairness import jain
 from tokenmill.bench.load.giveup import GiveUp, hopeless_wait_s
 from tokenmill.bench.load.histogram import QUANTILES, SUB_BUCKETS, Histogram, describe, quantile
+from tokenmill.bench.load.measure import NUM_BUCKETS, jain
 from tokenmill.bench.load.player import Played
-from tokenmill.bench.load.pool import pool
+from tokenmill.bench.load.run import pool
 from tokenmill.bench.load.schedule import Schedule
 from tokenmill.bench.load.scrape import EnergyMeter, difference, find_energy_meter, parse
 from tokenmill.bench.load.show import print_result, runs_of, to_csv
-from tokenmill.bench.load.stats import can_decide, holm, mean_interval, paired_ratio, t_point, t_two_sided
 from tokenmill.bench.load.stream import Exchange
-from tokenmill.bench.load.timeline import NUM_BUCKETS
 from tokenmill.bench.result import Comparison, Probe, Repeats, Run, Sweep
+from tokenmill.bench.stats import can_decide, holm, mean_interval, paired_ratio, t_point, t_two_sided
 from tokenmill.core.errors import ConfigError
 
 START_S = 1000.0

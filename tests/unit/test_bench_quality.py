@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from quality_cases import CountingSubject, load, write_rows
 
+from tokenmill.bench import stats as quality_stats
 from tokenmill.bench.html import report as html
 from tokenmill.bench.quality import api as quality_api
 from tokenmill.bench.quality import command as quality
 from tokenmill.bench.quality import run as quality_run
-from tokenmill.bench.quality import stats as quality_stats
 from tokenmill.bench.quality import tasks as quality_tasks
 from tokenmill.bench.quality.api import ApiSubject
 from tokenmill.core.errors import ConfigError, InvalidRequest, Unavailable

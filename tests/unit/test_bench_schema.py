@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from tokenmill.bench import core, kernels, output, result
+from tokenmill.bench import core, kernels, result
+from tokenmill.bench import profile as profile
+from tokenmill.bench import report as output
 from tokenmill.bench.machine import Interference
-from tokenmill.bench.profile import report as profile
 from tokenmill.bench.report import Figure, Report
 
 PAGE = (Path(__file__).resolve().parent.parent.parent / "docs" / "operate" / "benchmarking.md").read_text()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from test_bench_load_measure import Letters
 
+from tokenmill.bench.load.datasets import sharegpt
 from tokenmill.bench.load.plan import Literal
-from tokenmill.bench.load.sharegpt import sharegpt
 from tokenmill.core.errors import ConfigError
 
 

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 from tiny_tokenizer import byte_tokenizer
 
-from tokenmill.bench.structured import gaps
-from tokenmill.bench.structured.answers import Answer, judge, misfit
-from tokenmill.bench.structured.cases import Case, read_cases
+from tokenmill.bench.structured import answers as gaps
+from tokenmill.bench.structured.answers import Answer, Case, judge, misfit, read_cases
 from tokenmill.bench.structured.command import add_arguments, measure
-from tokenmill.bench.structured.replay import Replay, take
-from tokenmill.bench.structured.spelling import OutOfBudget, Speller
+from tokenmill.bench.structured.replay import OutOfBudget, Replay, Speller, take
 from tokenmill.core.errors import ConfigError, InvalidRequest, Unavailable
 from tokenmill.text.grammar.build import to_grammar
 from tokenmill.text.grammar.constraint import Constraint

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scripted import Served, make_text_model
-from tokenmill.bench.tools.cases import Case, is_right, read_cases
+from tokenmill.bench.tools import Case, is_right, read_cases
 from tokenmill.cli.main import main
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig

@@ -16,8 +16,8 @@ from test_bench_load_measure import exchange, run_of
 from tokenmill.bench.load import goodput
 from tokenmill.bench.load.compare import METRICS, Side, decide, make_ratio
 from tokenmill.bench.load.schedule import Schedule
-from tokenmill.bench.load.trend import drift
 from tokenmill.bench.result import Distribution, Ratio, Run
+from tokenmill.bench.stats import drift
 from virtual_queue import Queue, search
 
 BLANK = run_of([exchange(0, 0.0, 0.0, [1.0, 2.0])])

@@ -19,8 +19,7 @@ from tokenmill.core.cost import Work, read_share, work_of
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.step import PlanRow
 from tokenmill.core.step_records import SIZE, LogFacts, Machine, StepRecords, StepWriter, TimedRequest, TimedStep
-from tokenmill.plan.fit.edges import Point, backs, fit_line, fronts, gaps, passages
-from tokenmill.plan.fit.logs import fit, speed_factor
+from tokenmill.plan.fit.logs import Point, backs, fit, fit_line, fronts, gaps, passages, speed_factor
 from tokenmill.plan.fit.observed import observed
 from tokenmill.sim.calibrated import NOT_KNOWN, Beside, Calibrated, Curve, Kind, Line, shares
 

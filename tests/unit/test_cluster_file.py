@@ -11,8 +11,7 @@ from tokenmill.core.cost import Work
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.step_records import Machine
 from tokenmill.core.terms import Terms
-from tokenmill.plan.config import with_changes
-from tokenmill.plan.sources import sources_beside
+from tokenmill.plan.config import sources_beside, with_changes
 from tokenmill.sim.calibrated import Calibrated, Curve
 from tokenmill.sim.cluster_file import NO_SOURCES, parse, read_deployment
 from tokenmill.sim.roofline import Roofline

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from tokenmill.core.errors import ConfigError
-from tokenmill.plan.sources import sources_beside
+from tokenmill.plan.config import sources_beside
 from tokenmill.sim.cluster_file import read_deployment
-from tokenmill.sim.cold_start import ColdStart
 from tokenmill.sim.fields import Fields
-from tokenmill.sim.parts import NO_PARTS
-from tokenmill.sim.parts_file import Placer, read_cold, read_parts
+from tokenmill.sim.parts import NO_PARTS, ColdStart, Placer, read_cold, read_parts
 
 FILE = """
 [topology.spine]

@@ -12,7 +12,7 @@ from tokenmill.sim.peak_load import PeakLoad, works_of
 from tokenmill.sim.published import FITTED, as_table, fit, published, read_series, with_interval
 from tokenmill.sim.published_loads import LOADS, Closed, simulate
 from tokenmill.sim.published_page import page
-from tokenmill.sim.reached import DENSE, USUAL, Cell, reached_by_software, reached_named
+from tokenmill.sim.roofline import DENSE, USUAL, Cell, reached_by_software, reached_named
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -13,8 +13,7 @@ from tokenmill.core.errors import ConfigError
 from tokenmill.core.step import PlanRow
 from tokenmill.sim.hardware import hardware_named
 from tokenmill.sim.models import model_named
-from tokenmill.sim.reached import Reached
-from tokenmill.sim.roofline import Parallel, Precision, Roofline
+from tokenmill.sim.roofline import Parallel, Precision, Reached, Roofline
 
 IDEAL = Reached(
     **dict.fromkeys(

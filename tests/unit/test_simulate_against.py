@@ -15,10 +15,10 @@ from tokenmill.bench.load import measure, options
 from tokenmill.bench.load.body import BodyFormat
 from tokenmill.bench.load.context import Context
 from tokenmill.bench.load.player import Played
-from tokenmill.bench.load.pool import pool
 from tokenmill.bench.load.recorded_load import RecordedLoad, digest_of
+from tokenmill.bench.load.run import pool
 from tokenmill.bench.load.stream import Exchange
-from tokenmill.bench.output import write_json
+from tokenmill.bench.report import write_json
 from tokenmill.bench.result import Repeats, Run
 from tokenmill.cli.simulate.command import show_fidelity
 from tokenmill.core.block import full_groups

@@ -16,9 +16,8 @@ from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import TokenmillError
-from tokenmill.plan.chat_frame import chat_frame
 from tokenmill.plan.play import About, simulate
-from tokenmill.plan.prompts import PromptWriter
+from tokenmill.plan.prompts import PromptWriter, chat_frame
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 from tokenmill.sim.service import Service
 from tokenmill.text.chat_template import ChatTemplate, Renderer

@@ -9,12 +9,11 @@ import pytest
 
 from tokenmill.core.cost import Costs, Work
 from tokenmill.core.errors import ConfigError
-from tokenmill.plan.sources import read_machine
+from tokenmill.plan.config import read_machine
 from tokenmill.sim.cluster_file import read_deployment
 from tokenmill.sim.hardware import hardware_named
 from tokenmill.sim.models import model_named
-from tokenmill.sim.reached import Cell, reached_named
-from tokenmill.sim.roofline import Roofline
+from tokenmill.sim.roofline import Cell, Roofline, reached_named
 from tokenmill.sim.worker_file import Sources
 
 SOURCES = Sources(lambda path: Costs(1.0), lambda path: model_named("dbrx"), read_machine)

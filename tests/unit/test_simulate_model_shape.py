@@ -16,7 +16,7 @@ from tokenmill.core.errors import ConfigError
 from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.models.config import ModelConfig, config_from_checkpoint
 from tokenmill.models.summary import model_summary
-from tokenmill.plan.model_shape import read_shape, shape_of
+from tokenmill.plan.config import read_shape, shape_of
 from tokenmill.sim.models import model_named
 
 
@@ -30,7 +30,7 @@ def check(checkpoint: Checkpoint, config: ModelConfig, rel: float = 0.0) -> None
 @pytest.mark.parametrize("kind", ["hf", "gguf"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_dense_model_has_its_matrices(kind: str, tied: bool) -> None:
-    """Of either format, with a head of its own and without; KV as the summary counts it."""
+    """Of either format, with a head of its own and without; KV as the survey counts it."""
     checkpoint = tiny_checkpoint(kind=kind, tied=tied)
     config = config_from_checkpoint(checkpoint)
     check(checkpoint, config)

@@ -15,7 +15,7 @@ from typing import Any
 from rich.table import Table
 
 from . import machine
-from .output import console_beside, write_json
+from .report import console_beside, write_json
 
 SCHEMA = 1
 ROWS = (1, 16, 64, 256)

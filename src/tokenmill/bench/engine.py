@@ -30,9 +30,8 @@ from .. import __version__
 from ..core.errors import ConfigError, TokenmillError
 from ..core.units import format_bytes
 from . import machine
-from .output import console_beside, write_json
 from .peer import processes as peers
-from .report import Figure, Report
+from .report import Figure, Report, console_beside, write_json
 
 PREFILL_TOKENS = 512
 PROMPT_TOKENS = 128

@@ -21,8 +21,7 @@ from typing import Any, Protocol
 from rich.table import Table
 
 from . import machine
-from .output import console_beside, write_json
-from .report import markdown_row
+from .report import console_beside, markdown_row, write_json
 
 SCHEMA = 1
 REPEATS = 5

@@ -1,4 +1,4 @@
-"""Statistics of repeated runs, and one report in three forms: a table for the terminal, Markdown, JSON.
+"""Statistics of repeated runs, one report in three forms (terminal, Markdown, JSON), and where results are written.
 
 Repeats of one figure become median and range. Engines are compared by the ratio of their medians, with the range of
 the ratios of runs that followed one another: on a machine that changes speed, those are what can be believed.
@@ -6,14 +6,51 @@ the ratios of runs that followed one another: on a machine that changes speed, t
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from .machine import Interference
+
+STANDARD_OUTPUT = Path("-")
+
+
+def write_json(path: Path | None, plain: dict[str, Any], indent: int | None = None) -> None:
+    """Nothing where there is no path. NaN and infinity are programming errors."""
+    if path is None:
+        return
+    text = json.dumps(plain, indent=indent, allow_nan=False, ensure_ascii=False) + "\n"
+    if path == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+    else:
+        path.write_text(text, encoding="utf8")
+
+
+def console_beside(path: Path | None, width: int | None = None) -> Console:
+    """For tables: standard error where the JSON takes standard output."""
+    return Console(stderr=path == STANDARD_OUTPUT, width=width)
+
+
+_SECRET = ("--api-key", "--greedy-key", "--refused-key", "--header")
+
+
+def without_secrets(argv: Sequence[str]) -> list[str]:
+    """The words of a command line, the values of secret options replaced by '...'. Doing it twice changes nothing."""
+    shown = list(argv)
+    for i, word in enumerate(shown):
+        if word.startswith(tuple(f"{option}=" for option in _SECRET)):
+            shown[i] = word.partition("=")[0] + "=..."
+        elif i and shown[i - 1] in _SECRET:
+            shown[i] = "..."
+    return shown
+
 
 SCHEMA = 1
 

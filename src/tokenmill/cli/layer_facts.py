@@ -10,7 +10,7 @@ from ..models.encoder_config import EncoderConfig
 from ..models.moe import MoeConfig
 from ..models.summary import ModelSummary
 from ..ops.api import SIGMOID, SOFTMAX_CHOSEN
-from ..plan.model_shape import shape_facts
+from ..plan.config import shape_facts
 
 
 def layer_facts(config: ModelConfig) -> Iterator[tuple[str, str]]:

@@ -23,8 +23,8 @@ from ..core.errors import ConfigError
 from ..sim.calibrated import Calibrated
 from ..sim.deployment import Deployment
 from ..sim.service import Service, ServiceReport
-from .chat_frame import Frame
 from .play import About, simulate
+from .prompts import Frame
 
 Json = dict[str, Any]
 Simulate = Callable[[RecordedLoad, float], Run]

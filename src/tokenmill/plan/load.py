@@ -8,16 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..bench.load import argument_types, options
+from ..bench.load import options
+from ..bench.load import options as argument_types
 from ..bench.load.body import CHAT_APIS
 from ..bench.load.load_file import LoadFile, apply_load
 from ..bench.load.material import Vocabulary
+from ..bench.load.options import add_search_arguments
 from ..bench.load.run import Load
-from ..bench.load.search_options import add_search_arguments
 from ..core.errors import ConfigError
 from ..text.text_model import TextModel, fetch_text
-from .chat_frame import chat_frame
 from .play import About
+from .prompts import chat_frame
 
 MANY = 100_000
 """Requests from which on a run is lean unless --no-lean says otherwise."""

@@ -15,22 +15,20 @@ from typing import Any, Generic, Protocol, TypeVar
 from .. import __version__
 from ..bench.load import measure
 from ..bench.load.body import CHAT_APIS
-from ..bench.load.context import Context
+from ..bench.load.context import KEPT_EVENTS, Context, Tally
 from ..bench.load.plan import Call, Plan
 from ..bench.load.player import Player
 from ..bench.load.run import Load, Observe
 from ..bench.load.stream import Exchange
-from ..bench.load.tally import KEPT_EVENTS, Tally
 from ..bench.load.timer import time_of
 from ..bench.result import Run
 from ..core.errors import Unavailable
 from ..core.terms import Terms
 from ..sim.loop import VirtualLoop, rare_collections
 from ..sim.service import ServiceReport
-from ..sim.trace import Trace
-from .chat_frame import Frame
+from ..sim.timed import Trace
 from .client import Ended, Serves, VirtualClient, usual_terms
-from .prompts import Asked, PromptWriter
+from .prompts import Asked, Frame, PromptWriter
 
 LONGEST_S = 1e9
 """Of virtual time: a run that goes on for longer hangs."""

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 from ..bench.load import goodput
 from ..bench.load.giveup import hopeless_wait_s
-from ..bench.load.pool import pool
-from ..bench.load.run import Load, intervals
+from ..bench.load.run import Load, intervals, pool
 from ..bench.result import Goodput, Probe, Repeats
 from ..core.errors import ConfigError
 from ..sim.service import Service

@@ -20,14 +20,12 @@ from typing import Any
 from ..core.cost import StepLaw
 from ..core.errors import ConfigError
 from .calibrated import Calibrated
-from .deployment import LAN, Deployment
+from .deployment import LAN, Deployment, read_gateway
 from .fields import Fields
-from .gateway_plan import read_gateway
 from .hardware import hardware_named
 from .models import ModelShape
 from .network import Shape
-from .parts import PartsPlan
-from .parts_file import Placer, read_parts
+from .parts import PartsPlan, Placer, read_parts
 from .roofline import Roofline
 from .worker_file import Group, Model, Sources, read_engine, read_group, read_model_section
 

@@ -36,10 +36,9 @@ from ..core.moves import EndMove, PullBlocks, SendBlocks
 from ..core.ports import Clock
 from ..core.step import PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from .peers import ToyNetwork, ToyPeer
-from .pools import ToyEncoder, ToyPool, ToySequence, give_back, mark_of
 from .store import Stored, ToyStore
 from .tier_store import ToyMachine, ToyTiers
-from .toy_model import draw, inputs_of, logprob, state_after
+from .toy_model import ToyEncoder, ToyPool, ToySequence, draw, give_back, inputs_of, logprob, mark_of, state_after
 
 BAD_GRAMMAR = "bad"
 _GARBAGE = -7

@@ -1,24 +1,83 @@
-"""Bulk transfers over links that they share: at any time each flow has its max-min fair rate (`sim.fair_share`).
+"""Bulk transfers over links that they share: at any time each flow has its max-min fair rate.
 
 Rates change where a flow begins or ends, or a link changes. Ends are exact: a flow's bytes at the rates that it had,
-then the latency of its way, once. What changes here and now is settled together, at the end of the instant.
+then the latency of its way, once. What changes at one instant is settled together, at its end.
 
-Only what can bind is looked at. Flows over the same links are a bundle, which never gets more than the narrowest of
-them; a link couples bundles only if what they could get together is more than it has. So a transfer that meets no other
-costs a few operations, and one that does costs what is coupled with it.
+Fair rates are found by progressive filling (Bertsekas and Gallager, Data Networks, 6.5.2): the rates of all flows rise
+together; where a link is full its flows stay as they are, and the others rise on. Flows over the same links have the
+same rate and count as one bundle, so the cost does not depend on how many flows there are. Only what can bind is looked
+at: a bundle never gets more than its narrowest link, and a link couples bundles only if what they could get together is
+more than it has. So a transfer that meets no other costs a few operations, and one that does costs what is coupled with
+it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
-from heapq import heappop, heappush
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from .fair_share import Bundle, fair_rates
 from .loop import VirtualLoop
 from .topology import Wiring
+
+
+class Bundle(NamedTuple):
+    """Flows over the same links. most_bytes_s: what one of them gets at most."""
+
+    links: Sequence[int]
+    num_flows: int
+    most_bytes_s: float
+
+
+def fair_rates(capacities: Mapping[int, float], bundles: Sequence[Bundle]) -> list[float]:
+    """Bytes a second for each flow of each bundle. capacities: of links, in bytes a second; links that are not there
+    bind nobody."""
+    users: dict[int, list[int]] = {}
+    num_rising: dict[int, int] = {}
+    for place, bundle in enumerate(bundles):
+        for link in bundle.links:
+            if link in capacities:
+                users.setdefault(link, []).append(place)
+                num_rising[link] = num_rising.get(link, 0) + bundle.num_flows
+    left = {link: capacities[link] for link in users}
+    # What a link leaves to each of its flows never falls while others are fixed, so that old entries come too early.
+    levels = [(left[link] / num_rising[link], link) for link in users]
+    heapify(levels)
+    by_most = sorted(range(len(bundles)), key=lambda place: bundles[place].most_bytes_s, reverse=True)
+    rates: list[float | None] = [None] * len(bundles)
+
+    def fix(place: int, rate: float) -> None:
+        rates[place] = rate
+        bundle = bundles[place]
+        for link in bundle.links:
+            if link in left:
+                num_rising[link] -= bundle.num_flows
+                left[link] = max(0.0, left[link] - rate * bundle.num_flows)
+
+    while levels:
+        level, link = heappop(levels)
+        num_flows = num_rising[link]
+        if not num_flows:
+            continue
+        if left[link] / num_flows > level:
+            heappush(levels, (left[link] / num_flows, link))
+            continue
+        while by_most and (rates[by_most[-1]] is not None or bundles[by_most[-1]].most_bytes_s <= level):
+            place = by_most.pop()
+            if rates[place] is None:
+                fix(place, bundles[place].most_bytes_s)
+        if not num_rising[link]:
+            continue
+        if num_rising[link] != num_flows or left[link] / num_rising[link] > level:
+            heappush(levels, (left[link] / num_rising[link], link))
+            continue
+        for place in users[link]:
+            if rates[place] is None:
+                fix(place, level)
+    return [bundles[place].most_bytes_s if rate is None else rate for place, rate in enumerate(rates)]
+
 
 _SAME_S = 2e-9
 """Ends closer than this are the same: the loop's timers are no finer."""

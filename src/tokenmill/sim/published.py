@@ -21,8 +21,7 @@ from .fields import Fields
 from .hardware import Hardware, hardware_named
 from .models import ModelShape, model_named
 from .peak_load import PeakLoad, works_of
-from .reached import USUAL, Cell, Reached, cell_of, reached_named
-from .roofline import Parallel, Precision, Roofline
+from .roofline import USUAL, Cell, Parallel, Precision, Reached, Roofline, cell_of, reached_named
 
 PEAK = "peak"
 KINDS = {"prompts": 3, "decodes": 3, "answers": 4, PEAK: 4}

@@ -30,8 +30,7 @@ from .loop import VirtualLoop
 from .network import Network
 from .parts import Parts
 from .peers import ToyNetwork
-from .timed import END_TOKEN, TimedExecutor
-from .trace import Trace
+from .timed import END_TOKEN, TimedExecutor, Trace
 from .worker import Build, Worker
 
 SAMPLE_S = 1.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -39,8 +39,10 @@ from ..core.tiers import (
     Promote,
     Store,
     Stored,
+    TierEvents,
     TierKey,
     ToStore,
+    WatchTiers,
     Written,
 )
 from ..kv.tiers.config import TierConfig
@@ -337,3 +339,50 @@ class ToyTiers:
     def _content(self, group: int, block: int) -> Slots:
         pool, slots = self.pools[group], self._slots(block)
         return pool.positions[slots][0], tuple(pool.tokens[slots])
+
+
+_RETRY_S = 0.05
+
+
+class TierWatch:
+    """spawn: runs a task as long as the simulation."""
+
+    def __init__(self, machine: ToyMachine, spawn: Callable[[Coroutine[Any, Any, None], str], object]) -> None:
+        self._machine = machine
+        self._spawn = spawn
+        self._hear: Callable[[TierEvents], None] | None = None
+        self._link: TierLink | None = None
+        self._is_running = False
+
+    def __call__(self, hear: Callable[[TierEvents], None] | None) -> None:
+        """kv.events.relay.Watch"""
+        self._hear = hear
+        if hear is None:
+            if self._link is not None:
+                self._link.close()
+        elif self._link is not None:
+            self._spawn(self._ask(self._link), "ask for tiers")
+        elif not self._is_running:
+            self._is_running = True
+            self._spawn(self._follow(), "watch tiers")
+
+    async def _ask(self, link: TierLink) -> None:
+        with suppress(EOFError):
+            await link.say(WatchTiers(True))
+
+    async def _follow(self) -> None:
+        config = self._machine.config
+        while self._hear is not None:
+            self._link = self._machine.connect()
+            if self._link is None:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            with suppress(EOFError):
+                await self._link.say(Join(config.numerics_id, config.block_bytes))
+                await self._link.say(WatchTiers(True))
+                while True:
+                    message = await self._link.hear()
+                    if isinstance(message, TierEvents) and self._hear is not None:
+                        self._hear(message)
+            self._link = None
+        self._is_running = False

@@ -1,5 +1,6 @@
-"""The executor of a simulated worker where only time counts: steps take what a law says of their rows, one after the
-other, and tokens mean nothing. KV that moves takes its bytes over the network.
+"""The executor of a simulated worker where only time counts: steps take what a cost model says of their rows, one after
+the other, and tokens mean nothing. KV that moves takes its bytes over the network. A `Trace` is told steps and
+transfers with their virtual times.
 """
 
 from __future__ import annotations
@@ -21,7 +22,17 @@ from .cores import Process
 from .loop import VirtualLoop
 from .peers import ToyNetwork, ToyPeer
 from .timed_tiers import TimedTiers
-from .trace import Trace
+
+
+class Trace(Protocol):
+    def step(self, worker: str, work: Work, begin_s: float, end_s: float) -> None:
+        """A worker computes from begin_s to end_s; told when that is known, in the order of each worker's steps."""
+        ...
+
+    def carried(self, source: str, destination: str, num_bytes: int, begin_s: float, end_s: float) -> None:
+        """KV has come from worker to worker."""
+        ...
+
 
 END_TOKEN = 256
 """Ends an answer. Prompts are made of lower ones, and answers of 1."""

@@ -21,10 +21,8 @@ from .deployment import WorkerPlan
 from .fields import Fields
 from .hardware import Hardware, hardware_named
 from .models import KV_BYTES, WEIGHT_BYTES, ModelShape, model_named, read_model
-from .parts import PartsPlan
-from .parts_file import Placer, no_topology, read_cold
-from .reached import cell_of, reached_named
-from .roofline import ALONE, Parallel, Precision, Roofline
+from .parts import PartsPlan, Placer, no_topology, read_cold
+from .roofline import ALONE, Parallel, Precision, Roofline, cell_of, reached_named
 from .topology import Topology
 
 POOLS = ("mixed", "prefill", "decode")

@@ -14,9 +14,8 @@ from ..core.config import EngineConfig
 from ..core.cost import Costs
 from ..core.request import EXPORT, IMPORT, Request, SamplingParams
 from ..kv.connector.scheduler.saves import SAVE_BYTES
-from .pools import mark_of
 from .store import Slots, Stored, blocks_of
-from .toy_model import solo_answer
+from .toy_model import mark_of, solo_answer
 
 VOCAB_SIZE = 64
 EOS = 0

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from .page import LATENCIES, time_unit
 from .plot import Axis, Estimate, Point, Series, cumulative, intervals, plot, short, thin
-from .words import LATENCIES, time_unit
 
 Json = dict[str, Any]
 Dot = tuple[Point, str]

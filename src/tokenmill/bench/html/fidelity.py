@@ -8,8 +8,8 @@ from typing import Any
 from ..load.fidelity import request_errors
 from . import page
 from .curves import latency_curves
+from .page import metric_name, quantity
 from .plot import Axis, Series, cumulative, plot, short
-from .words import metric_name, quantity
 
 Json = dict[str, Any]
 

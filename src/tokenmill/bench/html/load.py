@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ..side_by_side import figure_cells, phases_of, ratio_cells
+from ..load.show import figure_cells, phases_of, ratio_cells
 from . import page
 from .curves import few, latency_curves, load_curves, repeat_bars, scatters, timeline
+from .page import LATENCIES, PLAIN, metric_name, repeat_with, show_time, time_unit, to_ms, words
 from .plot import Axis, Estimate, intervals, short
-from .words import LATENCIES, PLAIN, metric_name, repeat_with, show_time, time_unit, to_ms, words
 
 Json = dict[str, Any]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from . import page
+from .page import repeat_with, words
 from .plot import Axis, Estimate, intervals
-from .words import repeat_with, words
 
 MAX_ROWS = 30
 

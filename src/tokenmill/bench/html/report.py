@@ -1,12 +1,14 @@
-"""A report people look at: one HTML file from one or several results of `bench serve`, `goodput`, `compare`, `quality`.
+"""Results for people: one HTML file from results of `bench serve`, `goodput`, `compare` and `quality`; and CSV.
 
-Reads results as the JSON objects they are written as (docs/operate/benchmarking.md, docs/operate/quality.md), so that a
-file from another machine draws the same. What a result shows is decided in load and quality, the plots are
-curves', how things look is plot's and page's.
+Reads results as the JSON objects they are written as (docs/operate/benchmarking.md, docs/operate/quality.md), so that a file from
+another machine draws the same. `load`, `quality` and `fidelity` decide what a result shows, `curves` draws the plots,
+`plot` and `page` decide how things look.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +18,53 @@ from ...core.errors import ConfigError
 from ..result import SCHEMA
 from . import load, page, quality
 from .fidelity import fidelity_section
+from .load import runs_of
 
 Json = dict[str, Any]
+
+_KEYS = ("run", "name")
+_NOT_IN_ROWS = ("event_s", "event_tokens")
+
+
+def summary_csv(results: Sequence[Json]) -> str:
+    """One line per run of every result. Figures inside a distribution are named as 'ttft_s.p50'."""
+    return _write([{"run": i, **_flat(run)} for i, run in enumerate(_all_runs(results))])
+
+
+def requests_csv(results: Sequence[Json]) -> str:
+    """One line per request of every run, without the times of its tokens."""
+    rows = []
+    for i, run in enumerate(_all_runs(results)):
+        for row in run["requests"]:
+            kept = {name: value for name, value in row.items() if name not in _NOT_IN_ROWS}
+            rows.append({"run": i, "name": run["name"], **kept})
+    return _write(rows)
+
+
+def _all_runs(results: Sequence[Json]) -> list[Json]:
+    return [run for result in results for run in runs_of(result)]
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Json:
+    """Numbers, texts and nothing else, nested names joined by dots."""
+    found: Json = {}
+    for name, inner in value.items():
+        if isinstance(inner, Mapping):
+            found |= _flat(inner, f"{prefix}{name}.")
+        elif not isinstance(inner, list):
+            found[prefix + name] = inner
+    return found
+
+
+def _write(rows: Sequence[Json]) -> str:
+    """Columns in the order in which they first appear."""
+    columns = list(dict.fromkeys([*_KEYS, *(name for row in rows for name in row)]))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
 
 _LOAD_KINDS = ("run", "repeats", "sweep", "goodput", "goodput_sweep", "compare", "fidelity")
 _KINDS = (*_LOAD_KINDS, "quality", "quality-comparison")

@@ -11,15 +11,14 @@ from pathlib import Path
 from rich.console import Console
 
 from ...core.errors import ConfigError
-from .. import side_by_side
-from ..output import STANDARD_OUTPUT, console_beside, write_json
+from ..report import STANDARD_OUTPUT, console_beside, write_json
 from ..result import Probe, Result, Run, Sweep
 from . import compare, goodput, options, show
 from .giveup import hopeless_wait_s
 from .load_file import settle
 from .material import Vocabulary
+from .options import make_search
 from .run import Load, run_async, run_load, run_repeats
-from .search_options import make_search
 from .target import Target
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
@@ -129,7 +128,7 @@ def compare_endpoints(args: argparse.Namespace, argv: Sequence[str], vocabulary:
         result = run_async(compare.compare(targets, load, args.repeats, status.observe, args.warm, primary))
     finish(args, result)
     if args.markdown is not None:
-        args.markdown.write_text(side_by_side.to_markdown(result.to_json()))
+        args.markdown.write_text(show.to_markdown(result.to_json()))
     return exit_code(result.runs, args.fail_above)
 
 

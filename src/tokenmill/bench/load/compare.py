@@ -18,9 +18,9 @@ from statistics import median
 
 from ...core.errors import ConfigError
 from ..result import Comparison, Figure, Ratio, Run
+from ..stats import VERDICT_CONFIDENCE, can_decide, holm, merge_warnings, paired_ratio
 from .run import Load, Observe, run_load
 from .schedule import Schedule
-from .stats import VERDICT_CONFIDENCE, can_decide, holm, merge_warnings, paired_ratio
 from .target import Target
 
 COLD, WARM = "cold", "warm"

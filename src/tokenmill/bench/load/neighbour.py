@@ -22,12 +22,12 @@ from rich.table import Table
 
 from ...core.errors import ConfigError
 from .. import machine
-from ..output import console_beside, write_json
+from ..report import console_beside, write_json
 from ..result import Run
 from . import datasets, measure, options, show
-from .address import parse_url
 from .giveup import GiveUp, Manners
 from .histogram import quantile
+from .http import parse_url
 from .material import Vocabulary
 from .run import Load, run_async, run_load
 from .schedule import Schedule

@@ -6,27 +6,113 @@ Names are those of `vllm bench serve` where the meaning is the same.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ...core.errors import ConfigError
-from ..recorded import without_secrets
-from . import argument_types, datasets, day, traces
-from .address import Address, make_tls, parse_url
+from ..report import without_secrets
+from . import datasets, traces
 from .body import APIS, POOLING_APIS, BodyFormat
 from .context import Window
+from .datasets import sharegpt
 from .giveup import GiveUp, Manners
-from .goodput import parse_goals
+from .goodput import Search, parse_goals
 from .histogram import QUANTILES
+from .http import Address, make_tls, parse_url
 from .load_file import LoadFile, settle
 from .material import Material, Vocabulary, token_material, word_material
 from .plan import Plan
 from .run import Load, run_async
-from .schedule import Ramp, Schedule
-from .search_options import add_search_arguments
-from .sharegpt import sharegpt
+from .schedule import Ramp, Schedule, day_of, num_in_day, read_duration
+from .show import METRIC_NAMES
 from .target import Target, find_model, takes_tokens
+
+
+def json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object")
+    return value
+
+
+def numbers(text: str) -> list[float]:
+    numbers = [float(part) for part in text.split(",") if part]
+    if not numbers or any(number <= 0 for number in numbers):
+        raise argparse.ArgumentTypeError(f"must be numbers above 0, got {text}")
+    return numbers
+
+
+def counts(text: str) -> list[float]:
+    found = numbers(text)
+    if not all(number.is_integer() for number in found):
+        raise argparse.ArgumentTypeError(f"must be whole numbers above 0, got {text}")
+    return found
+
+
+def duration(text: str) -> float:
+    try:
+        return read_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def metrics(text: str) -> tuple[str, ...]:
+    return known(text, METRIC_NAMES, "metrics")
+
+
+def percentiles(text: str) -> tuple[str, ...]:
+    try:
+        percents = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        percents = []
+    if not percents or not all(0 < percent <= 100 for percent in percents):
+        raise argparse.ArgumentTypeError(f"percentiles are above 0 and at most 100, got {text}")
+    return tuple(f"{percent:g}" for percent in percents)
+
+
+def known(text: str, names: dict[str, Any], what: str) -> tuple[str, ...]:
+    wanted = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not wanted or any(name not in names for name in wanted):
+        raise argparse.ArgumentTypeError(f"{what} are among {', '.join(names)}; got {text}")
+    return wanted
+
+
+def add_search_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("search")
+    group.add_argument("--attainment", type=float, default=0.9, metavar="X", help="share to meet --goodput (0.9)")
+    group.add_argument("--start-rate", type=float, default=1.0, metavar="R", help="first rate tried (default: 1)")
+    group.add_argument("--min-rate", type=float, default=0.01, metavar="R")
+    group.add_argument("--max-rate", type=float, default=10_000.0, metavar="R")
+    group.add_argument(
+        "--tolerance", type=float, default=0.05, metavar="X", help="stop sooner if the interval is so narrow (0.05)"
+    )
+    group.add_argument("--max-probes", type=int, default=20, metavar="N", help="of one search (default: 20)")
+    group.add_argument("--probe-s", type=float, default=60.0, metavar="S", help="length of a probe (default: 60)")
+    group.add_argument("--min-requests", type=int, default=50, metavar="N", help="of a probe (default: 50)")
+    group.add_argument("--num-cores", type=int, metavar="N", help="of the server (default: ours, if it is local)")
+    group.add_argument("--num-gpus", type=int, metavar="N", help="of the server")
+    group.add_argument("--cost-per-hour", type=float, metavar="X", help="dollars, for requests per dollar")
+
+
+def make_search(args: argparse.Namespace) -> Search:
+    """What the flags of a search say. Raises ConfigError."""
+    if not 0 < args.attainment <= 1 or args.tolerance <= 0 or args.repeats < 1:
+        raise ConfigError("--attainment is from 0 to 1, --tolerance above 0 and --repeats at least 1.")
+    return Search(
+        start_rate=args.start_rate,
+        min_rate=args.min_rate,
+        max_rate=args.max_rate,
+        tolerance=args.tolerance,
+        target_attainment=args.attainment,
+        max_probes=args.max_probes,
+    )
+
 
 DEFAULT_NUM_PROMPTS = 100
 QUERY_LEN = 16
@@ -54,9 +140,7 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tokenizer", metavar="MODEL", help="model whose tokenizer makes text of exact length")
     group.add_argument("--vocab-range", default="1000:30000", metavar="LOW:HIGH", help="ids to draw from")
     group.add_argument("--ignore-eos", action="store_true", help="ask for answers of exactly the wanted length")
-    group.add_argument(
-        "--extra-body", type=argument_types.json_object, default={}, metavar="JSON", help="further request fields"
-    )
+    group.add_argument("--extra-body", type=json_object, default={}, metavar="JSON", help="further request fields")
     group.add_argument("--timeout", type=float, default=600.0, metavar="S", help="for one request (default: 600)")
     group.add_argument("--metrics-url", metavar="URL", help="Prometheus page (default: /metrics of the server)")
 
@@ -130,7 +214,7 @@ def _add_data_set(parser: argparse.ArgumentParser) -> None:
     )
     data.add_argument(
         "--day",
-        type=argument_types.duration,
+        type=duration,
         metavar="TIME",
         help="24h or less of a day made of an Azure trace: its rate, by the hour",
     )
@@ -147,14 +231,14 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--percentile-metrics",
-        type=argument_types.metrics,
+        type=metrics,
         default=("ttft", "tpot", "itl", "e2el"),
         metavar="A,B",
         help="to print",
     )
     group.add_argument(
         "--metric-percentiles",
-        type=argument_types.percentiles,
+        type=percentiles,
         default=("50", "90", "99"),
         metavar="P,P",
         help="any, such as 75,99.5",
@@ -181,10 +265,8 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add_load_arguments(parser)
     group = parser.add_argument_group("several runs")
     group.add_argument("--repeats", type=int, default=1, metavar="N", help="with seeds counting up (default: 1)")
-    group.add_argument("--sweep-rates", type=argument_types.numbers, metavar="R,R", help="a run at each request rate")
-    group.add_argument(
-        "--sweep-concurrency", type=argument_types.counts, metavar="N,N", help="a run at each concurrency"
-    )
+    group.add_argument("--sweep-rates", type=numbers, metavar="R,R", help="a run at each request rate")
+    group.add_argument("--sweep-concurrency", type=counts, metavar="N,N", help="a run at each concurrency")
     add_output_arguments(parser)
     add_failure_argument(parser)
 
@@ -269,7 +351,7 @@ def make_plan(
     fit = traces.Fit(args.length_scale, args.max_model_len)
     if args.dataset_name == "trace":
         if args.day is not None:
-            return day.day_of(args.dataset_path, num, seed, fit, args.day, args.trace_start)
+            return day_of(args.dataset_path, num, seed, fit, args.day, args.trace_start)
         return traces.read_trace(args.dataset_path, num, seed, fit, args.trace_spread, args.trace_sample)
     if rate is None or math.isinf(rate):
         raise ConfigError(
@@ -307,7 +389,7 @@ def make_load(
     schedule = make_schedule(args)
     num = args.num_prompts
     if num is None and args.day is not None:
-        num = day.num_in_day(args.dataset_path, args.seed, args.day, args.trace_start)
+        num = num_in_day(args.dataset_path, args.seed, args.day, args.trace_start)
     elif num is None:
         is_timed = args.duration is not None and schedule.request_rate is not None and not schedule.is_closed
         num = DEFAULT_NUM_PROMPTS

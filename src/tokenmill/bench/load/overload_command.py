@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ...core.errors import ConfigError
-from ..output import console_beside, write_json
+from ..report import console_beside, write_json
 from . import goodput, options, overload, show
-from .address import parse_url
 from .command import check_outputs
+from .http import parse_url
 from .material import Vocabulary
 from .run import Load, run_async
 from .target import Target

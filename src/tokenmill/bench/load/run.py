@@ -1,4 +1,6 @@
-"""One measured run, from a plan to a `Run`: warm up, read the server's counters, play, read them again, add up."""
+"""One measured run, from a plan to a `Run`: warm up, read the server's counters, play, read them again, add up; and
+repeats of it, pooled.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,15 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from ... import __version__
 from .. import machine
-from ..result import Repeats, Run
+from ..result import ClientCost, Repeats, RequestRow, Run
+from ..stats import mean_interval, merge_warnings
 from . import measure, scrape
 from .body import BodyWriter
 from .context import Context, Window
@@ -23,10 +26,76 @@ from .http import Client
 from .material import Material, Vocabulary
 from .plan import Plan
 from .player import Played, Player, Progress
-from .pool import pool
 from .schedule import Schedule
-from .stats import mean_interval
 from .target import Target, warm_up
+
+RATES = (
+    "requests_per_s",
+    "input_tokens_per_s",
+    "output_tokens_per_s",
+    "total_tokens_per_s",
+    "goodput_requests_per_s",
+    "goodput_output_tokens_per_s",
+)
+
+
+def pool(runs: Sequence[Run], percentiles: tuple[float, ...] = ()) -> Run:
+    """All requests of several runs together: distributions over all, rates over the sum of the durations."""
+    first = runs[0]
+    cpu_s = sum(run.client.cpu_s for run in runs)
+    num_events = sum(run.client.num_events for run in runs)
+    span_s = sum(run.client.cpu_s / run.client.cores for run in runs if run.client.cores)
+    cost = ClientCost(
+        cpu_s=cpu_s,
+        cores=cpu_s / max(1e-9, span_s),
+        num_events=num_events,
+        bytes_received=sum(run.client.bytes_received for run in runs),
+        cpu_us_per_event=cpu_s / num_events * 1e6 if num_events else None,
+        clock_start_s=first.client.clock_start_s,
+        loop_lag_s=max((run.client.loop_lag_s for run in runs), key=lambda lag: lag.p99 or 0.0),
+    )
+    joules = [run.energy.joules for run in runs if run.energy is not None]
+    context = Context(
+        name=first.name,
+        started_at=first.started_at,
+        objectives=first.slo.objectives,
+        schedule=first.schedule,
+        dataset=first.dataset,
+        endpoint=first.endpoint,
+        environment=first.environment,
+        argv=first.argv,
+        energy_source=first.energy.source if first.energy is not None else None,
+        joules=sum(joules) if len(joules) == len(runs) else None,
+        percentiles=percentiles,
+    )
+    rows = [row for run in runs for row in run.requests if _is_within(run, row)]
+    warnings = merge_warnings(runs)
+    pooled = measure.figures(context, rows, sum(run.duration_s for run in runs), cost, warnings)
+    rates: dict[str, Any] = {name: _weighted([(getattr(run, name), run.duration_s) for run in runs]) for name in RATES}
+    # Runs followed one another, so requests of different runs were never in flight together.
+    return replace(
+        pooled,
+        **rates,
+        num_requests=sum(run.num_requests for run in runs),
+        num_ok=sum(run.num_ok for run in runs),
+        num_failed=sum(run.num_failed for run in runs),
+        errors=measure.error_classes([row for run in runs for row in run.requests]),
+        mean_in_flight=_weighted([(run.mean_in_flight, run.duration_s) for run in runs]),
+        max_in_flight=max(run.max_in_flight for run in runs),
+        offered_requests_per_s=None
+        if first.offered_requests_per_s is None
+        else _weighted([(run.offered_requests_per_s or 0.0, run.duration_s) for run in runs]),
+    )
+
+
+def _is_within(run: Run, row: RequestRow) -> bool:
+    return run.window is None or run.window["from_s"] <= row.due_s < run.window["to_s"]
+
+
+def _weighted(pairs: Sequence[tuple[float, float]]) -> float:
+    total = sum(weight for _, weight in pairs)
+    return sum(value * weight for value, weight in pairs) / total if total else 0.0
+
 
 MAX_PRECONNECTED = 64
 """Connections opened before an open loop starts; a closed loop knows how many it needs."""
@@ -53,7 +122,7 @@ class Load:
     """Everything about a run but the endpoint. `make_plan` and `make_material` are functions of a seed, so that each
     repeat and each probe has text of its own and no prefix cache answers for the one before. goals: of a search for the
     goodput. `vocabulary` counts the
-    tokens of servers that do not. is_lean: of simulations, keep no times of tokens (`tally`)."""
+    tokens of servers that do not. is_lean: of simulations, keep no times of tokens (`Tally`)."""
 
     make_plan: MakePlan
     make_material: MakeMaterial

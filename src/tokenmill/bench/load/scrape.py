@@ -14,7 +14,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from ..result import ServerMetrics
-from .address import Address
+from .http import Address
 
 TIMEOUT_S = 5.0
 MAX_PAGE_BYTES = 16 << 20

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...core.errors import ConfigError, Unavailable
-from .address import Address
 from .body import BodyFormat, BodyWriter
-from .http import Client
+from .http import Address, Client
 from .material import Material
 from .plan import Call, Plan
 from .stream import Exchange

@@ -21,11 +21,10 @@ from rich.table import Table
 from ... import __version__
 from ...core.errors import ConfigError
 from .. import machine
-from ..output import console_beside, write_json
-from ..recorded import without_secrets
+from ..report import console_beside, without_secrets, write_json
+from ..stats import mcnemar, paired_bootstrap
 from .code import CodeLimits
 from .run import Subject, run_perplexity, run_task
-from .stats import mcnemar, paired_bootstrap
 from .tasks import FILES, find_file, load_task
 
 SCHEMA = 1

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ...core.errors import ConfigError
+from ..stats import Z_95, ConfidenceInterval, clustered_mean, share_error, wilson
 from .code import CodeLimits, probe, run_program
-from .stats import Z_95, Interval, clustered_mean, share_error, wilson
 from .tasks import Question, Task, code_of, describe_file, read_text
 
 BATCH = 64
@@ -192,7 +192,9 @@ def run_perplexity(subject: Subject, path: Path, *, window: int, stride: int, li
             counts.append(len(scored))
     mean, error = clustered_mean(sums, counts)
     num_bytes = _num_bytes(subject, tokens[: starts[-1] + window])
-    bounds = Interval(math.exp(mean - Z_95 * error), math.exp(mean + Z_95 * error), "normal, in log space, by window")
+    bounds = ConfidenceInterval(
+        math.exp(mean - Z_95 * error), math.exp(mean + Z_95 * error), "normal, in log space, by window"
+    )
     return {
         "task": "perplexity",
         "kind": "score",

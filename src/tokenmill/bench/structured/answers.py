@@ -1,23 +1,129 @@
-"""Answers of a served model to schemas: whether they fit, and what holding them to it costs.
+"""Answers of a served model to schemas: whether they fit, what holding them to it costs, and what it costs others.
 
-Each schema is put to the model as a user's message, and again without the constraint. An answer that ended by itself
-must fit; one that `max_tokens` cut off is counted apart. Fitting is judged by the jsonschema package, formats included
-as far as it knows them here.
+Cases are JSON lines: a schema, with data that fits it and data that does not. Each schema is put to the model as a
+user's message, and again without the constraint. An answer that ended by itself must fit; one that `max_tokens` cut off
+is counted apart. Fitting is judged by the jsonschema package, formats included as far as it knows them here.
+
+What exploding grammars cost others are the gaps between the tokens of others' answers, without and with them. The
+others stream answers as long as allowed, every second one held to a schema whose mask takes microseconds. Meanwhile
+such grammars keep coming until the others have ended: in turns those that explode after some tokens, inside an engine,
+and those that do at their beginning, which a server can refuse before. Each pattern is new.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from ...core.errors import ConfigError, EngineFailed, InvalidRequest
+from ...core.errors import ConfigError, EngineFailed, InvalidRequest, Unavailable
+from ..load.histogram import quantile
 from ..quality.api import ApiSubject
-from .cases import Case
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """tests: (data, whether it is valid)"""
+
+    name: str
+    schema: Any
+    tests: tuple[tuple[Any, bool], ...]
+
+
+def read_cases(path: Path, limit: int | None = None) -> list[Case]:
+    """Rows of {"name", "schema", "tests": [{"data", "valid"}]}; `limit`: so many of them, spread evenly. Raises
+    ConfigError."""
+    try:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf8") as file:
+            rows = [json.loads(line) for line in file if line.strip()]
+        cases = [
+            Case(
+                str(row.get("name") or row.get("description") or number),
+                row["schema"],
+                tuple((test["data"], bool(test["valid"])) for test in row.get("tests", ())),
+            )
+            for number, row in enumerate(rows)
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = f"a line has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"{path} cannot be read as JSON lines with a schema each: {what}.", param="data") from None
+    if not cases:
+        raise ConfigError(f"{path} has no schemas.", param="data")
+    if limit is None or limit >= len(cases):
+        return cases
+    return [cases[number * len(cases) // limit] for number in range(limit)]
+
+
+NUM_OTHERS = 8
+_NUMBERS = {"type": "array", "items": {"type": "integer"}, "minItems": 10_000}
+_BOMB_TOKENS = 30
+
+
+def measure_gaps(subject: ApiSubject, num_bombs: int, max_tokens: int, seed: int) -> list[dict[str, Any]]:
+    """Figures without grammars that explode, and with so many at once. max_tokens: of each of the others."""
+    return [_measure(subject, number, max_tokens, seed + place) for place, number in enumerate((0, num_bombs))]
+
+
+def _measure(subject: ApiSubject, num_bombs: int, max_tokens: int, seed: int) -> dict[str, Any]:
+    ends: Counter[str] = Counter()
+    began_s = time.monotonic()
+    with ThreadPoolExecutor(NUM_OTHERS) as others, ThreadPoolExecutor(max(1, num_bombs)) as pool:
+        streams = [others.submit(_stream, subject, place, max_tokens, seed) for place in range(NUM_OTHERS)]
+        number = 0
+        while num_bombs and not all(stream.done() for stream in streams):
+            for end in pool.map(lambda place, number=number: _explode(subject, place, number, seed), range(num_bombs)):
+                ends[end] += 1
+            number += 1
+        gaps_s = sorted(gap_s for stream in streams for gap_s in stream.result())
+    if not gaps_s:
+        raise ConfigError("The server streamed no tokens one by one.", param="url")
+    return {
+        "num_bombs": num_bombs,
+        "bombs_ended_as": dict(ends.most_common()),
+        "num_gaps": len(gaps_s),
+        "seconds": time.monotonic() - began_s,
+        "p50_s": quantile(gaps_s, 0.5),
+        "p99_s": quantile(gaps_s, 0.99),
+        "max_s": gaps_s[-1],
+    }
+
+
+def _stream(subject: ApiSubject, place: int, max_tokens: int, seed: int) -> list[float]:
+    body: dict[str, Any] = {
+        "model": subject.model,
+        "prompt": f"Numbers of the list {seed}.{place}:",
+        "max_tokens": max_tokens,
+        "seed": seed,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    if place % 2:
+        body["guided_json"] = _NUMBERS
+    return [after_s - before_s for before_s, after_s in pairwise(subject.stream("/v1/completions", body))]
+
+
+def _explode(subject: ApiSubject, place: int, number: int, seed: int) -> str:
+    """How the call ended."""
+    repeated, letter = 1000 + number // 2 + seed, chr(ord("a") + place % 26)
+    inner = f"({letter}{{1000}}){{{repeated}}}"
+    pattern = inner if number % 2 else f"[{letter}x]{{{9 + place // 26}}}{inner}"
+    body = {"model": subject.model, "prompt": "hi", "max_tokens": _BOMB_TOKENS, "guided_regex": pattern}
+    try:
+        subject.post("/v1/completions", body)
+    except InvalidRequest:
+        return "refused"
+    except (EngineFailed, Unavailable):
+        return "failed"
+    return "answered"
+
 
 SCHEMA_CHARS = 2000
 """Of a schema in a prompt; the grammar has all of it."""

@@ -19,12 +19,9 @@ from ... import __version__
 from ...core.errors import ConfigError
 from ...text.text_model import TextModel
 from .. import machine
-from ..output import console_beside, write_json
 from ..quality.api import ApiSubject
-from ..recorded import without_secrets
-from .answers import Settings, ask_all, judge, known_formats, speed
-from .cases import Case, read_cases
-from .gaps import measure_gaps
+from ..report import console_beside, without_secrets, write_json
+from .answers import Case, Settings, ask_all, judge, known_formats, measure_gaps, read_cases, speed
 from .replay import Replay, take
 
 SCHEMA = 1

@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 
 from ...bench import machine
-from ...bench.profile.report import ROWS, ServedTimes, StepTimes, show
-from ...bench.profile.served import Server, run_streams
+from ...bench.profile import ROWS, ServedTimes, Server, StepTimes, run_streams, show
 from ...core.block import full_groups
 from ...core.config import EngineConfig
 from ...core.events import EngineStats, Output, StepOutputs, Submit

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ...bench.html.csv import requests_csv, summary_csv
-from ...bench.html.report import read_results, write_report
+from ...bench.html.report import read_results, requests_csv, summary_csv, write_report
 from ...core.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ...bench.tools.command import run
+from ...bench.tools import run
 
 
 def tools(args: argparse.Namespace) -> int:

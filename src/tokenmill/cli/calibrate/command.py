@@ -10,8 +10,7 @@ from typing import Any
 
 from ...core.errors import ConfigError
 from ...core.step_records import StepRecords, read_steps
-from ...plan.fit.errors import errors_of
-from ...plan.fit.logs import check_same_engine, fit, spans_of, speed_factor
+from ...plan.fit.logs import check_same_engine, errors_of, fit, spans_of, speed_factor
 from ...plan.fit.observed import observed
 from ...sim.calibrated import LEAST_SEEN, Calibrated, Error, Line
 from . import black_box

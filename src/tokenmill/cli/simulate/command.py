@@ -18,17 +18,16 @@ from ...bench.load.command import check_outputs
 from ...bench.load.fidelity import Fidelity
 from ...bench.load.load_file import apply_load, given_flags
 from ...bench.load.show import runs_of
-from ...bench.output import console_beside, write_json
+from ...bench.report import console_beside, write_json
 from ...bench.result import Result, Run
 from ...core.errors import ConfigError
-from ...plan.chat_frame import chat_frame
 from ...plan.config import Changes, Config, read_config, read_tables
-from ...plan.doubts import doubts_of, lines_of
-from ...plan.evaluate import cost_usd
+from ...plan.evaluate import cost_usd, doubts_of, lines_of
 from ...plan.fidelity import hold_against, on_deployment
 from ...plan.load import add_load_arguments
 from ...plan.play import digest_of
 from ...plan.policies import NAMES, read_policies
+from ...plan.prompts import chat_frame
 from ...sim.service import Service, ServiceReport
 from ..bench.load import read_text, read_tokenizer
 from . import loads

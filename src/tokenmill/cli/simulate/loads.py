@@ -15,9 +15,9 @@ from ...bench.html.report import read_results, write_report
 from ...bench.load import goodput, show
 from ...bench.load.command import check_outputs, exit_code
 from ...bench.load.load_file import settle
+from ...bench.load.options import make_search
 from ...bench.load.run import Load
-from ...bench.load.search_options import make_search
-from ...bench.output import console_beside, write_json
+from ...bench.report import console_beside, write_json
 from ...bench.result import Goodput, GoodputSweep, Result, Run, Sweep
 from ...core.errors import ConfigError
 from ...plan.config import Changes, Config

@@ -21,7 +21,7 @@ _WORKERS, _REQUESTS, _TRANSFERS = 1, 2, 3
 
 
 class TraceWriter:
-    """Takes what `sim.trace.Trace` and `client.Ended` tell; `write` it in the end."""
+    """Takes what `sim.timed.Trace` and `client.Ended` tell; `write` it in the end."""
 
     def __init__(self) -> None:
         self.num_left_out = 0

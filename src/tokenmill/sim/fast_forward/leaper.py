@@ -19,9 +19,8 @@ from ...core.events import FromEngine, Output, StepOutputs, output_of
 from ...engine.shell import EngineShell
 from ..loop import VirtualLoop
 from ..timed import DRAWN, Foreseen, TimedExecutor
-from .late import Head, Late
+from .late import Head, Late, Repeated
 from .leap import Leap, may_leap
-from .repeated import Repeated
 
 MOST_STEPS = 256
 """Of a leap."""

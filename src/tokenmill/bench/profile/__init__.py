@@ -1,1 +1,0 @@
-"""Where the time of a decode step and of a served request goes: `tokenmill bench profile`."""
