@@ -1,8 +1,11 @@
-"""Published durations of steps against the law of `roofline`: its coefficients for each software, fitted to some of
-them, and how far off it is on the others.
+"""Published durations of steps against the cost model of `tokenmill.sim.roofline`: its coefficients for each software,
+fitted to some of them, and how far off it is on the others.
 
-`published_page` shows them, with the coefficients that are in `tables/reached.toml`. Points are in
-`tables/published.toml`, each with its source.
+`cost_model_page` shows them, with the coefficients of `sim/tables/reached.toml`. Points are in `published_steps.toml`,
+each with its source. Loads of peak throughput have all their requests from the start. The engine admits a request when
+its whole length fits (`GUARANTEED_NO_EVICT` of TensorRT-LLM), and a step has a token of each running request and as
+many prompt tokens as its limit allows. Requests of one load have one length, so that those admitted in one step stay
+together and a step's work follows from the groups: nothing is simulated one by one.
 """
 
 from __future__ import annotations
@@ -13,16 +16,16 @@ import statistics
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.cost import Work
-from .fields import Fields
-from .hardware import Hardware, hardware_named
-from .models import ModelShape, model_named
-from .peak_load import PeakLoad, works_of
-from .roofline import USUAL, Cell, Parallel, Precision, Reached, Roofline, cell_of, reached_named
+from tokenmill.core.cost import Work
+from tokenmill.sim.fields import Fields
+from tokenmill.sim.hardware import Hardware, hardware_named
+from tokenmill.sim.models import ModelShape, model_named
+from tokenmill.sim.roofline import USUAL, Cell, Parallel, Precision, Reached, Roofline, cell_of, reached_named
 
+POINTS = Path(__file__).with_suffix(".toml")
 PEAK = "peak"
 KINDS = {"prompts": 3, "decodes": 3, "answers": 4, PEAK: 4}
 """Of points, with how many numbers each."""
@@ -70,7 +73,7 @@ class Series(NamedTuple):
         """The coefficients of the table."""
         return reached_named(self.serves, self.cell)
 
-    def law(self, reached: Reached) -> Roofline:
+    def cost_model(self, reached: Reached) -> Roofline:
         return Roofline(self.model, self.hardware, self.parallel, self.precision, reached)
 
     @property
@@ -83,10 +86,10 @@ class Series(NamedTuple):
 
     def predicted(self, reached: Reached) -> list[float]:
         """Milliseconds of each point, or tokens a second."""
-        law = self.law(reached)
+        cost_model = self.cost_model(reached)
         if self.kind == PEAK:
-            return [point[1] * point[2] / _peak_seconds(law, point) for point in self.points]
-        return [1e3 * _seconds(law, self.kind, point) for point in self.points]
+            return [point[1] * point[2] / _peak_seconds(cost_model, point) for point in self.points]
+        return [1e3 * _seconds(cost_model, self.kind, point) for point in self.points]
 
     def errors(self, reached: Reached) -> list[float]:
         """The time that is predicted over the one that is published, less 1, of each point."""
@@ -96,26 +99,28 @@ class Series(NamedTuple):
         return [ours / point[-1] - 1 for ours, point in pairs]
 
 
-def _seconds(law: Roofline, kind: str, point: Sequence[float]) -> float:
+def _seconds(cost_model: Roofline, kind: str, point: Sequence[float]) -> float:
     num_rows, num_tokens = point[:2]
     prompts = Work(num_rows, num_rows * num_tokens, num_rows * num_tokens * (num_tokens - 1) / 2, 0, num_rows)
     if kind == "prompts":
-        return law.predict(prompts)
+        return cost_model.predict(prompts)
     if kind == "decodes":
-        return law.predict(_decodes(num_rows, num_tokens))
+        return cost_model.predict(_decodes(num_rows, num_tokens))
     num_drawn = point[2]
-    # The law is linear in positions, so that all decodes take what as many at the mean position do.
-    return law.predict(prompts) + (num_drawn - 1) * law.predict(_decodes(num_rows, num_tokens + num_drawn / 2))
+    # The cost model is linear in positions, so that all decodes take what as many at the mean position do.
+    return cost_model.predict(prompts) + (num_drawn - 1) * cost_model.predict(
+        _decodes(num_rows, num_tokens + num_drawn / 2)
+    )
 
 
-def _peak_seconds(law: Roofline, point: Sequence[float]) -> float:
+def _peak_seconds(cost_model: Roofline, point: Sequence[float]) -> float:
     """Of all requests, whose whole lengths are reserved in the KV that memory holds."""
     num_prompt, num_output, num_requests = map(round, point[:3])
-    num_copies, length = law.parallel.data, num_prompt + num_output
-    num_fit = law.num_kv_blocks(1, _PEAK_MEMORY_SHARE, _PEAK_RESERVE_BYTES) // length
+    num_copies, length = cost_model.parallel.data, num_prompt + num_output
+    num_fit = cost_model.num_kv_blocks(1, _PEAK_MEMORY_SHARE, _PEAK_RESERVE_BYTES) // length
     num_rows = min(num_fit, num_copies * _PEAK_ROWS)
     load = PeakLoad(num_prompt, num_output, num_requests, num_rows, num_copies * _PEAK_TOKENS)
-    return sum(num * law.predict(work) for num, work in works_of(load))
+    return sum(num * cost_model.predict(work) for num, work in works_of(load))
 
 
 def _decodes(num_rows: float, num_positions: float) -> Work:
@@ -125,13 +130,12 @@ def _decodes(num_rows: float, num_positions: float) -> Work:
 
 @cache
 def published() -> tuple[Series, ...]:
-    """All of `tables/published.toml`."""
-    text = resources.files(__package__).joinpath("tables/published.toml").read_text(encoding="utf8")
-    return read_series(text)
+    """All of `published_steps.toml`."""
+    return read_series(POINTS.read_text(encoding="utf8"))
 
 
 def read_series(text: str) -> tuple[Series, ...]:
-    """Of a TOML text as in `tables/published.toml`. Raises ConfigError, which names the field."""
+    """Of a TOML text as in `published_steps.toml`. Raises ConfigError, which names the field."""
     tables = tomllib.loads(text).get("series", [])
     return tuple(each for i, table in enumerate(tables) for each in _series(table, Fields(table, f"series[{i}]")))
 
@@ -194,7 +198,7 @@ def fit(series: Iterable[Series], start: Reached = USUAL, num_rounds: int = 60) 
     by a factor that shrinks when none helps."""
     fitted = list(series)
     num_points = sum(len(each.points) for each in fitted)
-    names = FITTED if any(each.law(start).is_unpacked for each in fitted) else OF_ALL
+    names = FITTED if any(each.cost_model(start).is_unpacked for each in fitted) else OF_ALL
 
     def loss(reached: Reached) -> float:
         off = sum(math.log(1 + error) ** 2 for each in fitted for error in each.errors(reached))
@@ -242,8 +246,8 @@ def with_interval(reached: Reached, errors: Sequence[float]) -> Reached:
 def as_table(found: Mapping[tuple[str, Cell], Reached]) -> str:
     """The TOML of `tables/reached.toml`."""
     head = (
-        "# Coefficients of reached.Reached by software, of some by generation and family of models, with their errors\n"
-        "# on what is held out: `python -m tokenmill.sim.published_page --fit` prints this file.\n"
+        "# Coefficients of roofline.Reached by software, of some by generation and family of models, with their\n"
+        "# errors on what is held out: `python scripts/cost_model_page.py --fit` prints this file.\n"
     )
     parts = [head]
     for (name, cell), reached in found.items():
@@ -257,3 +261,60 @@ def as_table(found: Mapping[tuple[str, Cell], Reached]) -> str:
 def summary(errors: Sequence[float]) -> tuple[float, float, float]:
     """Median and largest absolute error, and the mean with its sign."""
     return statistics.median(map(abs, errors)), max(map(abs, errors)), statistics.fmean(errors)
+
+
+_MOST_WORKS = 300
+"""Of one load; neighbouring steps are averaged beyond that, since a cost model is nearly linear between them."""
+
+
+class PeakLoad(NamedTuple):
+    """num_requests of num_prompt and num_output tokens each, all at once; at most max_rows run, and a step has at most
+    max_tokens."""
+
+    num_prompt: int
+    num_output: int
+    num_requests: int
+    max_rows: int
+    max_tokens: int
+
+
+@cache
+def works_of(load: PeakLoad) -> tuple[tuple[float, Work], ...]:
+    """The works of all steps, in order, each with the number of steps that it stands for."""
+    assert min(load) > 0, load
+    steps: list[tuple[float, Work]] = []
+    groups: list[list[int]] = []  # requests, output tokens still to draw, positions of each
+    num_waiting, num_running, num_begun = load.num_requests, 0, 0  # num_begun: tokens computed of the next prompt
+    while num_waiting or groups:
+        num_decodes = sum(num for num, _, _ in groups)
+        room = min(num_waiting, load.max_rows - num_running) * load.num_prompt - num_begun
+        num_tokens = max(0, min(load.max_tokens - num_decodes, room))
+        num_new, num_begun = divmod(num_begun + num_tokens, load.num_prompt)
+        # Until a group ends or another begins, steps differ by their context alone.
+        num_steps = 1 if num_tokens else min(left for _, left, _ in groups)
+        context = sum(num * (length + (num_steps - 1) / 2) for num, _, length in groups)
+        drawn = num_decodes + num_new
+        positions = num_tokens * load.num_prompt / 2 + context
+        steps.append((num_steps, Work(drawn, num_decodes + num_tokens, positions, context, drawn)))
+        for group in groups:
+            group[1] -= num_steps
+            group[2] += num_steps
+        num_waiting -= num_new
+        num_running += num_new - sum(num for num, left, _ in groups if not left)
+        groups = [group for group in groups if group[1]]
+        if num_new and load.num_output > 1:
+            groups.append([num_new, load.num_output - 1, load.num_prompt + 1])
+        elif num_new:
+            num_running -= num_new
+    return _averaged(steps)
+
+
+def _averaged(steps: list[tuple[float, Work]]) -> tuple[tuple[float, Work], ...]:
+    size = math.ceil(len(steps) / _MOST_WORKS)
+    found = []
+    for start in range(0, len(steps), size):
+        some = steps[start : start + size]
+        num = sum(each for each, _ in some)
+        columns = zip(*([each * value for value in work] for each, work in some), strict=True)
+        found.append((num, Work(*(sum(column) / num for column in columns))))
+    return tuple(found)

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cost_model_page import LOADS, Closed, page, simulate
+from published_steps import FITTED, PeakLoad, as_table, fit, published, read_series, with_interval, works_of
 from tokenmill.core.errors import ConfigError
-from tokenmill.sim.peak_load import PeakLoad, works_of
-from tokenmill.sim.published import FITTED, as_table, fit, published, read_series, with_interval
-from tokenmill.sim.published_loads import LOADS, Closed, simulate
-from tokenmill.sim.published_page import page
 from tokenmill.sim.roofline import DENSE, USUAL, Cell, reached_by_software, reached_named
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -117,7 +115,7 @@ def test_what_is_fitted_is_what_the_fit_finds() -> None:
 
 
 def test_a_fit_finds_the_machine_that_made_the_points() -> None:
-    """Points that the law itself made with other coefficients give these back, where points depend on them."""
+    """Points that the cost model itself made with other coefficients give these back, where points depend on them."""
     truth = USUAL._replace(compute=0.55, memory=0.6, kv=0.5, step_s=0.004)
     made = []
     for each in published():
