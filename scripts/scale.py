@@ -1,7 +1,7 @@
 """A cluster at scale: the live gateway and real engines under a load of thousands of requests, where steps cost time
 and nothing else. For measuring policies; whether answers are right is for `cluster`.
 
-Steps take what a law of costs says of their rows (`core.cost.Costs`), one after the other on each worker. KV that moves
+Steps take what a cost model says of their rows (`core.cost.Costs`), one after the other on each worker. KV that moves
 takes its bytes over the wires of both hosts (`network`). Prompts are made of parts: equal parts at the head of two
 prompts are equal tokens, as the block hashes of a trace say.
 
@@ -24,7 +24,7 @@ from tokenmill.cluster.pools import DECISIONS, decision_named
 from tokenmill.cluster.rescheduling import POLICIES, policy_named
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.cost import Costs, StepLaw
+from tokenmill.core.cost import CostModel, Costs
 from tokenmill.core.events import Output
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.terms import USUAL, Terms
@@ -108,7 +108,7 @@ class ScaleReport:
 def run_scale(
     asks: Iterable[Ask],
     config: EngineConfig,
-    law: StepLaw,
+    cost_model: CostModel,
     pools: Sequence[str],
     set_up: Callable[[Gateway], None] = lambda gateway: None,
     *,
@@ -122,7 +122,7 @@ def run_scale(
     loop = VirtualLoop()
     report, open_asks = ScaleReport(), dict[str, tuple[Ask, float]]()
     idle = asyncio.Event()
-    plans = tuple(WorkerPlan(f"w{number}", pool, config, law) for number, pool in enumerate(pools))
+    plans = tuple(WorkerPlan(f"w{number}", pool, config, cost_model) for number, pool in enumerate(pools))
 
     def watch(event: GatewayEvent, effects: Effects) -> None:
         for request, ttft_s in effects.firsts:

@@ -9,10 +9,10 @@ and of a folder differ. Quantised blocks are drawn as bytes, which takes seconds
 tokenizer is a byte-level BPE made here, which llama.cpp reads too. `--old`: one matrix `attn_kv_b`, which llama.cpp
 decompresses, instead of the two with which it absorbs.
 
-`--zipf`: experts are chosen as Zipf's law (exponent 1) has it, each layer in its own order. Routers have no biases in
-these families, so one coordinate of the residual stream gets a constant (from the embeddings; the layers add little to
-it, and norms hide it from attention and the head), and its column of the router holds a bias for each expert: the
-normal quantile of the share of tokens that is to choose it, min(1, c / rank), in units of the spread of the other
+`--zipf`: experts are chosen as Zipf's cost model (exponent 1) has it, each layer in its own order. Routers have no
+biases in these families, so one coordinate of the residual stream gets a constant (from the embeddings; the layers add
+little to it, and norms hide it from attention and the head), and its column of the router holds a bias for each expert:
+the normal quantile of the share of tokens that is to choose it, min(1, c / rank), in units of the spread of the other
 logits. Two independent tokens then share 0.4 of their experts; neighbours, with what attention gives both, nearly half.
 """
 

@@ -105,7 +105,7 @@ def report(args: argparse.Namespace, fitted: list[Path], pairs: list[list[Path]]
     machine = machine_of(lives, args.max_num_seqs, args.max_num_batched_tokens)
     tables = tables_of("c", machine, False)
     found = fit(lives, machine, tables)
-    (args.out / "calibration.json").write_text(found.law.to_json())
+    (args.out / "calibration.json").write_text(found.cost_model.to_json())
     print(HEAD)
     for live, errors in zip(lives, found.errors, strict=True):
         print(error_line(live.name, errors))
@@ -114,12 +114,12 @@ def report(args: argparse.Namespace, fitted: list[Path], pairs: list[list[Path]]
     for paths in pairs:
         runs = [live for path in paths for live in read_lives(str(path))]
         for live in runs:
-            errors = errors_of(found.law, live, tables)
+            errors = errors_of(found.cost_model, live, tables)
             of_requests = errors.request("e2el_s")
             assert of_requests is not None
             sizes.append(of_requests.median_size)
             print(error_line(live.name, errors))
-        one = replay(found.law, runs[0], tables)
+        one = replay(found.cost_model, runs[0], tables)
         both = compare("both", [live.result for live in runs], [one] * len(runs)).request("e2el_s")
         assert both is not None
         print(f"  two live runs differ by {both.live_to_live or 0.0:.1%} (E2EL of requests, median)")

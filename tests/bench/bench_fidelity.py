@@ -112,8 +112,8 @@ def _simulate(args: argparse.Namespace, chosen: list[Case]) -> None:
             print(f"{case.name}: nothing measured")
             continue
         simulate = _simulator(case.cluster, args.out, case.engine)
-        law = Calibrated.from_json((args.out / case.engine / "calibration.json").read_text(), case.engine)
-        slowness = sim.logged(law, folder)
+        cost_model = Calibrated.from_json((args.out / case.engine / "calibration.json").read_text(), case.engine)
+        slowness = sim.logged(cost_model, folder)
         for number, load in enumerate(case.loads):
             fidelity = sim.judge(case, load, number, folder, simulate, slowness)
             assert fidelity is not None, case.name

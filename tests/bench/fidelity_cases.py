@@ -31,8 +31,8 @@ def traced(path: str) -> tuple[str, ...]:
 
 def arriving(rate: float) -> tuple[str, ...]:
     """The load that tells how fast the machine is now: requests that come one by one, so many a second. Its lengths
-    are none of the held-out loads. A closed loop of few clients makes steps of few kinds, and what the law is wrong by
-    for these would be taken for the machine's speed."""
+    are none of the held-out loads. A closed loop of few clients makes steps of few kinds, and what the cost model is
+    wrong by for these would be taken for the machine's speed."""
     lengths = ("--input-len", "64", "--output-len", "16", "--random-range-ratio", "0.5", "--ignore-eos")
     return ("--request-rate", f"{rate:g}", *lengths)
 

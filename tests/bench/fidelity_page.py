@@ -41,19 +41,19 @@ They were measured by
 
     {command}
 
-How: the coefficients of the step law, of the host's time between steps, and of front end and clients come from one
-calibration for each kind of engine (`tokenmill serve --step-log`, `tokenmill calibrate`; engines of one thread by a
-server of two of them) and are fixed from then on. Each load is played live up to {turns} times by the same plan and
-seed, each time to a fresh server; before and after it a slice of another load, to a second server with the same
-settings, tells how fast the machine is just then: how many times as long as by the calibration the slice's steps took
-("slowness"). The mean of the two is all that a simulation gets from the time of its load. A slice is requests that
-come one by one. Capacity is what a closed loop of 48 clients reached before the loads; that differs by a quarter from
-time to time on a shared machine, so that 105 % of it need not be more than the server can do. Errors are simulated /
-live - 1, as sizes, means over the repeats; of E2EL the median over requests, matched one by one. *Live to live* is what
-two live runs of the load differ by. Bars are stated shares: 6 % of E2EL of one engine, 10 % of several and of tiers,
-12 % of the mean TTFT, 20 % of its p99, and 5 % of the load at which the simulation shows the live TTFT. Beside them
-stand the same bars widened to {limit} times live to live, where that is more: what a machine repeats no better can show
-no better. Throughput has no bar: below capacity both sides have what was offered.
+How: the coefficients of the cost model of steps, of the host's time between steps, and of front end and clients come
+from one calibration for each kind of engine (`tokenmill serve --step-log`, `tokenmill calibrate`; engines of one
+thread by a server of two of them) and are fixed from then on. Each load is played live up to {turns} times by the
+same plan and seed, each time to a fresh server; before and after it a slice of another load, to a second server with
+the same settings, tells how fast the machine is just then: how many times as long as by the calibration the slice's
+steps took ("slowness"). The mean of the two is all that a simulation gets from the time of its load. A slice is
+requests that come one by one. Capacity is what a closed loop of 48 clients reached before the loads; that differs by
+a quarter from time to time on a shared machine, so that 105 % of it need not be more than the server can do. Errors
+are simulated / live - 1, as sizes, means over the repeats; of E2EL the median over requests, matched one by one.
+*Live to live* is what two live runs of the load differ by. Bars are stated shares: 6 % of E2EL of one engine, 10 % of
+several and of tiers, 12 % of the mean TTFT, 20 % of its p99, and 5 % of the load at which the simulation shows the
+live TTFT. Beside them stand the same bars widened to {limit} times live to live, where that is more: what a machine
+repeats no better can show no better. Throughput has no bar: below capacity both sides have what was offered.
 
 What was in view: that requests which come and end hold steps up was found on an earlier measurement of the first case;
 that told steps do, and that slices say more by their steps than by their latencies, on earlier loads of two workers and

@@ -57,7 +57,7 @@ def read(path: Path) -> Json:
     return found
 
 
-def logged(law: Calibrated, folder: Path) -> Slowness:
+def logged(cost_model: Calibrated, folder: Path) -> Slowness:
     """By the step logs of the turns of a case."""
     turns: dict[int, list[Observed]] = {}
 
@@ -67,7 +67,7 @@ def logged(law: Calibrated, folder: Path) -> Slowness:
             turns[turn] = [each for log in logs for each in observed(log, logs)]
         begin_s = run["client"]["clock_start_s"]
         end_s = begin_s + max(row["end_s"] for row in run["requests"] if row["end_s"] is not None)
-        return speed_factor(law, [each for each in turns[turn] if begin_s <= each.step.ended_s < end_s])
+        return speed_factor(cost_model, [each for each in turns[turn] if begin_s <= each.step.ended_s < end_s])
 
     return slowness
 

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tokenmill.core.cost import CostModel
+from tokenmill.core.cost import CostFitter
 from tokenmill.kv.blocks.allocator import LeastRecentFirst, LeastValueFirst, Unreferenced
 from tokenmill.kv.blocks.eviction import pick
 from tokenmill.kv.blocks.hashing import extend_keys, root_key
@@ -150,7 +150,7 @@ class ManagerAgainstModel(RuleBasedStateMachine):
 class ManagerByValueAgainstModel(ManagerAgainstModel):
     """The same with a policy that values blocks by their use."""
 
-    new_unreferenced = staticmethod(lambda: LeastValueFirst(pick("lfu"), CostModel()))
+    new_unreferenced = staticmethod(lambda: LeastValueFirst(pick("lfu"), CostFitter()))
 
 
 TestManagerAgainstModel = ManagerAgainstModel.TestCase

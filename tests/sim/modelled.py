@@ -1,8 +1,9 @@
 """Engines of which only time and room are modelled, under the real gateway: fast enough for thousands of requests.
 
-A step takes what a linear law says of its work (core.cost.Costs). Rows draw one token a step; prompts take what is left
-of the step's tokens, in order. KV has room for so many tokens; where none is left, the row that came last is preempted
-and computed again. KV is copied at so many seconds a token. Lengths of answers are given, and no engine sees them.
+A step takes what a linear cost model says of its work (core.cost.Costs). Rows draw one token a step; prompts take what
+is left of the step's tokens, in order. KV has room for so many tokens; where none is left, the row that came last is
+preempted and computed again. KV is copied at so many seconds a token. Lengths of answers are given, and no engine sees
+them.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ class _Report:
 class _Engine:
     """Messages in, messages out through the cluster, which calls `end_step` when a step's time is over."""
 
-    def __init__(self, number: int, law: Law, cluster: Cluster) -> None:
-        self.number, self.law, self.cluster = number, law, cluster
+    def __init__(self, number: int, cost_model: Law, cluster: Cluster) -> None:
+        self.number, self.cost_model, self.cluster = number, cost_model, cluster
         self.waiting: deque[_Row] = deque()
         self.running: dict[str, _Row] = {}
         self.coming: dict[str, _Row] = {}
@@ -161,11 +162,15 @@ class _Engine:
 
     def _reserve_coming(self) -> None:
         for row in self.coming.values():
-            if row.waits and self.used + row.num_tokens <= self.law.room and len(self.running) < self.law.num_rows:
+            if (
+                row.waits
+                and self.used + row.num_tokens <= self.cost_model.room
+                and len(self.running) < self.cost_model.num_rows
+            ):
                 row.waits = False
                 self.used += row.num_tokens
                 staged = Staged(row.request.id, row.request.attempt, row.num_tokens)
-                self.cluster.later(row.num_tokens * self.law.copy_s, lambda staged=staged: self._say(staged))
+                self.cluster.later(row.num_tokens * self.cost_model.copy_s, lambda staged=staged: self._say(staged))
 
     def _say(self, message: Staged | Moved) -> None:
         self.cluster.handle(EngineMessage(self.number, message))
@@ -181,7 +186,7 @@ class _Engine:
             row.num_tokens += num_more
             row.num_drawn += num_more
             num_needed = row.num_tokens - had
-            if self.used + num_needed > self.law.room or len(self.running) >= self.law.num_rows:
+            if self.used + num_needed > self.cost_model.room or len(self.running) >= self.cost_model.num_rows:
                 self.used -= had
                 row.num_computed = 0
                 self.waiting.appendleft(row)
@@ -196,14 +201,16 @@ class _Engine:
 
         rest = num_more if not row.waits else row.num_tokens + num_more
         if request.source is not None and row.num_tokens == len(request.prompt_tokens):
-            rest += min(row.num_tokens, self.law.num_tokens)  # of a prompt that was just computed, the last chunk
-        self.cluster.later(self.law.handoff_s + rest * self.law.copy_s, come)
+            rest += min(
+                row.num_tokens, self.cost_model.num_tokens
+            )  # of a prompt that was just computed, the last chunk
+        self.cluster.later(self.cost_model.handoff_s + rest * self.cost_model.copy_s, come)
 
     def compose(self) -> bool:
         """Begin a step; False: there is nothing to do."""
-        law, plan = self.law, []
+        cost_model, plan = self.cost_model, []
         self._reserve_coming()
-        budget, room = law.num_tokens, law.room - self.used
+        budget, room = cost_model.num_tokens, cost_model.room - self.used
         rows = list(self.running.values())
         for row in rows:
             if row.num_computed >= row.num_tokens - 1 and row.request is not None:
@@ -235,7 +242,7 @@ class _Engine:
                     self.used += num
                     room -= num
                     budget -= num
-        while self.waiting and budget > 0 and len(self.running) + len(self.coming) < law.num_rows:
+        while self.waiting and budget > 0 and len(self.running) + len(self.coming) < cost_model.num_rows:
             row = self.waiting[0]
             if row.num_tokens + 1 > room:
                 break
@@ -252,7 +259,7 @@ class _Engine:
         num_tokens = sum(num for _, num in plan)
         context = sum(row.num_computed for row, _ in plan)
         positions = sum(num * row.num_computed + num * (num - 1) // 2 for row, num in plan)
-        self.plan, self.step_s = plan, law.costs.predict(Work(len(plan), num_tokens, positions, context))
+        self.plan, self.step_s = plan, cost_model.costs.predict(Work(len(plan), num_tokens, positions, context))
         return True
 
     def end_step(self) -> None:
@@ -295,20 +302,20 @@ class _Engine:
         return Output(request.id, tokens, finish_reason=reason, num_output=row.num_drawn, attempt=request.attempt)
 
     def stats(self) -> EngineStats:
-        law = self.law
+        cost_model = self.cost_model
         left = sum(row.num_tokens - row.num_computed for row in self.waiting)
         left += sum(row.num_tokens - row.num_computed - 1 for row in self.running.values())
         return EngineStats(
             num_running=len(self.running), num_waiting=len(self.waiting), num_steps=self.num_steps,
-            num_blocks=law.room // _BLOCK, num_free_blocks=max(0, law.room - self.used) // _BLOCK,
-            num_prompt_left=left, last_step_s=self.step_s, costs=law.costs,
+            num_blocks=cost_model.room // _BLOCK, num_free_blocks=max(0, cost_model.room - self.used) // _BLOCK,
+            num_prompt_left=left, last_step_s=self.step_s, costs=cost_model.costs,
         )  # fmt: skip
 
 
 class Cluster:
     """`run` serves all that is asked. `answers`: lengths, by request id."""
 
-    def __init__(self, laws: Sequence[Law], pools: Sequence[str], configure: Callable[[Gateway], None]) -> None:
+    def __init__(self, cost_models: Sequence[Law], pools: Sequence[str], configure: Callable[[Gateway], None]) -> None:
         tickets = count()
         self.now = 0.0
         self.gateway = Gateway(new_ticket=lambda: f"ticket {next(tickets)}")
@@ -318,17 +325,18 @@ class Cluster:
         self.tickets: dict[tuple[int, str], str] = {}
         self.released: set[str] = set()
         self.served: dict[str, Served] = {}
-        self.engines = [_Engine(number, law, self) for number, law in enumerate(laws)]
+        self.engines = [_Engine(number, cost_model, self) for number, cost_model in enumerate(cost_models)]
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._number = count()
         self._tick_s = float("inf")
         self._num_ended = 0
         for engine, pool in zip(self.engines, pools, strict=True):
-            law = engine.law
+            cost_model = engine.cost_model
             worker = WorkerFacts(f"w{engine.number}", "1", 1, pool, "host", "kv")
-            ready = Ready("m", 1 << 20, 100, (), "id", _BLOCK, law.room // _BLOCK, num_pool_blocks=law.room // _BLOCK,
-                          max_num_seqs=law.num_rows, max_num_batched_tokens=law.num_tokens, worker=worker,
-                          stats=EngineStats(costs=law.costs))  # fmt: skip
+            ready = Ready("m", 1 << 20, 100, (), "id", _BLOCK, cost_model.room // _BLOCK,
+            num_pool_blocks=cost_model.room // _BLOCK,
+                          max_num_seqs=cost_model.num_rows, max_num_batched_tokens=cost_model.num_tokens, worker=worker,
+                          stats=EngineStats(costs=cost_model.costs))  # fmt: skip
             self.handle(Joined(engine.number, ready))
 
     def later(self, delay_s: float, call: Callable[[], None]) -> None:

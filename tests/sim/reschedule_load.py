@@ -2,7 +2,7 @@
 256 and 512, arrivals by a Poisson or a bursty Gamma process. Least load with migration off, and the same with it on.
 Latency per token is that of a request by the tokens of its answer.
 
-The step law is roughly that of a 7B model on an A10, whose KV has room for 13,616 tokens.
+The step cost model is roughly that of a 7B model on an A10, whose KV has room for 13,616 tokens.
 
 python tests/sim/reschedule_load.py [--requests N] [--seed S]
 """
@@ -47,13 +47,13 @@ def load(seed: int, number: int, mean_in: int, mean_out: int, rate: float, varia
 
 
 def serve(
-    asks: list[Ask], migration: str, law: Law = LAW, num_engines: int = NUM_ENGINES
+    asks: list[Ask], migration: str, cost_model: Law = LAW, num_engines: int = NUM_ENGINES
 ) -> tuple[list[Served], Cluster]:
     def configure(gateway: Gateway) -> None:
         gateway.router.choose_by("least_load")
         gateway.reviews.policy = policy_named(migration)
 
-    cluster = Cluster([law] * num_engines, ["mixed"] * num_engines, configure)
+    cluster = Cluster([cost_model] * num_engines, ["mixed"] * num_engines, configure)
     return cluster.run(asks), cluster
 
 

@@ -3,10 +3,10 @@
     python tests/sim/route_mooncake.py TRACE.jsonl[.gz] [--nodes 16] [--policies least_load,cache_aware,kv_aware]
 
 The policies are those of `cluster`, given the engines' books, costs and events as a gateway would give them; the nodes
-are a linear step law with chunked prefill and a prefix cache that gives up what was used last (a tree: leaves first).
-The rate at which least load saturates is measured first: that of requests served when all come much faster. Then each
-policy runs at shares of it. `cache_aware` is the policy of the SGLang gateway: the tree that matches best where it
-matches more than 0.3, else the smallest; the shortest queue where loads differ by more than 64 and 1.5 times.
+are a linear step cost model with chunked prefill and a prefix cache that gives up what was used last (a tree: leaves
+first). The rate at which least load saturates is measured first: that of requests served when all come much faster.
+Then each policy runs at shares of it. `cache_aware` is the policy of the SGLang gateway: the tree that matches best
+where it matches more than 0.3, else the smallest; the shortest queue where loads differ by more than 64 and 1.5 times.
 
 A line of the trace: {"timestamp": ms, "input_length", "output_length", "hash_ids": [one for each 512 tokens]}.
 """

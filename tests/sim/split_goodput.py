@@ -2,8 +2,8 @@
 best of four chunks, against a pool prefill and a pool decode, with that chunk or the largest, where requests are split
 by the predicted cost or always. Workers are divided between the two pools as work is between prompts and answers.
 
-The step law is roughly that of a model of 135M parameters on one core. Lengths are those of a trace, divided so that
-prompts fit; arrivals are a Poisson process at a share of what all workers can do.
+The step cost model is roughly that of a model of 135M parameters on one core. Lengths are those of a trace, divided so
+that prompts fit; arrivals are a Poisson process at a share of what all workers can do.
 
 python tests/sim/split_goodput.py FOLDER [--workers N] [--requests N]      FOLDER: of the traces (tests/sim/traces.py)
 """

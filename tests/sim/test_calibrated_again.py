@@ -1,5 +1,5 @@
-"""A law that a simulated engine runs by is found again from the step log of that engine: what is logged, fitted and
-simulated means the same."""
+"""A cost model that a simulated engine runs by is found again from the step log of that engine: what is logged, fitted
+and simulated means the same."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ LAW = Calibrated(
 )
 
 
-def _run(law: Calibrated) -> StepRecords:
+def _run(cost_model: Calibrated) -> StepRecords:
     """Sixty requests, some of them alone, some in bursts."""
     loop, rng, data = VirtualLoop(limit_s=1e4), random.Random(4), bytearray(SIZE)
-    executor = TimedExecutor(CONFIG, law, {}, loop, Network(loop, Shape(), rng), ToyNetwork(1), "w", "w1")
+    executor = TimedExecutor(CONFIG, cost_model, {}, loop, Network(loop, Shape(), rng), ToyNetwork(1), "w", "w1")
     end, front = local_link()
     shell = build_engine(CONFIG, executor, end, loop, flight=StepLog(StepWriter(data, LogFacts("toy"))))
 
@@ -56,7 +56,7 @@ def _run(law: Calibrated) -> StepRecords:
     return read_steps(bytes(data), "log")
 
 
-def test_the_law_of_a_simulated_engine_is_found_again() -> None:
+def test_the_cost_model_of_a_simulated_engine_is_found_again() -> None:
     log = _run(LAW)
     found, slowness = fit([log])
     assert len(log.steps) > 500 and max(slowness) < 1.03 > 1 / min(slowness)
@@ -69,10 +69,10 @@ def test_the_law_of_a_simulated_engine_is_found_again() -> None:
         assert abs(found.gap_s(work) / LAW.gap_s(work) - 1) < 0.1, (num_rows, found.gap_s(work), LAW.gap_s(work))
 
 
-def test_a_simulation_by_the_found_law_ends_when_the_first_did() -> None:
+def test_a_simulation_by_the_found_cost_model_ends_when_the_first_did() -> None:
     """Within 1 %: the errors of single steps do not add up."""
     log = _run(LAW)
-    again = _run(fit([log]).law)
+    again = _run(fit([log]).cost_model)
     assert abs(again.steps[-1].ended_s / log.steps[-1].ended_s - 1) < 0.01
     busy, busy_again = (sum(step.duration_s for step in each.steps) for each in (log, again))
     assert abs(busy_again / busy - 1) < 0.02

@@ -33,7 +33,7 @@ from tokenmill.sim.timed import DRAWN, END_TOKEN
 def heard(seed: int, *, fast_path: bool) -> tuple[list[Any], int]:
     """All that happens in a service under a random load, and the steps that were leapt over."""
     rng = random.Random(seed)
-    law = Costs(*rng.choice([(0.012, 0.0003, 0.00012, 1e-8, 2e-7), (0.002, 0.0001, 0.00002, 1e-9, 1e-7)]))
+    cost_model = Costs(*rng.choice([(0.012, 0.0003, 0.00012, 1e-8, 2e-7), (0.002, 0.0001, 0.00002, 1e-9, 1e-7)]))
     config = EngineConfig(
         full_groups(rng.choice([60, 100, 1000])),
         max_model_len=600,
@@ -78,7 +78,7 @@ def heard(seed: int, *, fast_path: bool) -> tuple[list[Any], int]:
         if len(kinds) > 1:
             gateway.reviews.policy = policy_named(migration)
 
-    plans = tuple(WorkerPlan(f"w{number}", kind, config, law) for number, kind in enumerate(kinds))
+    plans = tuple(WorkerPlan(f"w{number}", kind, config, cost_model) for number, kind in enumerate(kinds))
     shape = rng.choice([LAN, Shape(latency_s=0.03)])
 
     def watch(event: GatewayEvent, effects: Effects) -> None:

@@ -21,7 +21,7 @@ from tokenmill.bench.load.body import BodyFormat
 from tokenmill.bench.load.recorded_load import RecordedLoad, digest_of
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.cost import Costs, StepLaw
+from tokenmill.core.cost import CostModel, Costs
 from tokenmill.core.step_records import SIZE, LogFacts, Machine, StepWriter
 from tokenmill.plan.fidelity import Simulate, Slower, on_deployment
 from tokenmill.sim.calibrated import Calibrated, Curve
@@ -37,13 +37,13 @@ ENDPOINT = {
 }  # fmt: skip
 
 
-def server(law: StepLaw, seqs: int = 32) -> Simulate:
+def server(cost_model: CostModel, seqs: int = 32) -> Simulate:
     config = EngineConfig(groups=full_groups(512), max_model_len=256, max_num_batched_tokens=64, max_num_seqs=seqs)
-    return on_deployment(Deployment((WorkerPlan("w0", "mixed", config, law),)), {})
+    return on_deployment(Deployment((WorkerPlan("w0", "mixed", config, cost_model),)), {})
 
 
-def simulated(law: StepLaw, seqs: int = 32) -> harness.Simulate:
-    run = server(law, seqs)
+def simulated(cost_model: CostModel, seqs: int = 32) -> harness.Simulate:
+    run = server(cost_model, seqs)
     return lambda load, factor: run(load, factor).to_json()
 
 
@@ -101,8 +101,8 @@ def test_a_slow_machine_is_found_and_bars_are_kept(tmp_path: Path, monkeypatch: 
 
 
 def test_slowness_is_that_of_the_steps_of_a_slice(tmp_path: Path) -> None:
-    """Of two engines' logs, those of the slice alone: 1.2 times the law within it, and twice before."""
-    law = Calibrated(Machine(), 0.01, 0.0, 0.0, *(Curve((0.0,), (0.0,)) for _ in range(3)))
+    """Of two engines' logs, those of the slice alone: 1.2 times the cost model within it, and twice before."""
+    cost_model = Calibrated(Machine(), 0.01, 0.0, 0.0, *(Curve((0.0,), (0.0,)) for _ in range(3)))
     for name in ("w0", "w1"):
         data = bytearray(SIZE)
         writer = StepWriter(data, LogFacts(threads=1, cores=8))
@@ -113,10 +113,10 @@ def test_slowness_is_that_of_the_steps_of_a_slice(tmp_path: Path) -> None:
             writer.step((number, *times, 1, 1, 1, 1, 1, 0, 9, 0, 1, 1, 1))
         (tmp_path / f"steps-r3.log.{name}").write_bytes(data)
     run = {"client": {"clock_start_s": 60.5}, "requests": [{"end_s": 30.0}, {"end_s": None}]}
-    assert harness.logged(law, tmp_path)(run, 3) == pytest.approx(1.2)
+    assert harness.logged(cost_model, tmp_path)(run, 3) == pytest.approx(1.2)
 
 
-def test_a_wrong_law_misses_its_bars(tmp_path: Path) -> None:
+def test_a_wrong_cost_model_misses_its_bars(tmp_path: Path) -> None:
     """A server that runs no more than 2 requests at once is not the simulated one, whatever the slices say."""
     write_turns(tmp_path, simulated(COSTS, seqs=2))
     found = harness.judge(CASE, CASE.loads[1], 1, tmp_path, simulated(COSTS), lambda run, turn: 1.0)
@@ -132,8 +132,8 @@ def test_settings_are_put_in_order(tmp_path: Path) -> None:
     runs = []
     for repeat in range(6):
         for name, factor in slower.items():
-            law = Slower(COSTS, factor * (1 + 0.01 * repeat))
-            runs.append(played(simulated(law), words, repeat) | {"name": name})
+            cost_model = Slower(COSTS, factor * (1 + 0.01 * repeat))
+            runs.append(played(simulated(cost_model), words, repeat) | {"name": name})
     comparison = {"primary_metric": "output_tokens_per_s", "runs": runs}
     settings = [fidelity_cases.Setting(name, (), "", "") for name in slower]
     order = harness.put_in_order(

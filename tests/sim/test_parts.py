@@ -164,7 +164,7 @@ def test_what_engines_take_between_steps_delays_the_next() -> None:
     plain, _ = serve(deploy(pools=["mixed"]), 1)
     for cores in (0, 2):
         made = deploy(PartsPlan(cores=CorePlan(cores)), ["mixed"], threads=lambda number: 2)
-        made = replace(made, workers=tuple(replace(each, law=Slack()) for each in made.workers))
+        made = replace(made, workers=tuple(replace(each, cost_model=Slack()) for each in made.workers))
         heard, _ = serve(made, 1)
         assert heard[0][0] == pytest.approx(plain[0][0], abs=1e-6)
         assert heard[0][-1] - plain[0][-1] == pytest.approx(31 * 0.005, abs=1e-3)
@@ -184,7 +184,7 @@ def test_front_ends_and_clients_take_their_time() -> None:
 
 
 class Measured(NamedTuple):
-    """A FrontLaw whose calls and tokens are under way for longer than is computed, with work behind answers."""
+    """A FrontCostModel whose calls and tokens are under way for longer than is computed, with work behind answers."""
 
     rest_s: float = 0.0
 

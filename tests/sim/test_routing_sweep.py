@@ -32,9 +32,11 @@ TTFT_S, TPOT_S = 0.2, 0.05
 POLICIES = ("kv_aware", "slo_aware", "slo_aware with targets", "prefix_affinity", "two pools", "three pools")
 
 
-def latency_s(policy: str, law: Costs, share: float, terms: Terms, num_engines: int, num_requests: int) -> float:
+def latency_s(policy: str, cost_model: Costs, share: float, terms: Terms, num_engines: int, num_requests: int) -> float:
     """Mean E2EL at this share of what engines can do that draw eight rows a step."""
-    work_s = NUM_PROMPT * law.token_s + NUM_ANSWER * (law.step_s / 8 + law.row_s + law.token_s)
+    work_s = NUM_PROMPT * cost_model.token_s + NUM_ANSWER * (
+        cost_model.step_s / 8 + cost_model.row_s + cost_model.token_s
+    )
     asks = synthetic(
         num_requests,
         share * num_engines / work_s,
@@ -50,24 +52,26 @@ def latency_s(policy: str, law: Costs, share: float, terms: Terms, num_engines: 
     num_decode = {"two pools": num_engines - quarter, "three pools": quarter}.get(policy, 0)
     pools = ["prefill"] * quarter * bool(num_decode) + ["decode"] * num_decode
     pools += ["mixed"] * (num_engines - len(pools))
-    return run_scale([ask._replace(terms=terms) for ask in asks], CONFIG, law, pools, set_up).mean("latency_s")
+    return run_scale([ask._replace(terms=terms) for ask in asks], CONFIG, cost_model, pools, set_up).mean("latency_s")
 
 
-def worse(law: Costs, share: float, policies: Sequence[str], num_engines: int, num_requests: int) -> dict[str, float]:
+def worse(
+    cost_model: Costs, share: float, policies: Sequence[str], num_engines: int, num_requests: int
+) -> dict[str, float]:
     """Of each policy, its mean E2EL over that of least_load."""
     found: dict[str, float] = {}
     of_least: dict[Terms, float] = {}
-    slower = law.step_s / 1e-2
+    slower = cost_model.step_s / 1e-2
     for policy in policies:
         terms = Terms(ttft_s=TTFT_S * slower, tpot_s=TPOT_S * slower) if policy.endswith("targets") else USUAL
         if terms not in of_least:
-            of_least[terms] = latency_s("least_load", law, share, terms, num_engines, num_requests)
-        found[policy] = latency_s(policy, law, share, terms, num_engines, num_requests) / of_least[terms]
+            of_least[terms] = latency_s("least_load", cost_model, share, terms, num_engines, num_requests)
+        found[policy] = latency_s(policy, cost_model, share, terms, num_engines, num_requests) / of_least[terms]
     return found
 
 
-def scaled(law: Costs, slower: float) -> Costs:
-    return Costs(*[slower * each for each in law[:5]])
+def scaled(cost_model: Costs, slower: float) -> Costs:
+    return Costs(*[slower * each for each in cost_model[:5]])
 
 
 @pytest.mark.sampled(1 / 5)
@@ -80,10 +84,10 @@ def test_no_policy_is_worse_than_least_load_by_a_twentieth_where_nothing_is_shar
 
 def main() -> None:
     num_engines, num_requests = [*map(int, sys.argv[1:]), *(8, 300)[len(sys.argv) - 1 :]]
-    for name, law in LAWS.items():
+    for name, cost_model in LAWS.items():
         for slower in SLOWER:
             for share in SHARES:
-                found = worse(scaled(law, slower), share, POLICIES, num_engines, num_requests)
+                found = worse(scaled(cost_model, slower), share, POLICIES, num_engines, num_requests)
                 told = ", ".join(f"{policy} {value:.3f}" for policy, value in found.items())
                 print(f"{name}, {slower:g} times slower, {share:.0%} loaded: {told}", flush=True)
 

@@ -1,4 +1,5 @@
-"""The cluster that only takes time: steps cost what the law says, lengths and latencies are what they must be."""
+"""The cluster that only takes time: steps cost what the cost model says, lengths and latencies are what they must
+be."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_calls_that_may_not_enter_are_told_when_to_come_back() -> None:
     assert service.report.refused == {"choices": 2}
 
 
-def test_steps_beyond_what_a_law_was_measured_on_are_counted() -> None:
+def test_steps_beyond_what_a_cost_model_was_measured_on_are_counted() -> None:
     class Law:
         def predict(self, work: Work) -> float:
             return 0.01
@@ -138,7 +138,7 @@ def test_steps_beyond_what_a_law_was_measured_on_are_counted() -> None:
 
     loop = VirtualLoop()
     plan = deployment()
-    service = Service(replace(plan, workers=(replace(plan.workers[0], law=Law()),)), loop)
+    service = Service(replace(plan, workers=(replace(plan.workers[0], cost_model=Law()),)), loop)
 
     async def main() -> None:
         await service.start()

@@ -1,5 +1,5 @@
-"""`tokenmill calibrate --black-box`: of a server whose law is known but not told, its clients' times say enough to
-predict a load that was not fitted to; bad input is one line."""
+"""`tokenmill calibrate --black-box`: of a server whose cost model is known but not told, its clients' times say enough
+to predict a load that was not fitted to; bad input is one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tokenmill.cli.calibrate.black_box import error_line, read_lives
 from tokenmill.cli.main import main
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.cost import Costs, StepLaw, Work
+from tokenmill.core.cost import CostModel, Costs, Work
 from tokenmill.core.step_records import Machine
 from tokenmill.plan.fidelity import on_deployment
 from tokenmill.plan.fit.black_box import errors_of, fit, machine_of, replay, tables_of
@@ -45,14 +45,16 @@ LOADS = (
 )
 
 
-def written(folder: Path, name: str, words: tuple[str, ...], seed: int, law: StepLaw = TRUTH, **endpoint: str) -> str:
+def written(
+    folder: Path, name: str, words: tuple[str, ...], seed: int, cost_model: CostModel = TRUTH, **endpoint: str
+) -> str:
     """A file that `bench serve` would have written of the server, as seen by its clients."""
     argv = ["tokenmill", "bench", "serve", "--url", "http://127.0.0.1:1", *words, *WORDS]
     parser = argparse.ArgumentParser()
     options.add_serve_arguments(parser)
     load = replace(options.make_load(parser.parse_args(argv[3:]), argv, None), seed=seed)
     recorded = RecordedLoad(load, BodyFormat("completions", "tokens", "m", True), "")
-    server = on_deployment(Deployment((WorkerPlan("w0", "mixed", CONFIG, law),)), {})
+    server = on_deployment(Deployment((WorkerPlan("w0", "mixed", CONFIG, cost_model),)), {})
     run = server(replace(recorded, digest=digest_of(recorded)), 1.0).to_json() | {"endpoint": ENDPOINT | endpoint}
     path = folder / f"{name}.json"
     path.write_text(json.dumps(run))
@@ -73,7 +75,7 @@ def test_a_load_that_was_not_fitted_to_is_predicted(runs: list[str], tmp_path: P
     found = fit(lives, machine, tables)
     for words in (("--concurrency", "5", "--num-prompts", "30"), ("--request-rate", "4", "--num-prompts", "40")):
         (held,) = read_lives(written(tmp_path, "held", words, 7))
-        errors = errors_of(found.law, held, tables)
+        errors = errors_of(found.cost_model, held, tables)
         of_requests = errors.request("e2el_s")
         assert of_requests is not None and of_requests.median_size < 0.04, error_line("held", errors)
         for name in ("ttft_s", "tpot_s", "e2el_s"):
@@ -89,10 +91,10 @@ def test_a_step_between_two_numbers_of_rows_is_seen(tmp_path: Path) -> None:
     paths = [written(tmp_path, f"tiles-{number}", words, number, truth) for number, words in enumerate(loads)]
     lives = [live for path in paths for live in read_lives(path)]
     machine = machine_of(lives, SEQS, 2048)
-    law = fit(lives, machine, tables_of("c", machine, False)).law
+    cost_model = fit(lives, machine, tables_of("c", machine, False)).cost_model
     for num in (4, 5, 6):
         work = Work(num, num, 120 * num, 120 * num, num)
-        assert law.predict(work) == pytest.approx(truth.predict(work), rel=0.05), num
+        assert cost_model.predict(work) == pytest.approx(truth.predict(work), rel=0.05), num
 
 
 def test_steps_that_a_client_hears_of_at_once_take_some_time() -> None:
@@ -107,7 +109,7 @@ def test_calls_that_come_at_once(runs: list[str], tmp_path: Path) -> None:
     machine = machine_of(lives, 8, 2048)
     tables = tables_of("c", machine, False)
     (live,) = read_lives(written(tmp_path, "burst", ("--concurrency", "8", "--num-prompts", "8"), 3))
-    rows = replay(fit(lives, machine, tables).law, live, tables)["requests"]
+    rows = replay(fit(lives, machine, tables).cost_model, live, tables)["requests"]
     first_s = [row["first_s"] for row in rows]
     assert first_s[0] < min(first_s[1:]) and max(first_s) < min(row["last_s"] for row in rows)
 
@@ -119,12 +121,12 @@ def test_what_it_writes_is_simulated(runs: list[str], tmp_path: Path, capsys: py
     assert main(["calibrate", "--black-box", runs[0], runs[2], "--hold-out", runs[1], *flags]) == 0
     told = capsys.readouterr().out
     assert "run-1.json" in told.partition("not fitted to")[2] and "prompts in order of arrival" in told
-    law = Calibrated.from_json(out.read_text())
-    assert law.machine.max_num_seqs == SEQS and law.seen
+    cost_model = Calibrated.from_json(out.read_text())
+    assert cost_model.machine.max_num_seqs == SEQS and cost_model.seen
     assert main(["simulate", str(cluster), "--against", runs[1], "--json", str(tmp_path / "f.json")]) == 0
     (held,) = read_lives(runs[1])
     fidelity = json.loads((tmp_path / "f.json").read_text())
-    expected = errors_of(law, held, tables_of("c", law.machine, False))
+    expected = errors_of(cost_model, held, tables_of("c", cost_model.machine, False))
     errors = {each["metric"]: each["median_size"] for each in fidelity["requests"]}
     assert errors == {each.metric: each.median_size for each in expected.requests}
 

@@ -91,68 +91,71 @@ def few_sizes(rng: random.Random) -> list[PlanRow]:
 def test_experts_are_read_by_a_known_curve() -> None:
     """Between the sizes of steps that were measured, which straight lines miss by a third."""
     facts = replace(FACTS, chosen_experts=CHOSEN)
-    law, plain = (fit([log_of(1, true_s=mixed_s, rows_of=few_sizes, facts=each)]).law for each in (facts, FACTS))
-    assert law.experts_s == pytest.approx(0.03, rel=0.1) and plain.experts_s == 0
+    cost_model, plain = (
+        fit([log_of(1, true_s=mixed_s, rows_of=few_sizes, facts=each)]).cost_model for each in (facts, FACTS)
+    )
+    assert cost_model.experts_s == pytest.approx(0.03, rel=0.1) and plain.experts_s == 0
     off, off_plain = [], []
     for num in (2, 4, 16, 32):
         work = Work(num, num, 700 * num, 700 * num, num)
-        off.append(abs(law.predict(work) / mixed_s(work) - 1))
+        off.append(abs(cost_model.predict(work) / mixed_s(work) - 1))
         off_plain.append(abs(plain.predict(work) / mixed_s(work) - 1))
     assert max(off) < 0.04 and max(off_plain) > 0.25, (off, off_plain)
-    assert Calibrated.from_json(law.to_json()).predict(work) == law.predict(work)
-    assert law.scaled(2).predict(work) == pytest.approx(2 * law.predict(work))
-    assert any(line.startswith("experts: ") for line in describe(law, [1.0], [1], [0]))
+    assert Calibrated.from_json(cost_model.to_json()).predict(work) == cost_model.predict(work)
+    assert cost_model.scaled(2).predict(work) == pytest.approx(2 * cost_model.predict(work))
+    assert any(line.startswith("experts: ") for line in describe(cost_model, [1.0], [1], [0]))
     whole = json.loads(plain.to_json())
     assert whole["law"].pop("experts_s") == 0
     assert Calibrated.from_json(json.dumps(whole)).predict(work) == plain.predict(work)  # a file without experts
 
 
 @pytest.fixture(scope="module")
-def law() -> Calibrated:
-    return fit([log_of(1)]).law
+def cost_model() -> Calibrated:
+    return fit([log_of(1)]).cost_model
 
 
-def test_a_known_machine_is_found_again(law: Calibrated) -> None:
+def test_a_known_machine_is_found_again(cost_model: Calibrated) -> None:
     """Of steps of its kinds that it never saw, without their noise, within 6 %, half of them within 2 %."""
     rng = random.Random(2)
     works = [work_of(rows_of(rng)) for _ in range(500)]
-    off = sorted(abs(law.predict(work) / true_s(work) - 1) for work in works)
+    off = sorted(abs(cost_model.predict(work) / true_s(work) - 1) for work in works)
     assert off[250] < 0.02 and off[450] < 0.06, (off[250], off[450])
-    assert all(map(law.is_seen, works))
+    assert all(map(cost_model.is_seen, works))
 
 
 def test_a_machine_that_is_slower_at_times_is_found_as_well() -> None:
-    """What else runs there is told of by the speed of its spans, not by the law: large steps come when it is slow."""
+    """What else runs there is told of by the speed of its spans, not by the cost model: large steps come when it is
+    slow."""
     log = log_of(6)
     order = sorted(log.steps, key=lambda step: (step.num_tokens > 100, step.number))
     slow = []
     for step in order:
         factor = (1.0, 0.8, 1.0, 1.9, 1.3)[len(slow) * 40 // NUM_STEPS % 5]  # not where the fit cuts
         slow.append(step._replace(number=len(slow), duration_s=step.duration_s * factor))
-    law, slowness = fit([StepRecords(FACTS, tuple(slow), ())])
+    cost_model, slowness = fit([StepRecords(FACTS, tuple(slow), ())])
     assert 2 < max(slowness) / min(slowness) < 2.7
     rng = random.Random(2)
-    off = sorted(law.predict(work) / true_s(work) for work in (work_of(rows_of(rng)) for _ in range(300)))
+    off = sorted(cost_model.predict(work) / true_s(work) for work in (work_of(rows_of(rng)) for _ in range(300)))
     assert off[270] / off[30] < 1.15, (off[30], off[150], off[270])
-    whole = next(each for each in law.errors if each.regime == "all")
+    whole = next(each for each in cost_model.errors if each.regime == "all")
     assert whole.paced_abs < whole.median_abs / 2
 
 
-def test_errors_are_of_steps_held_out_and_show_the_noise(law: Calibrated) -> None:
-    by_regime = {each.regime: each for each in law.errors}
+def test_errors_are_of_steps_held_out_and_show_the_noise(cost_model: Calibrated) -> None:
+    by_regime = {each.regime: each for each in cost_model.errors}
     assert by_regime.keys() >= {"decode, 1 row", "decode, 17-64 rows", "prefill, more tokens", "mixed", "all"}
     assert by_regime["all"].num_steps < NUM_STEPS / 3
     assert 0.01 < by_regime["decode, 1 row"].median_abs < 0.04 and abs(by_regime["decode, 1 row"].median) < 0.02
 
 
-def test_more_work_never_takes_less(law: Calibrated) -> None:
-    """As core.cost.StepLaw promises, beyond what was measured as well."""
+def test_more_work_never_takes_less(cost_model: Calibrated) -> None:
+    """As core.cost.CostModel promises, beyond what was measured as well."""
     before = 0.0
     for num_tokens in range(1, 5000, 7):
-        now = law.predict(Work(1, num_tokens, 0, 0, 1))
+        now = cost_model.predict(Work(1, num_tokens, 0, 0, 1))
         assert now >= before
         before = now
-    assert law.predict(Work(64, 64, 1e5, 1e5, 64)) > law.predict(Work(63, 63, 9e4, 9e4, 63))
+    assert cost_model.predict(Work(64, 64, 1e5, 1e5, 64)) > cost_model.predict(Work(63, 63, 9e4, 9e4, 63))
 
 
 @pytest.mark.parametrize(
@@ -165,16 +168,16 @@ def test_more_work_never_takes_less(law: Calibrated) -> None:
         (Work(1, 4000, 8e6, 0, 1), False),
     ],
 )
-def test_what_was_not_measured_is_marked(law: Calibrated, work: Work, is_seen: bool) -> None:
-    assert law.is_seen(work) == is_seen
+def test_what_was_not_measured_is_marked(cost_model: Calibrated, work: Work, is_seen: bool) -> None:
+    assert cost_model.is_seen(work) == is_seen
 
 
 def test_a_few_steps_of_a_kind_are_not_enough() -> None:
     """And a kind between two that were seen is."""
     kinds = (Kind(0, 0, 9, 10, 100), Kind(2, 0, 9, 10, 100), Kind(4, 4, 2, 10, 100))
-    law = Calibrated(Machine(), 1.0, 0.0, 0.0, *[Curve((0,), (0,))] * 3, seen=kinds)
-    assert law.is_seen(Work(1, 1, 50, 50)) and law.is_seen(Work(1, 2, 50, 50))
-    assert not law.is_seen(Work(16, 16, 800, 800)) and not law.is_seen(Work(1, 2, 900, 900))
+    cost_model = Calibrated(Machine(), 1.0, 0.0, 0.0, *[Curve((0,), (0,))] * 3, seen=kinds)
+    assert cost_model.is_seen(Work(1, 1, 50, 50)) and cost_model.is_seen(Work(1, 2, 50, 50))
+    assert not cost_model.is_seen(Work(16, 16, 800, 800)) and not cost_model.is_seen(Work(1, 2, 900, 900))
 
 
 def test_a_curve_is_what_its_shares_come_to() -> None:
@@ -185,9 +188,9 @@ def test_a_curve_is_what_its_shares_come_to() -> None:
     assert (curve(5), curve(30)) == (6.0, 16.0)
 
 
-def test_time_between_steps_is_found(law: Calibrated) -> None:
-    assert law.gap_s(Work(10, 10, 0)) == pytest.approx(GAP(10), rel=0.05)
-    assert law.front_s(100) == law.back_s(3) == 0.0 and law.back.num == 0
+def test_time_between_steps_is_found(cost_model: Calibrated) -> None:
+    assert cost_model.gap_s(Work(10, 10, 0)) == pytest.approx(GAP(10), rel=0.05)
+    assert cost_model.front_s(100) == cost_model.back_s(3) == 0.0 and cost_model.back.num == 0
 
 
 def test_an_idle_engine_does_not_count_as_time_between_steps() -> None:
@@ -206,16 +209,16 @@ def test_a_server_that_was_idle_for_long_can_be_calibrated() -> None:
         step._replace(**{name: getattr(step, name) + 86_400.0 * (step.number > 0) for name in step._fields[1:4]})
         for step in log.steps
     ]
-    law, slowness = fit([StepRecords(FACTS, tuple(late), ())])
-    assert len(slowness) == 25 and 60 < next(each.num_steps for each in law.errors if each.regime == "all") < 100
+    cost_model, slowness = fit([StepRecords(FACTS, tuple(late), ())])
+    assert len(slowness) == 25 and 60 < next(each.num_steps for each in cost_model.errors if each.regime == "all") < 100
 
 
-def test_everything_is_scaled(law: Calibrated) -> None:
-    slow, work = law.scaled(1.5), Work(4, 4, 900, 900, 4)
-    assert slow.predict(work) == pytest.approx(1.5 * law.predict(work))
-    assert slow.gap_s(work) == pytest.approx(1.5 * law.gap_s(work))
+def test_everything_is_scaled(cost_model: Calibrated) -> None:
+    slow, work = cost_model.scaled(1.5), Work(4, 4, 900, 900, 4)
+    assert slow.predict(work) == pytest.approx(1.5 * cost_model.predict(work))
+    assert slow.gap_s(work) == pytest.approx(1.5 * cost_model.gap_s(work))
     with pytest.raises(ConfigError, match="factor"):
-        law.scaled(0)
+        cost_model.scaled(0)
 
 
 def test_front_and_back_come_from_a_run_of_the_same_clock() -> None:
@@ -280,8 +283,8 @@ def busy_log_of(seed: int, cores: int = 2) -> StepRecords:
 
 
 def test_what_holds_steps_up_is_told_apart_from_them() -> None:
-    """So the law is of steps alone, and front end and clients have their own part."""
-    plain, busy = fit([log_of(5, num_steps=2000)]).law, fit([busy_log_of(5)]).law
+    """So the cost model is of steps alone, and front end and clients have their own part."""
+    plain, busy = fit([log_of(5, num_steps=2000)]).cost_model, fit([busy_log_of(5)]).cost_model
     request_s, end_s, token_s, _, num = busy.beside
     assert (request_s, end_s) == (pytest.approx(ARRIVAL_S, rel=0.25), pytest.approx(END_S, rel=0.35))
     assert token_s == pytest.approx(TOKEN_S, rel=0.3) and num > 300
@@ -292,8 +295,8 @@ def test_what_holds_steps_up_is_told_apart_from_them() -> None:
 
 
 def test_steps_that_leave_a_core_free_say_nothing_of_others() -> None:
-    law = fit([busy_log_of(6, cores=3)]).law
-    assert law.beside.num == 0 and law.held_up_s(5, 5, 50) == 0.0
+    cost_model = fit([busy_log_of(6, cores=3)]).cost_model
+    assert cost_model.beside.num == 0 and cost_model.held_up_s(5, 5, 50) == 0.0
 
 
 TOLD_S = 0.003
@@ -340,14 +343,14 @@ def vars_of(facts: LogFacts) -> dict[str, Any]:
 def test_engines_side_by_side_tell_what_a_front_end_takes() -> None:
     """Each alone leaves a core free, so only what happens while both compute holds them up."""
     logs = logs_side_by_side(3)
-    law = fit(logs).law
-    request_s, _, _, step_s, _ = law.beside
+    cost_model = fit(logs).cost_model
+    request_s, _, _, step_s, _ = cost_model.beside
     assert request_s == pytest.approx(ARRIVAL_S, rel=0.3)
-    assert step_s + 2 * law.crowded_s == pytest.approx(TOLD_S, rel=0.3)
-    assert law.back_s(1) == law.beside.step_s + law.beside.token_s
+    assert step_s + 2 * cost_model.crowded_s == pytest.approx(TOLD_S, rel=0.3)
+    assert cost_model.back_s(1) == cost_model.beside.step_s + cost_model.beside.token_s
     for work in (Work(1, 1, 300, 300), Work(8, 8, 3000, 3000), Work(1, 300, 45_000, 0)):
-        assert law.predict(work) == pytest.approx(true_s(work), rel=0.06)
-    assert Calibrated.from_json(law.to_json()).beside == law.beside
+        assert cost_model.predict(work) == pytest.approx(true_s(work), rel=0.06)
+    assert Calibrated.from_json(cost_model.to_json()).beside == cost_model.beside
     alone = observed(logs[0])
     assert all(each[1:] == (0.0,) * 5 for each in alone) and len(alone) == len(logs[0].steps)
 
@@ -360,26 +363,33 @@ def test_steps_for_which_there_were_too_few_cores_say_nothing() -> None:
 
 def test_what_is_computed_and_what_only_passes() -> None:
     """On the way to the engine, and back."""
-    plain = fit([busy_log_of(5)]).law
-    law = replace(plain, front=Line(0.005, 1e-5, 9), back=Line(0.002, 1e-4, 9))
-    request_s, end_s, token_s, *_ = law.beside
-    assert law.front_s(100) == request_s and law.front_s(100) + law.front_delay_s(100) == pytest.approx(0.006)
-    assert law.back_s(7) == 7 * token_s and law.back_delay_s() == pytest.approx(0.0021 - token_s)
-    assert law.end_s() == end_s
-    short = replace(law, front=Line(0.001, 0.0, 9))
+    plain = fit([busy_log_of(5)]).cost_model
+    cost_model = replace(plain, front=Line(0.005, 1e-5, 9), back=Line(0.002, 1e-4, 9))
+    request_s, end_s, token_s, *_ = cost_model.beside
+    assert cost_model.front_s(100) == request_s and cost_model.front_s(100) + cost_model.front_delay_s(
+        100
+    ) == pytest.approx(0.006)
+    assert cost_model.back_s(7) == 7 * token_s and cost_model.back_delay_s() == pytest.approx(0.0021 - token_s)
+    assert cost_model.end_s() == end_s
+    short = replace(cost_model, front=Line(0.001, 0.0, 9))
     assert short.front_s(9) == 0.001 and short.front_delay_s(9) == 0.0
     assert short.end_s() == pytest.approx(end_s + request_s - 0.001)
-    unknown = replace(law, beside=NOT_KNOWN)
+    unknown = replace(cost_model, beside=NOT_KNOWN)
     assert (unknown.front_s(100), unknown.front_delay_s(100)) == (pytest.approx(0.006), 0.0)
     assert (unknown.back_s(7), unknown.back_delay_s(), unknown.end_s()) == (pytest.approx(0.0027), 0.0, 0.0)
-    assert law.scaled(2).back_delay_s() == pytest.approx(2 * law.back_delay_s())
+    assert cost_model.scaled(2).back_delay_s() == pytest.approx(2 * cost_model.back_delay_s())
 
 
-def test_the_file_is_read_back(law: Calibrated) -> None:
-    again = Calibrated.from_json(law.to_json())
+def test_the_file_is_read_back(cost_model: Calibrated) -> None:
+    again = Calibrated.from_json(cost_model.to_json())
     works = [work_of(rows_of(random.Random(seed))) for seed in range(50)]
-    assert [again.predict(work) for work in works] == [law.predict(work) for work in works]
-    assert (again.seen, again.errors, again.gap, again.machine) == (law.seen, law.errors, law.gap, law.machine)
+    assert [again.predict(work) for work in works] == [cost_model.predict(work) for work in works]
+    assert (again.seen, again.errors, again.gap, again.machine) == (
+        cost_model.seen,
+        cost_model.errors,
+        cost_model.gap,
+        cost_model.machine,
+    )
 
 
 def _without_knots(whole: dict[str, Any]) -> None:
@@ -400,8 +410,8 @@ def _without_knots(whole: dict[str, Any]) -> None:
         (_without_knots, "law.tokens"),
     ],
 )
-def test_a_bad_file_is_one_line_that_names_the_field(law: Calibrated, change: Any, told: str) -> None:
-    whole = json.loads(law.to_json())
+def test_a_bad_file_is_one_line_that_names_the_field(cost_model: Calibrated, change: Any, told: str) -> None:
+    whole = json.loads(cost_model.to_json())
     change(whole)
     with pytest.raises(ConfigError, match=told) as caught:
         Calibrated.from_json(json.dumps(whole), "some.json")
@@ -432,11 +442,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_calibration_is_checked_on_another_log(
-    law: Calibrated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cost_model: Calibrated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of a machine 1.4 times as slow: the factor is found, and few of its steps are of new kinds."""
     log, out = tmp_path / "steps", tmp_path / "law.json"
-    out.write_text(law.to_json())
+    out.write_text(cost_model.to_json())
     slow = log_of(7, num_steps=500)
     steps = tuple(step._replace(duration_s=1.4 * step.duration_s) for step in slow.steps)
     _write(log, StepRecords(FACTS, steps, ()))
@@ -445,7 +455,9 @@ def test_a_calibration_is_checked_on_another_log(
     factor = float(told.split("speed factor: ")[1].split()[0])
     assert factor == pytest.approx(1.4, rel=0.04)
     assert int(told.split(" of 500 steps")[0].split()[-1]) < 10
-    assert speed_factor(law.scaled(factor), observed(StepRecords(FACTS, steps, ()))) == pytest.approx(1, rel=1e-3)
+    assert speed_factor(cost_model.scaled(factor), observed(StepRecords(FACTS, steps, ()))) == pytest.approx(
+        1, rel=1e-3
+    )
     _write(log, StepRecords(LogFacts("toy", "other"), steps, ()))
     assert main(["calibrate", str(log), "--check", str(out)]) == 2
     assert "numerics_id" in capsys.readouterr().err
@@ -459,6 +471,6 @@ def test_logs_of_different_engines_are_not_mixed() -> None:
 
 
 def test_a_front_end_takes_from_each_thread_of_a_step() -> None:
-    law = replace(fit([log_of(3)]).law, beside=Beside(0.004, 0.002, 0.0002, 0.001, 9))
-    assert law.beside_threads(1).beside == Beside(0.002, 0.001, 0.0001, 0.0005, 9)
-    assert law.beside_threads(law.machine.threads).beside == law.beside
+    cost_model = replace(fit([log_of(3)]).cost_model, beside=Beside(0.004, 0.002, 0.0002, 0.001, 9))
+    assert cost_model.beside_threads(1).beside == Beside(0.002, 0.001, 0.0001, 0.0005, 9)
+    assert cost_model.beside_threads(cost_model.machine.threads).beside == cost_model.beside

@@ -86,7 +86,7 @@ def test_what_is_said_is_there() -> None:
     assert (one.config.max_num_seqs, prefill.config.max_num_seqs) == (7, 32)
     assert two.config.max_num_batched_tokens == 2048 and not two.config.enable_prefix_caching
     assert two.config.scheduling_policy == "fcfs"
-    assert isinstance(one.law, Roofline) and prefill.law.predict(Work(1, 10, 0)) == pytest.approx(0.011)
+    assert isinstance(one.cost_model, Roofline) and prefill.cost_model.predict(Work(1, 10, 0)) == pytest.approx(0.011)
     assert one.config.groups[0].bytes_per_block == 16 * 131072  # 32 layers, 8 KV heads of 128, two of 16 bits
     assert prefill.config.groups[0].num_blocks == 100 and prefill.pool == "prefill"
     assert prefill.cold is not None and prefill.cold.begin_s == 20 and prefill.start_s == 3
@@ -136,18 +136,18 @@ def test_a_calibration_says_what_its_engine_was() -> None:
     """Its KV and batches are the usual ones, and its front end's computing counts."""
     curve = Curve((0.0,), (1e-4,))
     machine = Machine("m", "n", "", "", 0, 32, 77, 5, 99, chosen_experts=0.25)
-    law = Calibrated(machine, 0.01, 0.0, 0.0, curve, curve, curve)
-    sources = replace(NO_SOURCES, calibration=lambda name: law)
+    cost_model = Calibrated(machine, 0.01, 0.0, 0.0, curve, curve, curve)
+    sources = replace(NO_SOURCES, calibration=lambda name: cost_model)
     text = "[[workers]]\ncalibration = 'c.json'\n"
     deployment = read_deployment(text + "[engine]\nmax_num_seqs = 4", sources)
     config = deployment.workers[0].config
     assert (config.block_size, config.groups[0].num_blocks) == (32, 77)
     assert (config.max_num_seqs, config.max_num_batched_tokens) == (4, 99)
-    assert deployment.parts.cores.front is law and config.chosen_experts == 0.25
+    assert deployment.parts.cores.front is cost_model and config.chosen_experts == 0.25
     costs = "[[workers]]\nkv_blocks = 9\ncosts = { step_s = 1, experts_s = 1, chosen = 0.5 }"
     assert read_deployment(costs, NO_SOURCES).workers[0].config.chosen_experts == 0.5
-    other = replace(law, step_s=0.5)
-    sources = replace(NO_SOURCES, calibration=lambda name: other if name == "o.json" else law)
+    other = replace(cost_model, step_s=0.5)
+    sources = replace(NO_SOURCES, calibration=lambda name: other if name == "o.json" else cost_model)
     front = read_deployment(text + "[host]\ncalibration = 'o.json'", sources).parts.cores.front
     assert isinstance(front, Calibrated) and front.step_s == 0.5
     assert read_deployment(text + "kv_blocks = 9", sources).workers[0].config.groups[0].num_blocks == 9

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tokenmill.core.cost import CostModel, Costs, StepLaw, Work, work_of
+from tokenmill.core.cost import CostFitter, CostModel, Costs, Work, work_of
 from tokenmill.core.step import PlanRow
 
 TRUTH = Costs(0.002, 0.0005, 0.0004, 4e-7, 1e-6)
@@ -22,8 +22,8 @@ def step_of(rng: random.Random, num_decodes: int, num_chunk: int = 0) -> Work:
 
 def taught(
     truth: Callable[[Work], float], steps: list[Work], noise: float = 0.0, seed: int = 1
-) -> tuple[CostModel, random.Random]:
-    model, rng = CostModel(), random.Random(seed)
+) -> tuple[CostFitter, random.Random]:
+    model, rng = CostFitter(), random.Random(seed)
     for work in steps:
         model.note(work, truth(work) * rng.uniform(1 - noise, 1 + noise))
     return model, rng
@@ -39,10 +39,11 @@ def test_the_work_of_a_step_counts_rows_tokens_and_what_they_attend_to() -> None
     assert work_of(rows) == Work(2, 5, 10 + 4 * 100 + 6, 110, 1)
 
 
-def test_fitted_costs_are_a_law_of_steps() -> None:
-    """What is fitted to live steps stands wherever a law is asked for, and what only other laws use changes nothing."""
-    law: StepLaw = TRUTH
-    assert law.predict(Work(2, 5, 416, 110, 2, 16)) == law.predict(Work(2, 5, 416, 110))
+def test_fitted_costs_are_a_cost_model() -> None:
+    """What is fitted to live steps stands wherever a cost model is asked for, and what only other cost models use
+    changes nothing."""
+    cost_model: CostModel = TRUTH
+    assert cost_model.predict(Work(2, 5, 416, 110, 2, 16)) == cost_model.predict(Work(2, 5, 416, 110))
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.01])
@@ -81,8 +82,8 @@ def test_a_stall_changes_little_and_a_slower_machine_is_followed() -> None:
 def test_steps_as_predicted_are_seldom_fitted_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is known costs a step little; when it changes, the model is fitted as often as at first."""
     fits: list[int] = []
-    fit = CostModel._fit
-    monkeypatch.setattr(CostModel, "_fit", lambda self: (fits.append(1), fit(self))[1])
+    fit = CostFitter._fit
+    monkeypatch.setattr(CostFitter, "_fit", lambda self: (fits.append(1), fit(self))[1])
     rng = random.Random(6)
     model, _ = taught(TRUTH.predict, mixed(rng, 400), noise=0.05)
     steps = [step_of(rng, 8) for _ in range(768)]
@@ -99,7 +100,7 @@ def test_steps_as_predicted_are_seldom_fitted_to(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("num_known", [1, 500])
 def test_what_was_never_seen_is_assumed_within_an_order_of_magnitude(num_known: int) -> None:
     """One step of one size gives a prediction of every size, that grows with the work."""
-    model = CostModel()
+    model = CostFitter()
     assert not model.costs.is_known and model.costs.predict(Work(1, 1, 0)) == 0.0
     for _ in range(3):
         model.note(Work(1, num_known, 0), TRUTH.predict(Work(1, num_known, 0)))
@@ -114,7 +115,7 @@ def test_what_was_never_seen_is_assumed_within_an_order_of_magnitude(num_known: 
 def test_nothing_is_negative_whatever_is_told() -> None:
     """Durations that fall as work grows, and nonsense, give coefficients of at least 0."""
     rng = random.Random(6)
-    model = CostModel()
+    model = CostFitter()
     for _ in range(300):
         work = step_of(rng, rng.randrange(1, 60), rng.choice([0, 100]))
         model.note(work, rng.choice([0.0, -1.0, 1 / work.num_tokens, rng.expovariate(10)]))
@@ -124,7 +125,7 @@ def test_nothing_is_negative_whatever_is_told() -> None:
 
 def test_equal_steps_say_nothing_of_positions() -> None:
     """Steps that are all alike cannot tell a token's cost from a position's: it is counted to the token."""
-    model = CostModel(block_size=16)
+    model = CostFitter(block_size=16)
     for _ in range(50):
         model.note(work_of([PlanRow(0, 512, (7,) * 64)]), 0.1)
     assert model.attention == pytest.approx(0.0, abs=1e-3)
@@ -143,7 +144,7 @@ def test_a_few_short_answers_do_not_make_long_prompts_seem_endless(seed: int) ->
 @pytest.mark.parametrize("token_s", [1e-3, 1e-5])
 def test_what_attention_costs_is_measured(token_s: float) -> None:
     """Steps of chunks at all depths tell what a position costs, as a share of what a token costs."""
-    model, rng = CostModel(block_size=16), random.Random(2)
+    model, rng = CostFitter(block_size=16), random.Random(2)
     for _ in range(400):
         work = work_of([PlanRow(0, rng.randrange(0, 4000, 16), (7,) * rng.choice([64, 128, 256]))])
         seconds = token_s * (work.num_tokens + 0.001 * work.num_positions)
@@ -153,7 +154,7 @@ def test_what_attention_costs_is_measured(token_s: float) -> None:
 
 def test_one_short_step_does_not_make_long_prompts_slow() -> None:
     """What a step of 20 tokens took is not put down to the few positions that they attend to."""
-    model = CostModel()
+    model = CostFitter()
     model.note(Work(1, 20, 190), 0.001)
     assert model.costs.predict(Work(1, 8000, 8000 * 7999 / 2)) < 8000 / 20 * 0.001 * 2
 
@@ -163,7 +164,7 @@ def test_experts_that_a_step_reads_are_told_from_the_rest() -> None:
     share = 8 / 64
     truth = TRUTH._replace(experts_s=0.08, chosen=share)
     rng = random.Random(7)
-    model = CostModel(chosen=share)
+    model = CostFitter(chosen=share)
     for work in mixed(rng, 400):
         model.note(work, truth.predict(work) * rng.uniform(0.95, 1.05))
     for work in [*mixed(rng, 50), *(step_of(rng, num) for num in (1, 2, 4, 8, 16, 32))]:

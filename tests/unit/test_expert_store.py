@@ -158,7 +158,8 @@ def test_reads_ahead_only_what_it_has_learnt_to_guess(rigs: Any) -> None:
 
 
 def trace(rng: np.random.Generator, num_steps: int, num_layers: int, zipf: float, share: float) -> np.ndarray:
-    """Of 64 experts 8 for each token and layer, by Zipf's law of that exponent, of which a share is as before."""
+    """Of 64 experts 8 for each token and layer, by Zipf's cost model of that exponent, of which a share is as
+    before."""
     num_experts, top_k = 64, 8
     ids = np.empty((num_steps, num_layers, top_k), np.int32)
     for layer in range(num_layers):
@@ -197,8 +198,8 @@ def random_hits(rng: np.random.Generator, ids: np.ndarray, num_slots: int) -> in
     [(1.0, 0.5, 3, 1.19), (1.0, 0.5, 4, 1.28), (0.0, 0.5, 3, 1.12), (0.0, 0.0, 3, 1.1)],
 )
 def test_finds_more_in_memory_than_one_that_lets_anybody_go(zipf: float, share: float, part: int, least: float) -> None:
-    """One of `part` experts is in memory. Loads by Zipf's law where tokens share half of their experts with the one
-    before; the same of even loads; and even loads that share nothing, where only the order of layers is known."""
+    """One of `part` experts is in memory. Loads by Zipf's cost model where tokens share half of their experts with the
+    one before; the same of even loads; and even loads that share nothing, where only the order of layers is known."""
     rng, num_layers = np.random.default_rng(3), 8
     ids = np.ascontiguousarray(trace(rng, 700, num_layers, zipf, share))
     num_slots = num_layers * 64 // part

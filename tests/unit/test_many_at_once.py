@@ -9,7 +9,7 @@ import pytest
 
 from tokenmill.bench.load.histogram import Histogram
 from tokenmill.cluster.totals import Totals
-from tokenmill.core.cost import CostModel, Costs, Work
+from tokenmill.core.cost import CostFitter, Costs, Work
 from tokenmill.core.events import EngineStats
 from tokenmill.engine.shell import Pace
 from tokenmill.sim.hardware import hardware_named
@@ -17,7 +17,7 @@ from tokenmill.sim.models import model_named
 from tokenmill.sim.roofline import Roofline
 
 
-def books(model: CostModel) -> list[Any]:
+def books(model: CostFitter) -> list[Any]:
     kinds = [
         (key, tuple(kind.sums), kind.weight, kind.noted, kind.num_tokens, kind.duration_s)
         for key, kind in model._kinds.items()
@@ -30,7 +30,7 @@ def test_decodes_teach_the_cost_model_the_same_at_once(chosen: float) -> None:
     """Also where steps of prompts were of their kind, where one takes no time, and across fits."""
     for seed in range(20):
         rng = random.Random(seed)
-        single, many = CostModel(16, chosen), CostModel(16, chosen)
+        single, many = CostFitter(16, chosen), CostFitter(16, chosen)
         for _ in range(40):
             num_rows, context = rng.randint(1, 40), rng.randint(0, 5000)
             if rng.random() < 0.3:
@@ -48,7 +48,7 @@ def test_decodes_teach_the_cost_model_the_same_at_once(chosen: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "law",
+    "cost_model",
     [
         Costs(0.002, 0.0005, 0.0004, 4e-7, 1e-6),
         Costs(0.002, 0.0005, 0.0004, 4e-7, 1e-6, 0.01, 0.1),
@@ -57,13 +57,13 @@ def test_decodes_teach_the_cost_model_the_same_at_once(chosen: float) -> None:
     ],
     ids=["costs", "costs-moe", "roofline", "roofline-moe"],
 )
-def test_laws_predict_decodes_the_same_at_once(law: Costs | Roofline) -> None:
+def test_cost_models_predict_decodes_the_same_at_once(cost_model: Costs | Roofline) -> None:
     rng = random.Random(1)
     for _ in range(100):
         num_rows, context, num = rng.randint(1, 200), rng.randint(1, 400_000), rng.randint(0, 20)
         contexts = [context + nth * num_rows for nth in range(num)]
-        alone = [law.predict(Work(num_rows, num_rows, at, at, num_rows)) for at in contexts]
-        assert law.predict_decodes(num_rows, context, num) == alone
+        alone = [cost_model.predict(Work(num_rows, num_rows, at, at, num_rows)) for at in contexts]
+        assert cost_model.predict_decodes(num_rows, context, num) == alone
 
 
 def test_alike_steps_set_the_pace_the_same_at_once() -> None:

@@ -23,7 +23,7 @@ from tokenmill.bench.result import Repeats, Run
 from tokenmill.cli.simulate.command import show_fidelity
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.cost import Costs, StepLaw, Work
+from tokenmill.core.cost import CostModel, Costs, Work
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.step_records import Machine
 from tokenmill.plan.fidelity import Slower, hold_against, on_deployment, slowed
@@ -162,7 +162,7 @@ def test_a_deployment_is_held_against_what_one_like_it_did(tmp_path: Path) -> No
     costs = Costs(step_s=0.01, row_s=0.001, token_s=0.0005)
     config = EngineConfig(groups=full_groups(512), max_model_len=256, max_num_batched_tokens=64)
 
-    def service(costs: StepLaw) -> Deployment:
+    def service(costs: CostModel) -> Deployment:
         return Deployment((WorkerPlan("w0", "mixed", config, costs),))
 
     parser = argparse.ArgumentParser()
@@ -182,10 +182,10 @@ def test_a_deployment_is_held_against_what_one_like_it_did(tmp_path: Path) -> No
 def test_a_slow_machine_has_a_slow_front_end() -> None:
     """What a calibration says of the front end is of the same machine as its steps."""
     curve = Curve((0,), (1e-4,))
-    law = Calibrated(Machine(), 0.01, 0.0, 0.0, curve, curve, curve, front=Line(0.002, 0.0, 1))
-    worker = WorkerPlan("w0", "mixed", EngineConfig(groups=full_groups(8), max_model_len=64), law)
-    slow = slowed(Deployment((worker,), parts=PartsPlan(cores=CorePlan(front=law))), 3.0)
+    cost_model = Calibrated(Machine(), 0.01, 0.0, 0.0, curve, curve, curve, front=Line(0.002, 0.0, 1))
+    worker = WorkerPlan("w0", "mixed", EngineConfig(groups=full_groups(8), max_model_len=64), cost_model)
+    slow = slowed(Deployment((worker,), parts=PartsPlan(cores=CorePlan(front=cost_model))), 3.0)
     assert slow.parts.cores.front is not None
     assert slow.parts.cores.front.front_s(10) == pytest.approx(0.006)
     work = Work(1, 1, 0)
-    assert slow.workers[0].law.predict(work) == pytest.approx(3 * law.predict(work))
+    assert slow.workers[0].cost_model.predict(work) == pytest.approx(3 * cost_model.predict(work))

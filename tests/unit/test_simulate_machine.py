@@ -33,7 +33,7 @@ def test_a_measured_machine_serves_in_a_cluster(report: str) -> None:
     """Its bandwidth makes its steps; how much KV it keeps has to be said."""
     text = f'{MODEL}hardware = "{report}"\nkv_blocks = 500\n'
     (worker,) = read_deployment(text, SOURCES).workers
-    decode_s = worker.law.predict(Work(1, 1, 0, 0, 1))
+    decode_s = worker.cost_model.predict(Work(1, 1, 0, 0, 1))
     read_s = model_named("qwen3-0.6b").num_parameters * 20 / 32 / 2.5e10
     assert read_s < decode_s < 2 * read_s
     with pytest.raises(ConfigError, match=r"workers\[0\].kv_blocks: is needed where no hardware says"):
@@ -56,8 +56,10 @@ def test_software_reaches_what_was_fitted_to_it() -> None:
     (worker,) = read_deployment(text, SOURCES).workers
     model, device = model_named("llama-3-8b"), hardware_named("a100")
     work = Work(8, 8, 8000, 8000, 8)
-    assert worker.law.predict(work) == Roofline(model, device, reached=reached_named("lmdeploy", Cell())).predict(work)
-    assert worker.law.predict(work) != Roofline(model, device).predict(work)
+    assert worker.cost_model.predict(work) == Roofline(
+        model, device, reached=reached_named("lmdeploy", Cell())
+    ).predict(work)
+    assert worker.cost_model.predict(work) != Roofline(model, device).predict(work)
     with pytest.raises(ConfigError, match=r"workers\[0\].software: 'lmdeplo' is unknown; did you mean 'lmdeploy'"):
         read_deployment(text.replace("lmdeploy", "lmdeplo"), SOURCES)
     with pytest.raises(ConfigError, match=r"workers\[0\].software: no such key"):

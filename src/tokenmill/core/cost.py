@@ -107,8 +107,8 @@ class Work(NamedTuple):
     num_shared: float = 0
 
 
-class StepLaw(Protocol):
-    """What says how long a step takes: `Costs` fitted to live steps, or a law of a machine that is not here."""
+class CostModel(Protocol):
+    """What says how long a step takes: `Costs` fitted to live steps, or what is known of a machine that is not here."""
 
     def predict(self, work: Work) -> float:
         """Seconds of a step that does this; never negative, and no less for more work."""
@@ -174,7 +174,7 @@ class Costs(NamedTuple):
 UNKNOWN = Costs()
 
 
-class CostModel:
+class CostFitter:
     """costs   as fitted to the steps so far
     error   share by which predictions were off lately, on average; 0 before the first
 

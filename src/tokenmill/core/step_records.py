@@ -7,8 +7,8 @@
 
 A slot begins with the number of what it holds, plus one; 0: it is empty, or being written. Times are seconds of the
 engine's monotonic clock, which other processes of the same machine share; 0: it has not happened. The flight recorder
-(`core.flight`) keeps fewer steps, with the names of their requests, to tell what went wrong; this keeps what a law of
-steps needs, for hours.
+(`core.flight`) keeps fewer steps, with the names of their requests, to tell what went wrong; this keeps what a cost
+model of steps needs, for hours.
 """
 
 from __future__ import annotations

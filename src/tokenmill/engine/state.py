@@ -25,7 +25,7 @@ from typing import Protocol
 
 from ..core.block import BlockKey, BlockTable, num_hidden_blocks
 from ..core.config import EngineConfig
-from ..core.cost import CostModel
+from ..core.cost import CostFitter
 from ..core.effects import Outbox
 from ..core.errors import EXPIRED, Overloaded
 from ..core.events import FINISH_ERROR, Output, PoolChanged, SetPool
@@ -131,7 +131,7 @@ class EngineState:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.policies = pick(config)
-        self.costs = CostModel(config.block_size, config.chosen_experts)
+        self.costs = CostFitter(config.block_size, config.chosen_experts)
         new_unreferenced = partial(unreferenced_for, eviction.pick(config.eviction_policy), self.costs)
         self.blocks = KVBlocks(config.groups, config.block_size, new_unreferenced, config.encoder)
         self.encoder = EncoderLedger(config, self.blocks.encoder)

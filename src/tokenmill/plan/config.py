@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.cost import StepLaw
+from ..core.cost import CostModel
 from ..core.errors import ConfigError
 from ..formats.checkpoint import open_checkpoint
 from ..formats.hub import local_model
@@ -106,7 +106,7 @@ def _from_facts(path: str) -> ModelShape:
 def sources_beside(folder: Path) -> Sources:
     """Reads them; each raises ConfigError for what cannot be read."""
 
-    def calibration(name: str) -> StepLaw:
+    def calibration(name: str) -> CostModel:
         path = folder / name
         return Calibrated.from_json(_text(path, "write one by tokenmill calibrate"), str(path))
 

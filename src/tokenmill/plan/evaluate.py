@@ -27,7 +27,8 @@ from .play import About, Simulated, simulate
 
 
 def doubts_of(report: ServiceReport) -> list[str]:
-    """What a reader of the figures should know: steps outside of what their law was measured on are extrapolated."""
+    """What a reader of the figures should know: steps outside of what their cost model was measured on are
+    extrapolated."""
     num_unseen, num_steps = sum(report.unseen.values()), sum(report.steps.values())
     if not num_unseen:
         return []

@@ -18,7 +18,7 @@ from ..bench.load.material import Vocabulary
 from ..bench.load.recorded_load import RecordedLoad, recorded_load
 from ..bench.result import SCHEMA, Run
 from ..cluster.gateway import Gateway
-from ..core.cost import StepLaw, Work
+from ..core.cost import CostModel, Work
 from ..core.errors import ConfigError
 from ..sim.calibrated import Calibrated
 from ..sim.deployment import Deployment
@@ -90,30 +90,30 @@ def on_deployment(
 
 def slowed(deployment: Deployment, factor: float) -> Deployment:
     """The same with every step `factor` times as long, and what a calibrated front end computes."""
-    workers = tuple(replace(each, law=_slowed(each.law, factor)) for each in deployment.workers)
+    workers = tuple(replace(each, cost_model=_slowed(each.cost_model, factor)) for each in deployment.workers)
     cores = deployment.parts.cores
     if factor != 1.0 and isinstance(cores.front, Calibrated):
         cores = replace(cores, front=cores.front.scaled(factor))
     return replace(deployment, workers=workers, parts=replace(deployment.parts, cores=cores))
 
 
-def _slowed(law: StepLaw, factor: float) -> StepLaw:
+def _slowed(cost_model: CostModel, factor: float) -> CostModel:
     if factor == 1.0:
-        return law
-    scaled = getattr(law, "scaled", None)
-    found: StepLaw = Slower(law, factor) if scaled is None else scaled(factor)
+        return cost_model
+    scaled = getattr(cost_model, "scaled", None)
+    found: CostModel = Slower(cost_model, factor) if scaled is None else scaled(factor)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Slower:
-    """A law whose steps take `factor` times as long as those of another."""
+    """A cost model whose steps take `factor` times as long as those of another."""
 
-    law: StepLaw
+    cost_model: CostModel
     factor: float
 
     def predict(self, work: Work) -> float:
-        return self.factor * self.law.predict(work)
+        return self.factor * self.cost_model.predict(work)
 
 
 def _read(path: Path) -> Json:

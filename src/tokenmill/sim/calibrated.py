@@ -1,4 +1,5 @@
-"""What one machine's steps take, as measured: a law of steps (`core.cost.StepLaw`) that knows where it was measured.
+"""What one machine's steps take, as measured: a cost model of steps (`core.cost.CostModel`) that knows where it was
+measured.
 
     duration = step + tokens(num_tokens) + rows(num_rows) + drawn(num_drawn)
              + position * (positions that the tokens attend to) + context * (positions that the rows read)
@@ -10,7 +11,7 @@ step reads those that its tokens choose (core.cost.read_share), more of them wit
 it stand the time between steps, and what a front end and its clients take before and after. `tokenmill calibrate` fits
 all of it to step logs and writes it to a file.
 
-Asked for a step unlike any that was measured, the law answers, and `is_seen` says so.
+Asked for a step unlike any that was measured, the cost model answers, and `is_seen` says so.
 """
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ class Error(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The law, and lines: `gap` of rows, `front` of prompt tokens, `back` of rows. `speed`: what it was scaled by.
-    `crowded_s`: by how much a step takes longer beside steps of other engines that have all other cores: they take
+    """The cost model, and lines: `gap` of rows, `front` of prompt tokens, `back` of rows. `speed`: what it was scaled
+    by. `crowded_s`: by how much a step takes longer beside steps of other engines that have all other cores: they take
     memory bandwidth and caches from each other. `experts_s`: for reading all experts, of which a token chooses the
     share `machine.chosen_experts`."""
 
@@ -203,7 +204,7 @@ class Calibrated:
         share = threads / max(1, self.machine.threads)
         return replace(self, beside=self.beside.times(share))
 
-    # ---- as a FrontLaw (`parts`) ----
+    # ---- as a FrontCostModel (`parts`) ----
 
     def front_s(self, num_prompt_tokens: int) -> float:
         line_s, beside = self.front(num_prompt_tokens), self.beside
@@ -232,13 +233,19 @@ class Calibrated:
         return replace(self, speed=self.speed * factor)
 
     def to_json(self) -> str:
-        law: dict[str, Any] = {name: getattr(self, name) for name in _SECONDS}
+        cost_model: dict[str, Any] = {name: getattr(self, name) for name in _SECONDS}
         for name in _CURVES:
             curve: Curve = getattr(self, name)
-            law[name] = [
+            cost_model[name] = [
                 {"over": knot, "slope_s": slope} for knot, slope in zip(curve.knots, curve.slopes, strict=True)
             ]
-        whole = {"format": FORMAT, "version": VERSION, "speed": self.speed, "machine": asdict(self.machine), "law": law}
+        whole = {
+            "format": FORMAT,
+            "version": VERSION,
+            "speed": self.speed,
+            "machine": asdict(self.machine),
+            "law": cost_model,
+        }
         whole |= {name: asdict(getattr(self, name)) for name in _LINES}
         whole |= {"beside": self.beside._asdict()}
         whole |= {"seen": [each._asdict() for each in self.seen], "errors": [each._asdict() for each in self.errors]}
@@ -265,26 +272,26 @@ class Calibrated:
     def _read(cls, whole: Fields) -> Self:
         whole.text("format")
         whole.count("version")
-        law = whole.table("law")
+        cost_model = whole.table("law")
         found = cls(
             machine=_machine(whole.table("machine")),
-            step_s=law.number("step_s"),
-            position_s=law.number("position_s"),
-            context_s=law.number("context_s"),
-            crowded_s=law.number("crowded_s", 0.0),
+            step_s=cost_model.number("step_s"),
+            position_s=cost_model.number("position_s"),
+            context_s=cost_model.number("context_s"),
+            crowded_s=cost_model.number("crowded_s", 0.0),
             seen=tuple(_kind(each) for each in whole.tables("seen")),
             errors=tuple(_error(each) for each in whole.tables("errors")),
             speed=whole.number("speed", is_open=True),
-            tokens=_curve(law, "tokens"),
-            rows=_curve(law, "rows"),
-            drawn=_curve(law, "drawn"),
+            tokens=_curve(cost_model, "tokens"),
+            rows=_curve(cost_model, "rows"),
+            drawn=_curve(cost_model, "drawn"),
             gap=_line(whole.table("gap")),
             front=_line(whole.table("front")),
             back=_line(whole.table("back")),
             beside=_beside(whole.table("beside")),
-            experts_s=law.number("experts_s", 0.0),
+            experts_s=cost_model.number("experts_s", 0.0),
         )
-        law.end()
+        cost_model.end()
         whole.end()
         return found
 
@@ -301,14 +308,14 @@ def _holds(work: Work, kind: Kind) -> bool:
     return low <= context <= kind.most_context * _SLACK + _SLACK_POSITIONS
 
 
-def _curve(law: Fields, name: str) -> Curve:
+def _curve(cost_model: Fields, name: str) -> Curve:
     knots, slopes = [], []
-    for each in law.tables(name):
+    for each in cost_model.tables(name):
         knots.append(each.number("over"))
         slopes.append(each.number("slope_s"))
         each.end()
     if not knots or knots[0] != 0 or any(high <= low for low, high in pairwise(knots)):
-        raise law.error(name, "pieces are needed that begin over 0 and rise")
+        raise cost_model.error(name, "pieces are needed that begin over 0 and rise")
     return Curve(knots, slopes)
 
 

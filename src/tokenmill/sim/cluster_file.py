@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..core.cost import StepLaw
+from ..core.cost import CostModel
 from ..core.errors import ConfigError
 from .calibrated import Calibrated
 from .deployment import LAN, Deployment, read_gateway
@@ -30,7 +30,7 @@ from .roofline import Roofline
 from .worker_file import Group, Model, Sources, read_engine, read_group, read_model_section
 
 
-def _no_calibration(path: str) -> StepLaw:
+def _no_calibration(path: str) -> CostModel:
     raise ConfigError("calibrations cannot be read here")
 
 
@@ -64,13 +64,13 @@ def read_deployment(table: Mapping[str, Any] | str, sources: Sources = NO_SOURCE
         parts.tiers.config(groups[0].plans[0].config)  # a block must fit; who finds out later has run for nothing
     if parts.cores.front is None:
         # A calibration knows what its machine's front end computed.
-        laws = [plan.law for group in groups for plan in group.plans]
+        cost_models = [plan.cost_model for group in groups for plan in group.plans]
         if parts.cores.calibration:
             try:
-                laws = [sources.calibration(parts.cores.calibration)]
+                cost_models = [sources.calibration(parts.cores.calibration)]
             except ConfigError as error:
                 raise ConfigError(f"host.calibration: {error.message}", param="host.calibration") from None
-        front = next((law for law in laws if isinstance(law, Calibrated)), None)
+        front = next((cost_model for cost_model in cost_models if isinstance(cost_model, Calibrated)), None)
         if front is not None and parts.cores.calibration:
             front = front.beside_threads(groups[0].plans[0].site.threads)
         parts = replace(parts, cores=replace(parts.cores, front=front))
@@ -179,6 +179,6 @@ def _facts(model: Model, groups: list[Group]) -> tuple[tuple[str, str], ...]:
         most = f"{config.max_num_seqs} sequences and {config.max_num_batched_tokens} tokens a step"
         kept = f"{num_blocks} blocks of KV ({num_tokens} tokens)"
         facts.append((names, f"{len(group.plans)} {plan.pool}, each {where}{price}: {kept}, {most}"))
-        if isinstance(plan.law, Roofline):
-            facts.append((f"steps of {names}", plan.law.reached.doubt))
+        if isinstance(plan.cost_model, Roofline):
+            facts.append((f"steps of {names}", plan.cost_model.reached.doubt))
     return tuple(facts)

@@ -19,7 +19,7 @@ from ..cluster.rescheduling import POLICIES as MIGRATION
 from ..cluster.rescheduling import policy_named
 from ..cluster.router import ROUTING_POLICIES, USUAL_ROUTING
 from ..core.config import EngineConfig
-from ..core.cost import StepLaw
+from ..core.cost import CostModel
 from ..core.terms import NUM_PRIORITY_CLASSES, USUAL, Terms
 from .fields import Fields
 from .network import Shape
@@ -122,15 +122,15 @@ LAN = Shape(latency_s=0.0002, byte_s=1e-10)
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """One worker. name: its address on the network, too; node: the machine it stands in; law: what its steps take;
-    start_s: from the beginning of the run until it is ready; price_per_h: in dollars, of all its hardware, 0 where
-    nobody has said. gpus: of the node, where the topology has some; threads: of its steps, where cores are shared;
-    cold: how a further life begins, None: as the first one."""
+    """One worker. name: its address on the network, too; node: the machine it stands in; cost_model: what its steps
+    take; start_s: from the beginning of the run until it is ready; price_per_h: in dollars, of all its hardware, 0
+    where nobody has said. gpus: of the node, where the topology has some; threads: of its steps, where cores are
+    shared; cold: how a further life begins, None: as the first one."""
 
     name: str
     pool: str
     config: EngineConfig
-    law: StepLaw
+    cost_model: CostModel
     node: str = ""
     start_s: float = 0.0
     price_per_h: float = 0.0

@@ -112,7 +112,7 @@ HOST = "host"
 """Of workers that have no node: they are all on it."""
 
 
-class FrontLaw(Protocol):
+class FrontCostModel(Protocol):
     """What front ends compute, in seconds of one core, and how long calls and tokens are under way besides.
 
     front_s, front_delay_s   before a call of a prompt is with an engine
@@ -132,7 +132,8 @@ class FrontLaw(Protocol):
 
 
 class FrontCosts(NamedTuple):
-    """The simplest FrontLaw: seconds for each call, token of its prompt, step that is heard of, token of an answer."""
+    """The simplest FrontCostModel: seconds for each call, token of its prompt, step that is heard of, token of an
+    answer."""
 
     request_s: float = 0.0
     prompt_token_s: float = 0.0
@@ -163,7 +164,7 @@ class CorePlan:
     else on cores of their own."""
 
     cores: int = 0
-    front: FrontLaw | None = None
+    front: FrontCostModel | None = None
     client_s: float = 0.0
     front_shares: bool = True
     clients_share: bool = True

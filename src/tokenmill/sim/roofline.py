@@ -19,8 +19,8 @@ share follows from the tokens (core.cost.read_share). What of the peaks is reach
 usual coefficients, or those fitted to published points of some software (`tables/reached.toml`); fits and errors are in
 docs/operate/cost-model.md.
 
-Work is that of the whole group of devices. The law gives the time until a step's tokens are there; pipeline stages work
-on as many steps at once as there are stages, which who calls must do.
+Work is that of the whole group of devices. The cost model gives the time until a step's tokens are there; pipeline
+stages work on as many steps at once as there are stages, which who calls must do.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ ALONE, HALF = Parallel(), Precision()
 
 
 class Roofline:
-    """A core.cost.StepLaw. Raises ConfigError where the model cannot be spread like that, or does not fit."""
+    """A core.cost.CostModel. Raises ConfigError where the model cannot be spread like that, or does not fit."""
 
     def __init__(
         self,

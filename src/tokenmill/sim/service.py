@@ -57,7 +57,7 @@ class ServiceReport:
     carried_bytes        of each link of the topology
     queues               (when, requests that wait for an engine, that wait in engines, that run)
     num_leapt            steps of decodes that were made in leaps (`leaper`)
-    unseen               (rows, tokens) -> steps that the law of steps was not measured on
+    unseen               (rows, tokens) -> steps that the cost model of steps was not measured on
     """
 
     busy_s: dict[str, float] = field(default_factory=dict)
@@ -322,7 +322,7 @@ class Service:
             own, first = self.parts.store(address, incarnation)
             carrier, process = self.parts.fabric or network, self.parts.steps(address)
             executor = TimedExecutor(
-                config, plan.law, self._lengths, self._loop, carrier, peers, address, incarnation, own, process
+                config, plan.cost_model, self._lengths, self._loop, carrier, peers, address, incarnation, own, process
             )
             executor.trace = self.trace
             self._present[address] = executor

@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from ..core.config import EngineConfig
-from ..core.cost import StepLaw, Work, work_of
+from ..core.cost import CostModel, Work, work_of
 from ..core.effects import Job
 from ..core.errors import EngineFailed
 from ..core.moves import EndMove, PullBlocks, SendBlocks
@@ -95,18 +95,18 @@ class Carrier(Protocol):
 
 
 class TimedExecutor:
-    """Steps that take time by `law`. `lengths`: seed of a request -> tokens that it draws, its end token among them;
-    those that are not there end at their limits. num_steps: that were made; busy_s: what they took; unseen: of a law
-    that knows what it was measured on (`is_seen`), kinds of steps beyond that, as (rows, tokens) rounded up to powers
-    of two -> how many. process: computes the steps where cores are shared, None where they are its own. slowness: how
-    many times as long as by the law steps take now. A law with `gap_s` says what the engine itself takes after a step,
-    on one core; one with `crowd_s`, what a step takes longer beside steps of others that have all other cores; one with
-    `predict_decodes` knows steps of decodes at once."""
+    """Steps that take time by `cost_model`. `lengths`: seed of a request -> tokens that it draws, its end token among
+    them; those that are not there end at their limits. num_steps: that were made; busy_s: what they took; unseen: of a
+    cost model that knows what it was measured on (`is_seen`), kinds of steps beyond that, as (rows, tokens) rounded up
+    to powers of two -> how many. process: computes the steps where cores are shared, None where they are its own.
+    slowness: how many times as long as by the cost model steps take now. A cost model with `gap_s` says what the engine
+    itself takes after a step, on one core; one with `crowd_s`, what a step takes longer beside steps of others that
+    have all other cores; one with `predict_decodes` knows steps of decodes at once."""
 
     def __init__(
         self,
         config: EngineConfig,
-        law: StepLaw,
+        cost_model: CostModel,
         lengths: Mapping[int, int],
         loop: VirtualLoop,
         network: Carrier,
@@ -123,11 +123,13 @@ class TimedExecutor:
         self.process = process
         self.slowness = 1.0
         self.trace: Trace | None = None
-        self._gap_s: Callable[[Work], float] | None = getattr(law, "gap_s", None)
-        self._crowd_s = float(getattr(law, "crowd_s", 0.0))
-        self._predict = law.predict
-        self._predict_decodes: Callable[[int, int, int], list[float]] | None = getattr(law, "predict_decodes", None)
-        self._is_seen: Callable[[Work], bool] | None = getattr(law, "is_seen", None)
+        self._gap_s: Callable[[Work], float] | None = getattr(cost_model, "gap_s", None)
+        self._crowd_s = float(getattr(cost_model, "crowd_s", 0.0))
+        self._predict = cost_model.predict
+        self._predict_decodes: Callable[[int, int, int], list[float]] | None = getattr(
+            cost_model, "predict_decodes", None
+        )
+        self._is_seen: Callable[[Work], bool] | None = getattr(cost_model, "is_seen", None)
         self._lengths = lengths
         self._loop = loop
         self._network = network

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core.block import full_groups
 from ..core.config import BLOCK_SIZE, STEPS_IN_FLIGHT, EngineConfig
-from ..core.cost import Costs, StepLaw
+from ..core.cost import CostModel, Costs
 from ..core.errors import ConfigError, Infeasible
 from ..kv.blocks.eviction import EVICTIONS
 from ..sched.policies import SCHEDULING_POLICIES
@@ -58,10 +58,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What a file may name beside the tables. calibration: the law in such a file; shape: of a checkpoint; hardware: of
-    the table or of a file, by its name and the place of the field; topology: in such a file. All raise ConfigError."""
+    """What a file may name beside the tables. calibration: the cost model in such a file; shape: of a checkpoint;
+    hardware: of the table or of a file, by its name and the place of the field; topology: in such a file. All raise
+    ConfigError."""
 
-    calibration: Callable[[str], StepLaw]
+    calibration: Callable[[str], CostModel]
     shape: Callable[[str], ModelShape]
     hardware: Callable[[str, str], Hardware] = hardware_named
     topology: Callable[[str], Topology] = no_topology
@@ -131,17 +132,21 @@ def read_group(
     count = fields.count("count", 1, least=1, most=MOST_WORKERS)
     name = fields.text("name", "w")
     pool = fields.text("pool", "mixed", among=POOLS)
-    law, hardware, parallel = _read_law(fields, model, sources)
+    cost_model, hardware, parallel = _read_cost_model(fields, model, sources)
     # Stages work on a step each, and one more is planned meanwhile.
-    settings = {"steps_in_flight": max(STEPS_IN_FLIGHT, parallel.pipeline + 1), **_usual(law, hardware), **engine}
+    settings = {
+        "steps_in_flight": max(STEPS_IN_FLIGHT, parallel.pipeline + 1),
+        **_usual(cost_model, hardware),
+        **engine,
+    }
     settings = read_engine(fields.table("engine"), settings)
     block_size = settings.get("block_size", BLOCK_SIZE)
-    num_blocks, token_bytes = _read_kv(fields, model, law, block_size)
+    num_blocks, token_bytes = _read_kv(fields, model, cost_model, block_size)
     settings.setdefault("max_model_len", min(LONGEST, num_blocks * block_size))
     config = EngineConfig(
         groups=full_groups(num_blocks, round(token_bytes * block_size)),
         numerics_id=model.numerics_id,
-        chosen_experts=_chosen(model, law),
+        chosen_experts=_chosen(model, cost_model),
         **settings,
     )
     devices = parallel.num_devices if hardware is not None else 0
@@ -155,13 +160,13 @@ def read_group(
     placed = placer.place(fields, num_gpus, count)
     fields.end()
     plans = tuple(
-        WorkerPlan(f"{name}{first + number}", pool, config, law, node, start_s, price, gpus, threads, cold)
+        WorkerPlan(f"{name}{first + number}", pool, config, cost_model, node, start_s, price, gpus, threads, cold)
         for number, (node, gpus) in enumerate(placed)
     )
     return Group(plans, devices, hardware)
 
 
-def _read_law(fields: Fields, model: Model, sources: Sources) -> tuple[StepLaw, Hardware | None, Parallel]:
+def _read_cost_model(fields: Fields, model: Model, sources: Sources) -> tuple[CostModel, Hardware | None, Parallel]:
     given = [each for each in _LAWS if fields.has(each)]
     if len(given) != 1:
         what = "give one of " if not given else "what steps take is said once; keep one of "
@@ -196,24 +201,25 @@ def _read_law(fields: Fields, model: Model, sources: Sources) -> tuple[StepLaw, 
         raise _placed(fields, error) from None
 
 
-def _usual(law: StepLaw, hardware: Hardware | None) -> dict[str, int]:
-    """The settings of engines where nobody says: of the one that a law was calibrated on, and what suits a GPU."""
+def _usual(cost_model: CostModel, hardware: Hardware | None) -> dict[str, int]:
+    """The settings of engines where nobody says: of the one that a cost model was calibrated on, and what suits a
+    GPU."""
     if hardware is not None and not hardware.is_cpu:
         is_large = hardware.memory_bytes >= LARGE_GPU_BYTES
         return {"max_num_batched_tokens": LARGE_GPU_BATCHED_TOKENS if is_large else GPU_BATCHED_TOKENS}
-    if not isinstance(law, Calibrated):
+    if not isinstance(cost_model, Calibrated):
         return {}
     names = ("block_size", "max_num_seqs", "max_num_batched_tokens")
-    return {name: getattr(law.machine, name) for name in names if getattr(law.machine, name)}
+    return {name: getattr(cost_model.machine, name) for name in names if getattr(cost_model.machine, name)}
 
 
-def _chosen(model: Model, law: StepLaw) -> float:
+def _chosen(model: Model, cost_model: CostModel) -> float:
     """The share of a layer's experts that a token chooses, which engines fit their costs with."""
     if model.shape is not None:
         return model.shape.chosen
-    if isinstance(law, Calibrated):
-        return law.machine.chosen_experts
-    return law.chosen if isinstance(law, Costs) else 0.0
+    if isinstance(cost_model, Calibrated):
+        return cost_model.machine.chosen_experts
+    return cost_model.chosen if isinstance(cost_model, Costs) else 0.0
 
 
 def _read_costs(fields: Fields) -> Costs:
@@ -226,15 +232,15 @@ def _read_costs(fields: Fields) -> Costs:
     return costs
 
 
-def _read_kv(fields: Fields, model: Model, law: StepLaw, block_size: int) -> tuple[int, float]:
+def _read_kv(fields: Fields, model: Model, cost_model: CostModel, block_size: int) -> tuple[int, float]:
     """Blocks of KV, and the bytes of a token."""
     token_bytes = model.shape.kv_bytes(model.precision.kv) if model.shape is not None else 0.0
     token_bytes = fields.number("kv_token_bytes", token_bytes)
     most = 0
-    if isinstance(law, Roofline) and law.hardware.memory_bytes:
+    if isinstance(cost_model, Roofline) and cost_model.hardware.memory_bytes:
         share = fields.number("memory_share", 0.9, most=1.0, is_open=True)
         try:
-            most = law.num_kv_blocks(block_size, share)
+            most = cost_model.num_kv_blocks(block_size, share)
         except ConfigError as error:
             raise _placed(fields, error) from None
     has_blocks, has_bytes = fields.has("kv_blocks"), fields.has("kv_cache_memory_bytes")
@@ -252,8 +258,12 @@ def _read_kv(fields: Fields, model: Model, law: StepLaw, block_size: int) -> tup
             raise fields.error(name, f"a block takes {token_bytes * block_size:.0f} bytes; give more", Infeasible)
     elif most:
         return most, token_bytes
-    elif isinstance(law, Calibrated) and law.machine.num_blocks and block_size == law.machine.block_size:
-        return law.machine.num_blocks, token_bytes
+    elif (
+        isinstance(cost_model, Calibrated)
+        and cost_model.machine.num_blocks
+        and block_size == cost_model.machine.block_size
+    ):
+        return cost_model.machine.num_blocks, token_bytes
     else:
         raise fields.error("kv_blocks", "is needed where no hardware says how much memory there is")
     if most and num_blocks > most:
@@ -271,6 +281,6 @@ def _read_price(fields: Fields, hardware: Hardware | None, prices: Mapping[str, 
 
 
 def _placed(fields: Fields, error: ConfigError) -> ConfigError:
-    """The error of a law, at its place in the file."""
+    """The error of a cost model, at its place in the file."""
     where, _, what = error.message.partition(": ")
     return fields.error(_PLACES.get(where, "hardware"), what, type(error))

@@ -1,8 +1,8 @@
 """Results for people: one HTML file from results of `bench serve`, `goodput`, `compare` and `quality`; and CSV.
 
-Reads results as the JSON objects they are written as (docs/operate/benchmarking.md, docs/operate/quality.md), so that a file from
-another machine draws the same. `load`, `quality` and `fidelity` decide what a result shows, `curves` draws the plots,
-`plot` and `page` decide how things look.
+Reads results as the JSON objects they are written as (docs/operate/benchmarking.md, docs/operate/quality.md), so that
+a file from another machine draws the same. `load`, `quality` and `fidelity` decide what a result shows, `curves` draws
+the plots, `plot` and `page` decide how things look.
 """
 
 from __future__ import annotations

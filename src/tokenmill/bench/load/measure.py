@@ -1,4 +1,4 @@
-"""From what came of a plan to a `Run`: computes every definition of docs/operate/benchmarking.md, but for pooled repeats.
+"""From what came of a plan to a `Run`: every definition of docs/operate/benchmarking.md but for pooled repeats.
 
 Pure: exchanges and facts in, numbers out.
 """

@@ -1,8 +1,8 @@
 """What a person sees: one line while a run is under way, tables when it is over, and CSV for spreadsheets.
 
 The cells of a comparison's tables are the same for the terminal, Markdown and the HTML report, made from the JSON
-objects of docs/operate/benchmarking.md. One table holds a phase: a row for each quantity, a column for each endpoint; another
-the ratios to the baseline, with their intervals and verdicts.
+objects of docs/operate/benchmarking.md. One table holds a phase: a row for each quantity, a column for each
+endpoint; another the ratios to the baseline, with their intervals and verdicts.
 """
 
 from __future__ import annotations

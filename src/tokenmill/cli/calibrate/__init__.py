@@ -1,1 +1,1 @@
-"""`tokenmill calibrate`: from logs of steps to a law of them."""
+"""`tokenmill calibrate`: from logs of steps to a cost model of them."""

@@ -1,5 +1,6 @@
-"""`calibrate --black-box RUN.json...`: a law of the steps of a server of which only its clients' times are known, from
-results of `bench serve --json`. What its settings are, the command line says: nothing of them can be seen from outside.
+"""`calibrate --black-box RUN.json...`: a cost model of the steps of a server of which only its clients' times are
+known, from results of `bench serve --json`. What its settings are, the command line says: nothing of them can be seen
+from outside.
 """
 
 from __future__ import annotations
@@ -84,15 +85,15 @@ def calibrate(args: argparse.Namespace) -> int:
     print("Of runs that were not fitted to:")
     if held:
         for live in held:
-            print(error_line(live.name, errors_of(found.law, live, tables)))
+            print(error_line(live.name, errors_of(found.cost_model, live, tables)))
     elif 2 < len(lives) <= MOST_IN_TURN:
         for left_out in lives:
-            others = fit([live for live in lives if live is not left_out], machine, tables).law
+            others = fit([live for live in lives if live is not left_out], machine, tables).cost_model
             print(error_line(left_out.name, errors_of(others, left_out, tables)))
     else:
         print(f"none: give --hold-out, or 3 to {MOST_IN_TURN} runs")
     if args.out:
-        _write(args.out, found.law.to_json(), "out")
+        _write(args.out, found.cost_model.to_json(), "out")
     if args.cluster:
         path = Path(args.cluster)
         _write(args.cluster, file_of(_name_beside(Path(args.out), path), args.prefix_caching), "cluster")

@@ -1,4 +1,4 @@
-"""`calibrate LOG... --out FILE`: fit a law of steps to logs, say how far off it is, and write it."""
+"""`calibrate LOG... --out FILE`: fit a cost model of steps to logs, say how far off it is, and write it."""
 
 from __future__ import annotations
 
@@ -49,43 +49,43 @@ def calibrate(args: argparse.Namespace) -> int:
         for option, name in ((args.out, "--out"), (args.runs, "--run")):
             if option:
                 raise ConfigError(f"--check fits nothing; leave {name} out.", param="check")
-        law = Calibrated.from_json(_read(args.check).decode("utf8", "replace"), args.check)
-        for line in check(law, logs, args.check):
+        cost_model = Calibrated.from_json(_read(args.check).decode("utf8", "replace"), args.check)
+        for line in check(cost_model, logs, args.check):
             print(line)
         return 0
     runs = [(_run(path), path) for path in args.runs]
-    law, slowness = fit(logs, runs)
-    for line in describe(law, slowness, [len(observed(log)) for log in logs], [log.num_lost for log in logs]):
+    cost_model, slowness = fit(logs, runs)
+    for line in describe(cost_model, slowness, [len(observed(log)) for log in logs], [log.num_lost for log in logs]):
         print(line)
     if args.out:
         try:
-            Path(args.out).write_text(law.to_json(), encoding="utf8")
+            Path(args.out).write_text(cost_model.to_json(), encoding="utf8")
         except OSError as error:
             raise ConfigError(f"--out {args.out} cannot be written: {error.strerror}.", param="out") from error
         print(f"wrote {args.out}")
     return 0
 
 
-def check(law: Calibrated, logs: Sequence[StepRecords], name: str) -> list[str]:
+def check(cost_model: Calibrated, logs: Sequence[StepRecords], name: str) -> list[str]:
     """What a calibration, of file `name`, says of logs that it was not fitted to. Raises ConfigError for those of
     another engine, and for logs without steps."""
     for log in logs:
-        check_same_engine(law.machine, log.facts, name)
+        check_same_engine(cost_model.machine, log.facts, name)
     spans = [span for log in logs for span in spans_of(observed(log, logs))]
     steps = [each for span in spans for each in span]
     if not steps:
         raise ConfigError("The logs have no steps.", param="log")
-    unseen = sum(not law.is_seen(each.step.work) for each in steps)
-    lines = [_HEAD, *(_error_line(each) for each in errors_of(law, spans)), ""]
+    unseen = sum(not cost_model.is_seen(each.step.work) for each in steps)
+    lines = [_HEAD, *(_error_line(each) for each in errors_of(cost_model, spans)), ""]
     lines.append(f"{unseen} of {len(steps)} steps are of kinds that the calibration has not seen")
-    lines.append(f"speed factor: {speed_factor(law, steps):.4f} (all seconds measured, of those predicted)")
+    lines.append(f"speed factor: {speed_factor(cost_model, steps):.4f} (all seconds measured, of those predicted)")
     return lines
 
 
 def describe(
-    law: Calibrated, slowness: Sequence[float], num_steps: Sequence[int], num_lost: Sequence[int]
+    cost_model: Calibrated, slowness: Sequence[float], num_steps: Sequence[int], num_lost: Sequence[int]
 ) -> list[str]:
-    machine = law.machine
+    machine = cost_model.machine
     lines = [
         f"{machine.model} on {machine.processor or 'an unnamed processor'}, {machine.isa}, threads {machine.threads}:"
         f" {sum(num_steps)} steps of {len(num_steps)} logs"
@@ -94,33 +94,33 @@ def describe(
         lines.append(f"({sum(num_lost)} earlier steps are not in the logs any more)")
     lines.append("")
     lines += ["Steps of spans of time that were held out:", _HEAD]
-    lines += [_error_line(each) for each in law.errors]
+    lines += [_error_line(each) for each in cost_model.errors]
     slow, fast = max(slowness), min(slowness)
     lines.append(f"spans took {fast:.2f} to {slow:.2f} times as long as by the law")
     if slow > _STEADY * fast:
         lines.append("The machine was not steady: something else ran beside. Calibrate again when it is quiet.")
-    if law.experts_s:
+    if cost_model.experts_s:
         share = f"of which a token chooses {machine.chosen_experts:.1%}"
-        lines.append(f"experts: {1e3 * law.experts_s:.3f} ms for a step that reads all of them, {share}")
+        lines.append(f"experts: {1e3 * cost_model.experts_s:.3f} ms for a step that reads all of them, {share}")
     lines.append("")
-    lines.append(_line("between steps", law.gap, "row"))
+    lines.append(_line("between steps", cost_model.gap, "row"))
     for what, line, number in (
-        ("client to engine", law.front, "prompt token"), ("engine to client", law.back, "row"),
+        ("client to engine", cost_model.front, "prompt token"), ("engine to client", cost_model.back, "row"),
     ):  # fmt: skip
         lines.append(_line(what, line, number) if line.num else f"{what}: unknown (no --run, or too few idle moments)")
-    beside = law.beside
+    beside = cost_model.beside
     if beside.num:
         told = [f"{1e3 * value:.3f} ms" for value in beside[:4]]
         lines.append(
             f"beside steps, of one core: {told[0]} a request that comes, {told[1]} one that ends, {told[2]} a token"
             f"{f', {told[3]} a step' if beside.step_s else ''} ({beside.num} steps seen)"
         )
-        if law.crowded_s:
-            lines.append(f"beside steps of other engines: {1e3 * law.crowded_s:.3f} ms more")
+        if cost_model.crowded_s:
+            lines.append(f"beside steps of other engines: {1e3 * cost_model.crowded_s:.3f} ms more")
     else:
         lines.append("beside steps: unknown (no requests in the logs, or cores that steps left free)")
     lines.append("seen, by tokens of a step to rows:")
-    seen = [each for each in law.seen if each.num_steps >= LEAST_SEEN]
+    seen = [each for each in cost_model.seen if each.num_steps >= LEAST_SEEN]
     for bits in dict.fromkeys(each.token_bits for each in seen):
         rows = [f"{2**each.row_bits} (context to {each.most_context:.0f})" for each in seen if each.token_bits == bits]
         lines.append(f"  {2**bits:>5}: {', '.join(rows)}")

@@ -20,7 +20,7 @@ from ...sim.cluster_file import read_deployment
 from ...sim.worker_file import Sources
 from ..fidelity import on_deployment
 from .cost_model import TOKEN_KNOTS as USUAL_KNOTS
-from .cost_model import fit_law
+from .cost_model import fit_cost_model
 from .observed import Observed
 from .token_times import read_run, steps_of, ways_of
 
@@ -45,29 +45,29 @@ class Live:
 
 
 class Fit(NamedTuple):
-    """law, and what it says of each run that it was fitted to."""
+    """cost_model, and what it says of each run that it was fitted to."""
 
-    law: Calibrated
+    cost_model: Calibrated
     errors: tuple[Fidelity, ...]
 
 
-def replay(law: Calibrated, live: Live, tables: Mapping[str, Any]) -> Json:
-    """The result of the load on a service with this law. tables: of a cluster's file, of which any name of a
+def replay(cost_model: Calibrated, live: Live, tables: Mapping[str, Any]) -> Json:
+    """The result of the load on a service with this cost model. tables: of a cluster's file, of which any name of a
     calibration is it."""
 
     def shape(name: str) -> Any:
         raise AssertionError(name)
 
-    return on_deployment(read_deployment(tables, Sources(lambda name: law, shape)), {})(live.load, 1.0).to_json()
+    return on_deployment(read_deployment(tables, Sources(lambda name: cost_model, shape)), {})(live.load, 1.0).to_json()
 
 
-def errors_of(law: Calibrated, live: Live, tables: Mapping[str, Any]) -> Fidelity:
-    return compare(live.name, [live.result], [replay(law, live, tables)])
+def errors_of(cost_model: Calibrated, live: Live, tables: Mapping[str, Any]) -> Fidelity:
+    return compare(live.name, [live.result], [replay(cost_model, live, tables)])
 
 
 def fit(lives: Sequence[Live], machine: Machine, tables: Mapping[str, Any]) -> Fit:
-    """The law of the server that these runs were made on, each a span of time of its own. Raises ConfigError for runs
-    that show no steps."""
+    """The cost model of the server that these runs were made on, each a span of time of its own. Raises ConfigError for
+    runs that show no steps."""
     facts = LogFacts(**{each.name: getattr(machine, each.name) for each in fields(Machine)})
     seen = [steps_of(read_run(live.result, live.name), machine.max_num_batched_tokens) for live in lives]
     spans = [[Observed(step) for step in each.steps] for each in seen if each.steps]
@@ -75,13 +75,13 @@ def fit(lives: Sequence[Live], machine: Machine, tables: Mapping[str, Any]) -> F
     if num < LEAST_STEPS:
         told = f"The runs show {num} steps from begin to end; a law needs {LEAST_STEPS}."
         raise ConfigError(f"{told} Measure several clients at once, for longer.", param="black_box")
-    law = fit_law(spans, facts, TOKEN_KNOTS).law
-    ways_s = [way_s for each in seen for way_s in ways_of(each.alone, law)]
+    cost_model = fit_cost_model(spans, facts, TOKEN_KNOTS).cost_model
+    ways_s = [way_s for each in seen for way_s in ways_of(each.alone, cost_model)]
     # The same for all: else short prompts that come at once with long ones would pass them.
     front = Line(max(READ_S, median(ways_s or [0.0])), num=len(ways_s))
     # Calls are read one after the other; what they are under way besides passes, and takes no core.
-    law = replace(law, front=front, beside=Beside(request_s=READ_S, num=max(1, front.num)))
-    return Fit(law, tuple(errors_of(law, live, tables) for live in lives))
+    cost_model = replace(cost_model, front=front, beside=Beside(request_s=READ_S, num=max(1, front.num)))
+    return Fit(cost_model, tuple(errors_of(cost_model, live, tables) for live in lives))
 
 
 def machine_of(lives: Sequence[Live], max_num_seqs: int | None, max_num_batched_tokens: int) -> Machine:

@@ -1,9 +1,9 @@
-"""Fits the law of `sim.calibrated` to steps: least squares of relative errors, of which those much larger than usual
-count only so much.
+"""Fits the cost model of `sim.calibrated` to steps: least squares of relative errors, of which those much larger than
+usual count only so much.
 
 A stall of the machine lengthens a step by an amount that says nothing of its work, so errors beyond `_FAR` times their
 usual size are cut to that. What else runs on a machine makes all steps slower for a while, so each span of time has a
-speed beside the law: one that the law cannot explain, since it is fitted first without.
+speed beside it: one that the cost model cannot explain, since it is fitted first without.
 """
 
 from __future__ import annotations
@@ -41,15 +41,17 @@ _NUM_FIXED = 3
 
 
 class Fitted(NamedTuple):
-    """law: without its lines and errors. slowness: of each span, how many times as long as by the law its steps took;
-    1 of all seconds together."""
+    """cost_model: without its lines and errors. slowness: of each span, how many times as long as by the cost model its
+    steps took; 1 of all seconds together."""
 
-    law: Calibrated
+    cost_model: Calibrated
     slowness: tuple[float, ...]
 
 
-def fit_law(spans: Sequence[Sequence[Observed]], facts: LogFacts, token_knots: Sequence[int] = TOKEN_KNOTS) -> Fitted:
-    """The law of the steps of these spans of time, at least one."""
+def fit_cost_model(
+    spans: Sequence[Sequence[Observed]], facts: LogFacts, token_knots: Sequence[int] = TOKEN_KNOTS
+) -> Fitted:
+    """The cost model of the steps of these spans of time, at least one."""
     seen = [each for span in spans for each in span]
     steps = [each.step for each in seen]
     places = np.repeat(np.arange(len(spans)), [len(span) for span in spans])
@@ -77,7 +79,7 @@ def fit_law(spans: Sequence[Sequence[Observed]], facts: LogFacts, token_knots: S
         beside = Beside(request_s, end_s, token_s, told_s, num_held).times(sharing_of(facts))
     machine = Machine(**{each.name: getattr(facts, each.name) for each in fields(Machine)})
     step_s, position_s, context_s = found[:_NUM_FIXED]
-    law = Calibrated(
+    cost_model = Calibrated(
         machine,
         step_s,
         position_s,
@@ -90,7 +92,7 @@ def fit_law(spans: Sequence[Sequence[Observed]], facts: LogFacts, token_knots: S
         crowded_s=crowded_s,
         experts_s=found[_NUM_FIXED] if chosen else 0.0,
     )
-    return Fitted(law, tuple(slowness.tolist()))
+    return Fitted(cost_model, tuple(slowness.tolist()))
 
 
 def _knots(knots: Sequence[int], numbers: Sequence[int]) -> list[float]:

@@ -22,7 +22,7 @@ from ...core.cost import non_negative
 from ...core.errors import ConfigError
 from ...core.step_records import LogFacts, Machine, StepRecords, TimedRequest, TimedStep
 from ...sim.calibrated import Calibrated, Error, Line
-from .cost_model import Fitted, fit_law, slowness_of
+from .cost_model import Fitted, fit_cost_model, slowness_of
 from .observed import Observed, observed
 
 _CUT, _FAR, _ROUNDS = 0.9, 2.0, 4
@@ -165,14 +165,14 @@ NAMES = (*(name for _, name in _DECODES), "decode, more rows", f"prefill, to {SH
          "mixed", *(name for _, name in _CONTEXTS), "decode, longer context")  # fmt: skip
 
 
-def errors_of(law: Calibrated, spans: Sequence[Sequence[Observed]]) -> tuple[Error, ...]:
+def errors_of(cost_model: Calibrated, spans: Sequence[Sequence[Observed]]) -> tuple[Error, ...]:
     """Of each regime that has steps in these spans of time, and of all of them."""
     seen = [each for span in spans for each in span]
     steps = [each.step for each in seen]
     if not steps:
         return ()
     measured = np.array([step.duration_s for step in steps])
-    predicted = np.array([each.predicted(law) for each in seen])
+    predicted = np.array([each.predicted(cost_model) for each in seen])
     places = np.repeat(np.arange(len(spans)), [len(span) for span in spans])
     paced = predicted * slowness_of(measured / predicted, places, len(spans))[places]
     found = []
@@ -203,7 +203,7 @@ LEAST_STEPS = 100
 
 
 def fit(logs: Sequence[StepRecords], runs: Sequence[tuple[dict[str, Any], str]] = ()) -> Fitted:
-    """The law of all steps of the logs, whose errors are of one that was fitted without those held out. Raises
+    """The cost model of all steps of the logs, whose errors are of one that was fitted without those held out. Raises
     ConfigError for logs of different engines, and of too few steps."""
     facts = logs[0].facts
     for log in logs[1:]:
@@ -218,20 +218,20 @@ def fit(logs: Sequence[StepRecords], runs: Sequence[tuple[dict[str, Any], str]] 
     if num_steps < LEAST_STEPS or not any(held) or not any(kept):
         told = f"The logs have {num_steps} steps; a law needs {LEAST_STEPS}, over some time."
         raise ConfigError(f"{told} Send the server more requests.", param="log")
-    errors = errors_of(fit_law(kept, facts).law, held)
+    errors = errors_of(fit_cost_model(kept, facts).cost_model, held)
     gap = fit_line([point for each in seen for point in gaps([one.step for one in each])])
     front, back = _edges(logs, runs)
-    law, slowness = fit_law(spans, facts)
-    return Fitted(replace(law, errors=errors, gap=gap, front=front, back=back), slowness)
+    cost_model, slowness = fit_cost_model(spans, facts)
+    return Fitted(replace(cost_model, errors=errors, gap=gap, front=front, back=back), slowness)
 
 
-def speed_factor(law: Calibrated, steps: Sequence[Observed]) -> float:
-    """How many times as long as by the law these steps took: what `Calibrated.scaled` takes."""
-    return sum(each.step.duration_s for each in steps) / sum(each.predicted(law) for each in steps)
+def speed_factor(cost_model: Calibrated, steps: Sequence[Observed]) -> float:
+    """How many times as long as by the cost model these steps took: what `Calibrated.scaled` takes."""
+    return sum(each.step.duration_s for each in steps) / sum(each.predicted(cost_model) for each in steps)
 
 
 def check_same_engine(machine: Machine | LogFacts, facts: LogFacts, name: str) -> None:
-    """Raises ConfigError where steps of the two are not of one law."""
+    """Raises ConfigError where steps of the two are not of one cost model."""
     for field in ("numerics_id", "processor", "isa", "threads"):
         mine, its = getattr(machine, field), getattr(facts, field)
         if mine != its:

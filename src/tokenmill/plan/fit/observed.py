@@ -35,10 +35,10 @@ class Observed(NamedTuple):
     told: float = 0.0
     crowded: float = 0.0
 
-    def predicted(self, law: Calibrated) -> float:
-        """Seconds, by the law."""
-        held_s = law.held_up_s(self.arrived, self.ended, self.handed, self.told)
-        return law.predict(self.step.work) + held_s + law.crowd_s * self.crowded
+    def predicted(self, cost_model: Calibrated) -> float:
+        """Seconds, by the cost model."""
+        held_s = cost_model.held_up_s(self.arrived, self.ended, self.handed, self.told)
+        return cost_model.predict(self.step.work) + held_s + cost_model.crowd_s * self.crowded
 
 
 def observed(log: StepRecords, logs: Sequence[StepRecords] = ()) -> list[Observed]:

@@ -5,8 +5,8 @@ together. So what comes before anybody's next token, and without a pause, is one
 the next is what a step took, and first tokens tell in which step a prompt was finished. How a prompt was spread over
 steps is not seen: it is taken to lie in the last ones before its first token, as many of its tokens in each as fit
 beside the rows that draw; steps where another split is as likely are left out. What a server does alone after a pause
-begins unseen; how long a call is on its way there and back follows from what such a prompt should have taken by the law
-of all other steps.
+begins unseen; how long a call is on its way there and back follows from what such a prompt should have taken by the
+cost model of all other steps.
 
 What comes out has the form of a step log, to which `cost_model` is fitted as to any other.
 """
@@ -63,7 +63,7 @@ class Alone(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """steps: that were seen from begin to end. alone: what their law tells the way of a call by."""
+    """steps: that were seen from begin to end. alone: what their cost model tells the way of a call by."""
 
     steps: tuple[TimedStep, ...]
     alone: tuple[Alone, ...]
@@ -107,9 +107,9 @@ def steps_of(heard: Sequence[Heard], step_tokens: int) -> Seen:
     return Seen(tuple(steps), tuple(each for each in found if isinstance(each, Alone)))
 
 
-def ways_of(alone: Sequence[Alone], law: Calibrated) -> list[float]:
-    """Seconds that a call and its first token are under way, where the law says what the prompt took."""
-    return [each.ttft_s - sum(law.predict(part.work) for part in each.parts) for each in alone]
+def ways_of(alone: Sequence[Alone], cost_model: Calibrated) -> list[float]:
+    """Seconds that a call and its first token are under way, where the cost model says what the prompt took."""
+    return [each.ttft_s - sum(cost_model.predict(part.work) for part in each.parts) for each in alone]
 
 
 def _usual_s(heard: Sequence[Heard]) -> float:

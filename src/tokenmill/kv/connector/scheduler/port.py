@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ....core.block import BlockKey, BlockTable
 from ....core.config import EngineConfig
-from ....core.cost import CostModel
+from ....core.cost import CostFitter
 from ....core.effects import Outbox
 from ....core.events import Output
 from ....core.sequence import Sequence
@@ -26,7 +26,7 @@ class EnginePort(Protocol):
 
     config: EngineConfig
     policies: Policies
-    costs: CostModel
+    costs: CostFitter
     blocks: KVBlocks
     encoder: EncoderLedger
     stored: tuple[set[BlockKey], ...]
