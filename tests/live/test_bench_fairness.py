@@ -10,7 +10,7 @@ import pytest
 from test_bench_run import synthetic
 
 from commands import run_command
-from tokenmill.bench.load.neighbour import Phase, conclude
+from tokenmill.bench.load.fairness import Phase, conclude
 
 LOAD = (
     "--api-key", "one", "--greedy-key", "other", "--request-rate", "20", "--duration", "2", "--repeats", "1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from test_bench_serve import measure
 
 from synthetic_server import Script
-from tokenmill.bench.load.giveup import Manners
+from tokenmill.bench.load.retries import Manners
 from tokenmill.bench.load.schedule import Schedule
 
 

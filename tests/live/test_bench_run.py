@@ -17,8 +17,8 @@ from commands import run_command
 from synthetic_server import Script
 from tokenmill.bench.load import datasets
 from tokenmill.bench.load.datasets import Lengths
-from tokenmill.bench.load.giveup import GiveUp
 from tokenmill.bench.load.plan import Plan
+from tokenmill.bench.load.retries import GiveUp
 from tokenmill.bench.load.schedule import Schedule
 
 

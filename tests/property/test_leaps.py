@@ -18,7 +18,7 @@ from tokenmill.core.kv_events import WatchKV
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import RowResult, StepPlan, StepResult
 from tokenmill.engine.core import EngineCore
-from tokenmill.sim.fast_forward.leap import Leap, may_leap
+from tokenmill.sim.fast_forward.steps import Leap, may_leap
 
 LAW = Costs(0.01, 0.001, 0.0001, 1e-7, 1e-6)
 END = 9

@@ -10,8 +10,8 @@ import pytest
 from topologies import flat
 
 from tokenmill.core.errors import ConfigError
-from tokenmill.sim.fabric import Bundle, Fabric, fair_rates
 from tokenmill.sim.loop import VirtualLoop
+from tokenmill.sim.shared_links import Bundle, Fabric, fair_rates
 from tokenmill.sim.topology import Place, Topology, read_topology
 
 GB = 10**9

@@ -9,11 +9,11 @@ import pytest
 from topologies import flat
 
 from tokenmill.core.errors import ConfigError
-from tokenmill.sim.fabric import Fabric
 from tokenmill.sim.fault_script import Fault, FaultRunner, read_faults
 from tokenmill.sim.fields import Fields
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.parts import ColdStart, ColdStarts, read_cold_start
+from tokenmill.sim.shared_links import Fabric
 from tokenmill.sim.topology import Place
 
 GB = 10**9

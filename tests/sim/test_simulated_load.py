@@ -11,9 +11,9 @@ import pytest
 
 from tokenmill.bench.load import datasets
 from tokenmill.bench.load.datasets import Lengths
-from tokenmill.bench.load.giveup import GiveUp, Manners
 from tokenmill.bench.load.material import token_material
 from tokenmill.bench.load.plan import Call, Drawn, Literal, Message, Plan, Reply
+from tokenmill.bench.load.retries import GiveUp, Manners
 from tokenmill.bench.load.run import Load
 from tokenmill.bench.load.schedule import Schedule
 from tokenmill.bench.result import Run

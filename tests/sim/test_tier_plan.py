@@ -14,9 +14,9 @@ from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.tiers import BlockFacts, LoadFrom, SaveTo
-from tokenmill.sim.fabric import Fabric
 from tokenmill.sim.fields import Fields
 from tokenmill.sim.loop import VirtualLoop
+from tokenmill.sim.shared_links import Fabric
 from tokenmill.sim.tier_plan import TierHosts, TierSpecs, read_tiers
 from tokenmill.sim.tiers import Medium, Pace, TierFaults, VirtualTier
 from tokenmill.sim.topology import Place

@@ -18,10 +18,10 @@ from tokenmill.bench.load import goodput, measure
 from tokenmill.bench.load.compare import Side, choose_primary, decide, make_figures, make_ratio
 from tokenmill.bench.load.context import Context, Window
 from tokenmill.bench.load.datasets import Lengths, random_prompts
-from tokenmill.bench.load.giveup import GiveUp, hopeless_wait_s
 from tokenmill.bench.load.histogram import QUANTILES, SUB_BUCKETS, Histogram, describe, quantile
 from tokenmill.bench.load.measure import NUM_BUCKETS, jain
 from tokenmill.bench.load.player import Played
+from tokenmill.bench.load.retries import GiveUp, hopeless_wait_s
 from tokenmill.bench.load.run import pool
 from tokenmill.bench.load.schedule import Schedule
 from tokenmill.bench.load.scrape import EnergyMeter, difference, find_energy_meter, parse

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tokenmill.bench.load.datasets import Lengths, conversations, random_prompts
-from tokenmill.bench.load.giveup import GAVE_UP, GiveUp, Manners
 from tokenmill.bench.load.plan import Call, Plan
 from tokenmill.bench.load.player import LEAD_S, OnDone, Played, Player, Progress, Replies
+from tokenmill.bench.load.retries import GAVE_UP, GiveUp, Manners
 from tokenmill.bench.load.schedule import Schedule
 from tokenmill.bench.load.stream import Exchange
 from tokenmill.bench.load.timer import time_of

@@ -194,7 +194,7 @@ def _add_bench(commands: _Commands, argv: Sequence[str]) -> None:
         load.add_goodput_arguments(goodput)
         importlib.import_module("tokenmill.bench.load.overload_command").add_arguments(overload)
         load.add_compare_arguments(compare)
-        importlib.import_module("tokenmill.bench.load.neighbour").add_arguments(fairness)
+        importlib.import_module("tokenmill.bench.load.fairness").add_arguments(fairness)
     for command in (engine, kernels, profile, quality):
         add_options(command.add_argument_group("engine"), EngineOptions)
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from ..bench.load.giveup import GAVE_UP
 from ..bench.load.plan import Call
 from ..bench.load.player import OnDone
+from ..bench.load.retries import GAVE_UP
 from ..bench.load.stream import Exchange
 from ..bench.load.timer import LoopTimer
 from ..core import errors

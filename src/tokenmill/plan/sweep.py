@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any, TypeVar
 
 from ..bench.load import goodput
-from ..bench.load.giveup import hopeless_wait_s
+from ..bench.load.retries import hopeless_wait_s
 from ..bench.load.run import Load, intervals, pool
 from ..bench.result import Goodput, Probe, Repeats
 from ..core.errors import ConfigError

@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 from ..core.tiers import DISK, REMOTE
 from .cores import Host
-from .fabric import Fabric
 from .fields import Fields
 from .loop import VirtualLoop
+from .shared_links import Fabric
 from .tier_plan import TierHosts
 from .tiers import Medium
 from .timed import TimedExecutor

@@ -48,7 +48,7 @@ from ..core.kv_events import KVEvents
 from ..core.policy import ENTERS, Verdict
 from ..core.ports import FrontEnd, Pushing, hear_all
 from ..core.request import Request
-from .fast_forward.late import Late, Repeated, repeat
+from .fast_forward.deferred import Late, Repeated, repeat
 from .loop import VirtualLoop
 
 Hear = Callable[[GatewayEvent, Effects], None]

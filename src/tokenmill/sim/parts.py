@@ -26,10 +26,10 @@ from ..core.errors import ConfigError, Infeasible
 from ..core.tiers import TierFacts
 from ..kv.events.relay import Watch
 from .cores import Host, Process
-from .fabric import Fabric
 from .fault_script import Fault, FaultRunner, read_faults
 from .fields import Fields
 from .loop import VirtualLoop
+from .shared_links import Fabric
 from .tier_plan import TierHosts, TierSpecs, read_tiers
 from .tier_store import TierWatch
 from .timed_tiers import TimedTiers

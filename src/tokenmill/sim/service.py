@@ -24,7 +24,7 @@ from ..core.policy import Newcomer
 from ..core.ports import Executor
 from ..core.request import Request
 from .deployment import Deployment, WorkerPlan
-from .fast_forward.leaper import Leaper
+from .fast_forward.worker import Leaper
 from .front import Front
 from .loop import VirtualLoop
 from .network import Network

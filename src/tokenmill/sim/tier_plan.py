@@ -19,9 +19,9 @@ from ..core.errors import Infeasible
 from ..core.tiers import DISK, HOST, REMOTE, TIERS, USUAL_FACTS, TierFacts
 from ..kv.tiers import policies
 from ..kv.tiers.config import SLOT_ALIGN, TierConfig
-from .fabric import Fabric
 from .fields import Fields
 from .loop import VirtualLoop
+from .shared_links import Fabric
 from .tier_store import ToyMachine
 from .tiers import NO_FAULTS, Medium, Pace, TierFaults, Way
 from .timed_tiers import TimedTiers

@@ -29,7 +29,7 @@ from ..engine.journal import Entry
 from ..engine.shell import EngineShell
 from ..kv.events.relay import TierEventRelay, Watch
 from ..sched.admission import max_running
-from .fast_forward.leaper import Leaper
+from .fast_forward.worker import Leaper
 from .loop import VirtualLoop
 from .network import End, Link, Network
 from .peers import ToyNetwork

@@ -14,10 +14,10 @@ from ...core.errors import ConfigError
 from ..report import STANDARD_OUTPUT, console_beside, write_json
 from ..result import Probe, Result, Run, Sweep
 from . import compare, goodput, options, show
-from .giveup import hopeless_wait_s
 from .load_file import settle
 from .material import Vocabulary
 from .options import make_search
+from .retries import hopeless_wait_s
 from .run import Load, run_async, run_load, run_repeats
 from .target import Target
 

@@ -20,7 +20,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from ...core.errors import ConfigError
-from .giveup import GAVE_UP
+from .retries import GAVE_UP
 from .stream import EventParser, Exchange, read_of
 
 

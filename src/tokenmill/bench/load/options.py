@@ -18,13 +18,13 @@ from . import datasets, traces
 from .body import APIS, POOLING_APIS, BodyFormat
 from .context import Window
 from .datasets import sharegpt
-from .giveup import GiveUp, Manners
 from .goodput import Search, parse_goals
 from .histogram import QUANTILES
 from .http import Address, make_tls, parse_url
 from .load_file import LoadFile, settle
 from .material import Material, Vocabulary, token_material, word_material
 from .plan import Plan
+from .retries import GiveUp, Manners
 from .run import Load, run_async
 from .schedule import Ramp, Schedule, day_of, num_in_day, read_duration
 from .show import METRIC_NAMES

@@ -23,10 +23,10 @@ from ...core.errors import MAX_RETRY_S, ConfigError, Unavailable
 from ..result import SCHEMA, Distribution, Probe, RequestRow, Run
 from . import goodput, measure
 from .body import BodyWriter
-from .giveup import Manners
 from .histogram import describe
 from .http import Client
 from .plan import Call, Drawn, Message, Plan
+from .retries import Manners
 from .run import Load, Observe, run_load
 from .schedule import Schedule
 from .scrape import MAX_PAGE_BYTES, TIMEOUT_S

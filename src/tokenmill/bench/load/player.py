@@ -23,8 +23,8 @@ from heapq import heappop, heappush
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
-from .giveup import GAVE_UP, GiveUp, Manners
 from .plan import Call, Plan, Reply
+from .retries import GAVE_UP, GiveUp, Manners
 from .schedule import Schedule
 from .stream import Exchange
 from .timer import REAL, Time

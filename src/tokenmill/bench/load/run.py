@@ -20,12 +20,12 @@ from ..stats import mean_interval, merge_warnings
 from . import measure, scrape
 from .body import BodyWriter
 from .context import Context, Window
-from .giveup import GiveUp, Manners
 from .goodput import Goal
 from .http import Client
 from .material import Material, Vocabulary
 from .plan import Plan
 from .player import Played, Player, Progress
+from .retries import GiveUp, Manners
 from .schedule import Schedule
 from .target import Target, warm_up
 

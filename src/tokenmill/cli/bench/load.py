@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ...bench.load import command, neighbour, overload_command
+from ...bench.load import command, fairness, overload_command
 from ...text.text_model import TextModel, fetch_text
 from ...text.tokenizer import Tokenizer
 from ..models import progress_bar
@@ -20,7 +20,7 @@ def goodput(args: argparse.Namespace) -> int:
 
 
 def fairness(args: argparse.Namespace) -> int:
-    return neighbour.run(args, sys.argv, tokenizer_of(args))
+    return fairness.run(args, sys.argv, tokenizer_of(args))
 
 
 def compare(args: argparse.Namespace) -> int:

@@ -19,8 +19,8 @@ from ...core.events import FromEngine, Output, StepOutputs, output_of
 from ...engine.shell import EngineShell
 from ..loop import VirtualLoop
 from ..timed import DRAWN, Foreseen, TimedExecutor
-from .late import Head, Late, Repeated
-from .leap import Leap, may_leap
+from .deferred import Head, Late, Repeated
+from .steps import Leap, may_leap
 
 MOST_STEPS = 256
 """Of a leap."""

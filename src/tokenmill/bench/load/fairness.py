@@ -25,10 +25,10 @@ from .. import machine
 from ..report import console_beside, write_json
 from ..result import Run
 from . import datasets, measure, options, show
-from .giveup import GiveUp, Manners
 from .histogram import quantile
 from .http import parse_url
 from .material import Vocabulary
+from .retries import GiveUp, Manners
 from .run import Load, run_async, run_load
 from .schedule import Schedule
 from .target import Target
