@@ -131,9 +131,9 @@ def page(loads: str) -> str:
         "\n",
         loads,
         "\n## Coefficients\n\n",
-        _reached_table(found),
+        _coefficients_table(found),
     ]
-    held = [abs(error) for each in found if not each.is_fitted for error in each.errors(each.reached)]
+    held = [abs(error) for each in found if not each.is_fitted for error in each.errors(each.coefficients)]
     ours = f"{statistics.median(held):.1%} median of {len(held)} held-out steps"
     parts += [
         _THEIRS.format(num_coefficients=len(FITTED), ours=ours),
@@ -157,7 +157,7 @@ def _errors_table(found: Iterable[Series]) -> str:
         "|---|---|---|---|--:|--:|--:|--:|",
     ]
     for each in found:
-        median, most, mean = summary(each.errors(each.reached))
+        median, most, mean = summary(each.errors(each.coefficients))
         held = "fitted" if each.is_fitted else "held out"
         lines.append(
             f"| {each.serves} | {each.name} | {each.kind} | {held} | {len(each.points)} | {median:.1%} | {most:.1%} "
@@ -174,7 +174,7 @@ def _totals(found: Iterable[Series]) -> str:
     errors: dict[tuple[str, bool], list[float]] = {}
     for each in found:
         for name in (_title(each), "all"):
-            errors.setdefault((name, each.is_fitted), []).extend(each.errors(each.reached))
+            errors.setdefault((name, each.is_fitted), []).extend(each.errors(each.coefficients))
     for (name, is_fitted), some in sorted(errors.items(), key=lambda item: (item[0][0] == "all", item[0])):
         median, _, mean = summary(some)
         near = [sum(abs(error) <= limit for error in some) / len(some) for limit in (0.1, 0.25)]
@@ -185,11 +185,11 @@ def _totals(found: Iterable[Series]) -> str:
 
 def _title(series: Series) -> str:
     """Of the coefficients that belong to it."""
-    return " ".join(filter(None, (series.serves, *series.cell)))
+    return " ".join(filter(None, (series.serves, *series.variant)))
 
 
-def _reached_table(found: Iterable[Series]) -> str:
-    columns = {_title(each): each.reached for each in found}
+def _coefficients_table(found: Iterable[Series]) -> str:
+    columns = {_title(each): each.coefficients for each in found}
     lines = [f"| | {' | '.join(columns)} |", "|---|" + "--:|" * len(columns)]
     for name in FITTED:
         lines.append(f"| {name} | {' | '.join(f'{getattr(each, name):.3g}' for each in columns.values())} |")

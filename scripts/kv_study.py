@@ -20,7 +20,7 @@ from kv_report import CURVE, Curve, Point, draw
 from tokenmill.core.tiers import BlockFacts
 from tokenmill.kv.tiers.policies import pick
 from tokenmill.kv.tiers.replacement import Costs, TierBlock, block_kinds
-from tokenmill.sim.kv_reuse import Run, bound_s, lru_s, runs_of, total_s, working_set, worth_of
+from tokenmill.sim.kv_reuse import Run, bound_s, lru_s, recompute_costs, runs_of, total_s, working_set
 from tokenmill.sim.kv_traces import Load, agentic, mooncake, servegen
 
 POLICIES = ("lru", "lfu", "s3-fifo", "cost")
@@ -45,7 +45,7 @@ _SPREAD = 0x9E3779B97F4A7C15F39CC0605CEDC835
 def replay(load: Load, policy: str, num_blocks: int, token_s: float, position_s: float) -> float:
     """Seconds that a tier of this size saves."""
     kind = block_kinds((_BYTES,), Costs(load.block_size, token_s, position_s))[0]
-    worth = worth_of(load.block_size, token_s, position_s)
+    costs = recompute_costs(load.block_size, token_s, position_s)
     replacement = pick(policy, num_blocks * _BYTES)
     keys = [(number * _SPREAD % (1 << 128)).to_bytes(16) for number in range(load.num_blocks)]
     tier: dict[bytes, TierBlock] = {}
@@ -55,7 +55,7 @@ def replay(load: Load, policy: str, num_blocks: int, token_s: float, position_s:
         num_hits = 0
         while num_hits < len(names) and names[num_hits] in tier:
             num_hits += 1
-        saved += worth.sum_s(0, num_hits)
+        saved += costs.sum_s(0, num_hits)
         for depth in range(num_hits - 1, -1, -1):
             block = tier[names[depth]]
             block.num_uses += 1
@@ -100,19 +100,19 @@ def study(
     policies: Sequence[str] = POLICIES,
     shares: Sequence[float] = SHARES,
 ) -> Curve:
-    worth = worth_of(load.block_size, *costs)
+    costs = recompute_costs(load.block_size, *costs)
     runs = runs_of(load.requests)
-    total, most = total_s(runs, worth), working_set(runs, worth)
+    total, most = total_s(runs, costs), working_set(runs, costs)
 
     def bound(num_blocks: float) -> float:
-        return bound_s(runs, worth, int(num_blocks), len(load.requests)) / total
+        return bound_s(runs, costs, int(num_blocks), len(load.requests)) / total
 
     points = []
     for share in shares:
         num = max(1, int(share * most))
         saved = {policy: replay(load, policy, num, *costs) / total for policy in policies}
         points.append(Point(share, num, saved, bound(num)))
-    lru = tuple(lru_s(runs, worth, num) / total for num in CURVE)
+    lru = tuple(lru_s(runs, costs, num) / total for num in CURVE)
     return Curve(load, model, total, most, tuple(points), lru, tuple(_curve(runs, bound)))
 
 

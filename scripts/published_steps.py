@@ -1,11 +1,11 @@
 """Published durations of steps against the cost model of `tokenmill.sim.roofline`: its coefficients for each software,
 fitted to some of them, and how far off it is on the others.
 
-`cost_model_page` shows them, with the coefficients of `sim/tables/reached.toml`. Points are in `published_steps.toml`,
-each with its source. Loads of peak throughput have all their requests from the start. The engine admits a request when
-its whole length fits (`GUARANTEED_NO_EVICT` of TensorRT-LLM), and a step has a token of each running request and as
-many prompt tokens as its limit allows. Requests of one load have one length, so that those admitted in one step stay
-together and a step's work follows from the groups: nothing is simulated one by one.
+`cost_model_page` shows them, with the coefficients of `sim/tables/coefficients.toml`. Points are in
+`published_steps.toml`, each with its source. Loads of peak throughput have all their requests from the start. The
+engine admits a request when its whole length fits (`GUARANTEED_NO_EVICT` of TensorRT-LLM), and a step has a token of
+each running request and as many prompt tokens as its limit allows. Requests of one load have one length, so that those
+admitted in one step stay together and a step's work follows from the groups: nothing is simulated one by one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ from tokenmill.core.cost import Work
 from tokenmill.sim.fields import Fields
 from tokenmill.sim.hardware import Hardware, hardware_named
 from tokenmill.sim.models import ModelShape, model_named
-from tokenmill.sim.roofline import USUAL, Cell, Parallel, Precision, Reached, Roofline, cell_of, reached_named
+from tokenmill.sim.roofline import (
+    USUAL,
+    Coefficients,
+    Parallel,
+    Precision,
+    Roofline,
+    Variant,
+    coefficients_named,
+    variant_of,
+)
 
 POINTS = Path(__file__).with_suffix(".toml")
 PEAK = "peak"
@@ -66,15 +75,15 @@ class Series(NamedTuple):
     points: tuple[tuple[float, ...], ...]
     source: str
     note: str
-    cell: Cell
+    variant: Variant
 
     @property
-    def reached(self) -> Reached:
+    def coefficients(self) -> Coefficients:
         """The coefficients of the table."""
-        return reached_named(self.serves, self.cell)
+        return coefficients_named(self.serves, self.variant)
 
-    def cost_model(self, reached: Reached) -> Roofline:
-        return Roofline(self.model, self.hardware, self.parallel, self.precision, reached)
+    def cost_model(self, coefficients: Coefficients) -> Roofline:
+        return Roofline(self.model, self.hardware, self.parallel, self.precision, coefficients)
 
     @property
     def name(self) -> str:
@@ -84,16 +93,16 @@ class Series(NamedTuple):
         weights = [self.precision.weights] * (self.precision.weights != "bf16")
         return " ".join((self.model.title, "on", self.hardware.name, *parts, *weights))
 
-    def predicted(self, reached: Reached) -> list[float]:
+    def predicted(self, coefficients: Coefficients) -> list[float]:
         """Milliseconds of each point, or tokens a second."""
-        cost_model = self.cost_model(reached)
+        cost_model = self.cost_model(coefficients)
         if self.kind == PEAK:
             return [point[1] * point[2] / _peak_seconds(cost_model, point) for point in self.points]
         return [1e3 * _seconds(cost_model, self.kind, point) for point in self.points]
 
-    def errors(self, reached: Reached) -> list[float]:
+    def errors(self, coefficients: Coefficients) -> list[float]:
         """The time that is predicted over the one that is published, less 1, of each point."""
-        pairs = zip(self.predicted(reached), self.points, strict=True)
+        pairs = zip(self.predicted(coefficients), self.points, strict=True)
         if self.kind == PEAK:
             return [point[-1] / ours - 1 for ours, point in pairs]
         return [ours / point[-1] - 1 for ours, point in pairs]
@@ -163,7 +172,7 @@ def _series(raw: Mapping[str, Any], fields: Fields) -> list[Series]:
         _points(raw.get("points"), fields, KINDS[kind]),
         fields.text("source"),
         fields.text("note", ""),
-        cell_of(hardware, model) if is_halved else Cell(),
+        variant_of(hardware, model) if is_halved else Variant(),
     )
     fields.end()
     if not is_halved:
@@ -193,16 +202,16 @@ def _is_more(value: Any) -> bool:
     return isinstance(value, (int, float)) and value > 0
 
 
-def fit(series: Iterable[Series], start: Reached = USUAL, num_rounds: int = 60) -> Reached:
+def fit(series: Iterable[Series], start: Coefficients = USUAL, num_rounds: int = 60) -> Coefficients:
     """Coefficients of least squared log error over points, each held near `start` by a little. One is moved at a time,
     by a factor that shrinks when none helps."""
     fitted = list(series)
     num_points = sum(len(each.points) for each in fitted)
     names = FITTED if any(each.cost_model(start).is_unpacked for each in fitted) else OF_ALL
 
-    def loss(reached: Reached) -> float:
-        off = sum(math.log(1 + error) ** 2 for each in fitted for error in each.errors(reached))
-        far = sum(math.log(getattr(reached, name) / getattr(start, name)) ** 2 for name in names)
+    def loss(coefficients: Coefficients) -> float:
+        off = sum(math.log(1 + error) ** 2 for each in fitted for error in each.errors(coefficients))
+        far = sum(math.log(getattr(coefficients, name) / getattr(start, name)) ** 2 for name in names)
         return off / num_points + _PRIOR * far / len(names)
 
     best, least, step = start, loss(start), 1.5
@@ -223,38 +232,38 @@ def fit(series: Iterable[Series], start: Reached = USUAL, num_rounds: int = 60) 
     return best
 
 
-def fit_all() -> dict[tuple[str, Cell], Reached]:
+def fit_all() -> dict[tuple[str, Variant], Coefficients]:
     """Of each software, and each of its cells, with the interval of its errors; usual ones are not fitted."""
     found = {}
-    for name, cell in dict.fromkeys((each.serves, each.cell) for each in published()):
-        points = [each for each in published() if (each.serves, each.cell) == (name, cell)]
+    for name, variant in dict.fromkeys((each.serves, each.variant) for each in published()):
+        points = [each for each in published() if (each.serves, each.variant) == (name, variant)]
         fitted = [each for each in points if each.is_fitted]
-        reached = fit(fitted) if fitted else USUAL
-        errors = [error for each in points if not each.is_fitted for error in each.errors(reached)]
-        found[name, cell] = with_interval(reached, errors)
+        coefficients = fit(fitted) if fitted else USUAL
+        errors = [error for each in points if not each.is_fitted for error in each.errors(coefficients)]
+        found[name, variant] = with_interval(coefficients, errors)
     return found
 
 
-def with_interval(reached: Reached, errors: Sequence[float]) -> Reached:
+def with_interval(coefficients: Coefficients, errors: Sequence[float]) -> Coefficients:
     """errors: of predictions that nothing was fitted to, whose 10th and 90th percentile it is given."""
     if len(errors) < 2:
-        return reached
+        return coefficients
     deciles = statistics.quantiles(errors, n=10, method="inclusive")
-    return reached._replace(error_low=deciles[0], error_high=deciles[-1], num_held_out=len(errors))
+    return coefficients._replace(error_low=deciles[0], error_high=deciles[-1], num_held_out=len(errors))
 
 
-def as_table(found: Mapping[tuple[str, Cell], Reached]) -> str:
-    """The TOML of `tables/reached.toml`."""
+def as_table(found: Mapping[tuple[str, Variant], Coefficients]) -> str:
+    """The TOML of `tables/coefficients.toml`."""
     head = (
-        "# Coefficients of roofline.Reached by software, of some by generation and family of models, with their\n"
+        "# Coefficients of roofline.Coefficients by software, of some by generation and family of models, with their\n"
         "# errors on what is held out: `python scripts/cost_model_page.py --fit` prints this file.\n"
     )
     parts = [head]
-    for (name, cell), reached in found.items():
+    for (name, variant), coefficients in found.items():
         quoted = f'"{name}"' if "." in name else name
         names = INTERVAL if name == "usual" else (*FITTED, *INTERVAL)
-        lines = "".join(f"{each} = {getattr(reached, each):.4g}\n" for each in names)
-        parts.append(f"[{'.'.join(filter(None, (quoted, *cell)))}]\n{lines}")
+        lines = "".join(f"{each} = {getattr(coefficients, each):.4g}\n" for each in names)
+        parts.append(f"[{'.'.join(filter(None, (quoted, *variant)))}]\n{lines}")
     return "\n".join(parts)
 
 

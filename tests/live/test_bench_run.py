@@ -18,7 +18,7 @@ from synthetic_server import Script
 from tokenmill.bench.load import datasets
 from tokenmill.bench.load.datasets import Lengths
 from tokenmill.bench.load.plan import Plan
-from tokenmill.bench.load.retries import GiveUp
+from tokenmill.bench.load.retries import EarlyStop
 from tokenmill.bench.load.schedule import Schedule
 
 
@@ -61,7 +61,7 @@ def test_a_run_that_fails_is_given_up() -> None:
 def test_a_hopeless_overload_is_given_up() -> None:
     """One request at a time, a hundred at once: when the first has waited too long, there is no use in going on."""
     script = Script(ttft_s=0.5, itl_s=0.0, max_running=1)
-    run, _ = measure(script, Schedule(), 60, num_warmups=0, give_up=GiveUp(max_wait_s=2.0))
+    run, _ = measure(script, Schedule(), 60, num_warmups=0, give_up=EarlyStop(max_wait_s=2.0))
     assert run.given_up is not None and "waited" in run.given_up and 1 <= run.num_ok < 60
 
 

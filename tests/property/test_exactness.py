@@ -355,7 +355,7 @@ def test_grammars_bit_for_bit_where_masks_are_put_off(tiny_worker, monkeypatch):
     monkeypatch.setattr(grammars, "_SLOW_S", 0.0)
     monkeypatch.setattr(grammars, "STEP_S", 0.0)
     let_go, late = Grammars._let_go, []
-    monkeypatch.setattr(Grammars, "_let_go", lambda self, one: (late.append(one.is_late), let_go(self, one))[1])
+    monkeypatch.setattr(Grammars, "_let_go", lambda self, one: (late.append(one.lacks_mask), let_go(self, one))[1])
     check_grammars(tiny_worker, range(600, 615), exact=True)
     assert sum(late) > 40, sum(late)
 

@@ -1,4 +1,5 @@
-"""With leaps over decode steps or without them: clients hear the same tokens at the same times, to the last bit."""
+"""With fast forward over decode steps or without it: clients hear the same tokens at the same times, to the last
+bit."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from tokenmill.sim.timed import DRAWN, END_TOKEN
 
 
 def heard(seed: int, *, fast_path: bool) -> tuple[list[Any], int]:
-    """All that happens in a service under a random load, and the steps that were leapt over."""
+    """All that happens in a service under a random load, and the steps in fast forward."""
     rng = random.Random(seed)
     cost_model = Costs(*rng.choice([(0.012, 0.0003, 0.00012, 1e-8, 2e-7), (0.002, 0.0001, 0.00002, 1e-9, 1e-7)]))
     config = EngineConfig(
@@ -130,11 +131,12 @@ def heard(seed: int, *, fast_path: bool) -> tuple[list[Any], int]:
     log.sort(key=lambda each: each[0] if isinstance(each[0], float) else -1.0)
     ends = [report.busy_s, report.steps, report.queues, report.num_preemptions, report.num_moved, report.duration_s]
     ends += [[worker.core.stats() for worker in service.workers], service.gateway.totals.stats]
-    return [*log, *ends], report.num_leapt
+    return [*log, *ends], report.num_fast_forwarded
 
 
 LOOKED_AT = (24, 56, 225)
-"""Where something would be chosen otherwise if what is looked at (`Router.looks_at`, `Late.younger`) were not told."""
+"""Where something would be chosen otherwise if what is looked at (`Router.looks_at`, `DeferredOutputs.younger`) were
+not told."""
 
 
 @pytest.mark.sampled(2 / 5)
@@ -145,8 +147,8 @@ def test_leaps_change_nothing_that_is_heard(seeds: Sequence[int]) -> None:
     total = 0
     for seed in seeds:
         plain, none = heard(seed, fast_path=False)
-        fast, num_leapt = heard(seed, fast_path=True)
+        fast, num_fast_forwarded = heard(seed, fast_path=True)
         assert none == 0
         assert fast == plain, f"seed {seed}"
-        total += num_leapt
-    assert total > 300, "hardly a leap"
+        total += num_fast_forwarded
+    assert total > 300, "hardly a step"

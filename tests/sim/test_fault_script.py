@@ -13,7 +13,7 @@ from tokenmill.sim.fault_script import Fault, FaultRunner, read_faults
 from tokenmill.sim.fields import Fields
 from tokenmill.sim.loop import VirtualLoop
 from tokenmill.sim.parts import ColdStart, ColdStarts, read_cold_start
-from tokenmill.sim.shared_links import Fabric
+from tokenmill.sim.shared_links import SharedLinks
 from tokenmill.sim.topology import Place
 
 GB = 10**9
@@ -75,16 +75,16 @@ def test_a_link_that_flaps_holds_up_what_it_carries() -> None:
     loop = VirtualLoop()
     topology = flat(("a", "b"))
     wiring = topology.wire()
-    fabric = Fabric(loop, wiring)
+    shared_links = SharedLinks(loop, wiring)
     faults = read(
         {"kind": "flap", "target": "a.nic0", "at_s": 0.5, "for_s": 1, "factor": 0.25},
         {"kind": "flap", "target": "b", "at_s": 2, "for_s": 2},
     )
-    runner = FaultRunner(faults, loop, {}, fabric=fabric, wiring=wiring)
+    runner = FaultRunner(faults, loop, {}, shared_links=shared_links, wiring=wiring)
 
     async def main() -> float:
         runner.start()
-        await fabric.carry("a", "b", 2 * GB)
+        await shared_links.carry("a", "b", 2 * GB)
         return loop.time()
 
     assert loop.run(main()) == pytest.approx(0.5 + 1.0 + 0.5 + 2.0 + 0.75)
@@ -98,7 +98,7 @@ def test_faults_by_seed_come_at_the_same_times() -> None:
         loop = VirtualLoop()
         wiring = flat(("a", "b", "c")).wire()
         table = {"kind": "flap", "mean_time_between_s": 10, "for_s": 0.1, "until_s": 2000}
-        runner = FaultRunner(read(table), loop, {}, seed=seed, fabric=Fabric(loop, wiring), wiring=wiring)
+        runner = FaultRunner(read(table), loop, {}, seed=seed, shared_links=SharedLinks(loop, wiring), wiring=wiring)
 
         async def main() -> None:
             runner.start()
@@ -123,8 +123,8 @@ def test_workers_that_start_together_share_what_their_weights_come_over(start: C
     loop = VirtualLoop()
     names = ("w0", "w1", "w2")
     topology = flat(("store", "n0", "n1", "n2"))
-    fabric = Fabric(loop, topology.wire([Place(name, f"n{i}") for i, name in enumerate(names)]))
-    cold = ColdStarts(dict.fromkeys(names, start), loop, dict.fromkeys(names, "host"), fabric)
+    shared_links = SharedLinks(loop, topology.wire([Place(name, f"n{i}") for i, name in enumerate(names)]))
+    cold = ColdStarts(dict.fromkeys(names, start), loop, dict.fromkeys(names, "host"), shared_links)
 
     async def one(name: str) -> float:
         await cold.wait(name)

@@ -10,7 +10,16 @@ import pytest
 
 from kv_report import CURVE, draw
 from kv_study import POLICIES, replay, study
-from tokenmill.sim.kv_reuse import Worth, bound_s, lru_s, num_reused, runs_of, total_s, working_set, worth_of
+from tokenmill.sim.kv_reuse import (
+    RecomputeCosts,
+    bound_s,
+    lru_s,
+    num_reused,
+    recompute_costs,
+    runs_of,
+    total_s,
+    working_set,
+)
 from tokenmill.sim.kv_traces import Asked, Load, agentic, load_of, mooncake
 
 
@@ -27,14 +36,14 @@ def random_load(seed: int, num: int = 60) -> Load:
     return load_of("random", 4, requests)
 
 
-def lru_by_hand(requests: list[Asked], worth: Worth, room: int) -> tuple[float, int]:
+def lru_by_hand(requests: list[Asked], costs: RecomputeCosts, room: int) -> tuple[float, int]:
     held: OrderedDict[int, None] = OrderedDict()
     saved, num = 0.0, 0
     for _, blocks in requests:
         num_hits = 0
         while num_hits < len(blocks) and blocks[num_hits] in held:
             num_hits += 1
-        saved += worth.sum_s(0, num_hits)
+        saved += costs.sum_s(0, num_hits)
         num += num_hits
         for block in reversed(blocks):
             held[block] = None
@@ -46,19 +55,19 @@ def lru_by_hand(requests: list[Asked], worth: Worth, room: int) -> tuple[float, 
 
 def test_reuse_distances_are_those_of_lru() -> None:
     """What distances say for every size is what an LRU cache does."""
-    worth = Worth(1.0, 0.25)
+    costs = RecomputeCosts(1.0, 0.25)
     for seed in range(10):
         load = random_load(seed)
         runs = runs_of(load.requests)
         for room in (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 1000):
-            saved, num = lru_by_hand(list(load.requests), worth, room)
-            assert lru_s(runs, worth, room) == pytest.approx(saved)
+            saved, num = lru_by_hand(list(load.requests), costs, room)
+            assert lru_s(runs, costs, room) == pytest.approx(saved)
             assert num_reused(runs, room) == num
-        most = working_set(runs, worth)
-        assert lru_s(runs, worth, most) >= 0.99 * total_s(runs, worth) > lru_s(runs, worth, most - 1)
+        most = working_set(runs, costs)
+        assert lru_s(runs, costs, most) >= 0.99 * total_s(runs, costs) > lru_s(runs, costs, most - 1)
 
 
-def best_s(requests: list[Asked], worth: Worth, room: int) -> float:
+def best_s(requests: list[Asked], costs: RecomputeCosts, room: int) -> float:
     """What is saved by the best choice of blocks to keep after each request, all tried."""
     from itertools import combinations
 
@@ -73,7 +82,7 @@ def best_s(requests: list[Asked], worth: Worth, room: int) -> float:
         later = {block for _, others in requests[index + 1 :] for block in others}
         may = sorted((held | set(blocks)) & later)
         choices = combinations(may, min(room, len(may)))
-        return worth.sum_s(0, num_hits) + max(rest(index + 1, frozenset(kept)) for kept in choices)
+        return costs.sum_s(0, num_hits) + max(rest(index + 1, frozenset(kept)) for kept in choices)
 
     return rest(0, frozenset())
 
@@ -85,10 +94,10 @@ def test_no_cache_saves_more_than_the_bound() -> None:
         rng = random.Random(seed)
         paths = [[f"{rng.randrange(4)}", "a"][: rng.randint(1, 2)] for _ in range(14)]
         load = load_of("small", 4, [(float(nth), path) for nth, path in enumerate(paths)])
-        worth = Worth(1.0, 0.5)
+        costs = RecomputeCosts(1.0, 0.5)
         for room in (1, 2, 3):
-            best = best_s(list(load.requests), worth, room)
-            bound = bound_s(runs_of(load.requests), worth, room, len(load.requests), 14, 400)
+            best = best_s(list(load.requests), costs, room)
+            bound = bound_s(runs_of(load.requests), costs, room, len(load.requests), 14, 400)
             assert best <= bound + 1e-9
             gaps.append(bound / best - 1 if best else 0.0)
     assert sorted(gaps)[len(gaps) // 2] < 0.1
@@ -98,13 +107,13 @@ def test_a_policy_is_between_lru_and_the_bound() -> None:
     """The study's replay of LRU is LRU; no policy beats the bound; endless room saves all; and all of it is drawn."""
     load = random_load(3, 300)
     costs = (1e-3, 1e-4)
-    worth = worth_of(load.block_size, *costs)
+    costs = recompute_costs(load.block_size, *costs)
     curve = study(load, "toy", costs, shares=(0.2, 0.5))
     runs = runs_of(load.requests)
     for point in curve.points:
-        assert point.saved["lru"] == pytest.approx(lru_s(runs, worth, point.num_blocks) / curve.total_s, rel=0.05)
+        assert point.saved["lru"] == pytest.approx(lru_s(runs, costs, point.num_blocks) / curve.total_s, rel=0.05)
         assert all(saved <= point.bound for saved in point.saved.values())
-    assert replay(load, "cost", load.num_blocks, *costs) == pytest.approx(total_s(runs, worth))
+    assert replay(load, "cost", load.num_blocks, *costs) == pytest.approx(total_s(runs, costs))
     page, picture = draw([curve], POLICIES, CURVE)
     assert f"| {curve.points[0].num_blocks:,} (20%) |" in page and picture.count("<polyline") == 3
     assert curve.lru[-1] == curve.bound[-1] == pytest.approx(1.0)

@@ -66,7 +66,7 @@ class Seen:
 
 
 @dataclass
-class Course:
+class OverloadSettings:
     """One seed at a rate. `forecasts`: (told, took) of first tokens."""
 
     rate: float
@@ -77,7 +77,7 @@ class Course:
     num_left: int = -1
     executor: type[Paced] = Paced
 
-    def run(self) -> Course:
+    def run(self) -> OverloadSettings:
         loop = VirtualLoop(limit_s=3600.0)
         loop.run(self._main(loop))
         return self
@@ -153,7 +153,7 @@ class Course:
 
 
 @dataclass
-class Decoding(Course):
+class Decoding(OverloadSettings):
     """Short prompts: what binds is the time of a token, which is longer than steps tell."""
 
     executor: type[Paced] = HeldUp
@@ -163,7 +163,7 @@ class Decoding(Course):
 
 
 @dataclass
-class Returning(Course):
+class RetryOutcome(OverloadSettings):
     """Four times the rate that can be held for a while, then half of it. Who is refused comes back once, as told."""
 
     num_pressing: int = 240
@@ -188,29 +188,33 @@ class Returning(Course):
 
 
 @pytest.fixture(scope="module")
-def courses() -> dict[float, list[Course]]:
+def courses() -> dict[float, list[OverloadSettings]]:
     """By the rate, of which 1 can be held, three seeds each."""
-    return {rate: [Course(rate, seed).run() for seed in range(3)] for rate in (1.0, 2.0, 4.0)}
+    return {rate: [OverloadSettings(rate, seed).run() for seed in range(3)] for rate in (1.0, 2.0, 4.0)}
 
 
-def test_every_request_is_answered_or_refused_and_none_is_left(courses: dict[float, list[Course]]) -> None:
-    for course in (each for some in courses.values() for each in some):
-        assert {each.end for each in course.seen} <= {"length", "stop", "refused", "overloaded_error"}
-        assert len(course.seen) == course.num and course.num_left == 0
+def test_every_request_is_answered_or_refused_and_none_is_left(courses: dict[float, list[OverloadSettings]]) -> None:
+    for settings in (each for some in courses.values() for each in some):
+        assert {each.end for each in settings.seen} <= {"length", "stop", "refused", "overloaded_error"}
+        assert len(settings.seen) == settings.num and settings.num_left == 0
 
 
-def test_goodput_stays_where_it_was_at_twice_and_four_times_the_rate(courses: dict[float, list[Course]]) -> None:
+def test_goodput_stays_where_it_was_at_twice_and_four_times_the_rate(
+    courses: dict[float, list[OverloadSettings]],
+) -> None:
     """At a rate that can be held nearly all are served in time; above it, no fewer a second are."""
-    calm, *loaded = (sum(course.goodput for course in some) / len(some) for some in courses.values())
+    calm, *loaded = (sum(settings.goodput for settings in some) / len(some) for some in courses.values())
     assert calm >= 0.85
     assert min(loaded) >= calm, (calm, loaded)
 
 
-def test_those_who_are_let_in_are_served_in_time_however_many_are_not(courses: dict[float, list[Course]]) -> None:
+def test_those_who_are_let_in_are_served_in_time_however_many_are_not(
+    courses: dict[float, list[OverloadSettings]],
+) -> None:
     """At twice and four times the rate most of those that are computed keep their targets, once it is known what steps
     cost."""
     for rate in (2.0, 4.0):
-        known = [each for course in courses[rate] for each in course.seen[20:]]
+        known = [each for settings in courses[rate] for each in settings.seen[20:]]
         served = [each for each in known if each.end in ("stop", "length")]
         assert sum(each.is_met for each in served) > 0.85 * len(served), rate
 
@@ -230,16 +234,16 @@ def test_tokens_that_come_more_slowly_than_steps_tell_cost_no_goodput() -> None:
 def test_those_who_come_back_when_they_are_told_find_room() -> None:
     """Four of five, of those that come when no more is asked for than can be served; they are most. Three seeds."""
     num_returned, later = 0, []
-    for course in (Returning(1.0, seed, 420).run() for seed in range(3)):
-        num_returned += len(course.returned)
-        later += [each for each, at_s in course.returned if at_s > course.pressed_s]
+    for settings in (RetryOutcome(1.0, seed, 420).run() for seed in range(3)):
+        num_returned += len(settings.returned)
+        later += [each for each, at_s in settings.returned if at_s > settings.pressed_s]
     assert len(later) > 240 and len(later) > 0.6 * num_returned
     assert sum(each.end in ("stop", "length") for each in later) >= 0.8 * len(later)
 
 
-def test_forecasts_of_first_tokens_come_true(courses: dict[float, list[Course]]) -> None:
+def test_forecasts_of_first_tokens_come_true(courses: dict[float, list[OverloadSettings]]) -> None:
     """Of those above 50 ms half are off by less than 15 %, up to twice the rate; most by less than half."""
-    pairs = [pair for rate in (1.0, 2.0) for course in courses[rate] for pair in course.forecasts]
+    pairs = [pair for rate in (1.0, 2.0) for settings in courses[rate] for pair in settings.forecasts]
     errors = sorted(abs(told - took) / took for told, took in pairs if took > 0.05)
     assert len(errors) > 100
     assert errors[len(errors) // 2] < 0.15 and errors[int(0.9 * len(errors))] < 0.55
@@ -248,7 +252,7 @@ def test_forecasts_of_first_tokens_come_true(courses: dict[float, list[Course]])
 def main() -> None:
     """Print what docs/operate/overload.md says of four seeds."""
     for rate in (1.0, 2.0, 4.0):
-        some = [Course(rate, seed, 120).run() for seed in range(4)]
+        some = [OverloadSettings(rate, seed, 120).run() for seed in range(4)]
         errors = sorted(abs(told - took) / took for each in some for told, took in each.forecasts if took > 0.05)
         median, tenth = errors[len(errors) // 2], errors[int(0.9 * len(errors))]
         goodput = sum(each.goodput for each in some) / len(some)

@@ -19,7 +19,7 @@ from tokenmill.core.cost import Costs, Work
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.events import Output
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.plan.evaluate import fault_doubts, lines_of
+from tokenmill.plan.evaluate import fault_warnings, lines_of
 from tokenmill.sim.deployment import Deployment, WorkerPlan
 from tokenmill.sim.fault_script import read_faults
 from tokenmill.sim.fields import Fields
@@ -282,7 +282,7 @@ def test_what_is_shared_is_told() -> None:
     assert lines[0] == "faults: crash 1; 1 cold starts, 0.2 s each"
     assert re.match(r"links: \d+ transfers, 0.0 GB; of their bandwidth n\d.nic0", lines[1])
     assert re.match(r"busy, each one process: front end [\d.]+%, clients [\d.]+%", lines[2])
-    assert fault_doubts(SERVICES[-1]) == ["Faults: crash 1; 1 cold starts, 0.2 s each."]
+    assert fault_warnings(SERVICES[-1]) == ["Faults: crash 1; 1 cold starts, 0.2 s each."]
     serve(deploy(), 2)
     assert lines_of(SERVICES[-1]) == []
 

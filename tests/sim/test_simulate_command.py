@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tokenmill.cli.main import main
-from tokenmill.plan.evaluate import doubts_of
+from tokenmill.plan.evaluate import warnings_of
 from tokenmill.sim.service import ServiceReport
 
 EXAMPLES = Path(__file__).parents[2] / "deploy/simulate"
@@ -79,9 +79,9 @@ def test_settings_are_swept(tmp_path: Path) -> None:
 def test_steps_beyond_a_calibration_are_told() -> None:
     report = ServiceReport()
     report.steps["w0"] = 10
-    assert doubts_of(report) == []
+    assert warnings_of(report) == []
     report.unseen[(4, 1024)] = 3
-    assert "3 of 10 steps" in doubts_of(report)[0] and "1024 tokens" in doubts_of(report)[0]
+    assert "3 of 10 steps" in warnings_of(report)[0] and "1024 tokens" in warnings_of(report)[0]
 
 
 @pytest.mark.parametrize(

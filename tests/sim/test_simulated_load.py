@@ -13,7 +13,7 @@ from tokenmill.bench.load import datasets
 from tokenmill.bench.load.datasets import Lengths
 from tokenmill.bench.load.material import token_material
 from tokenmill.bench.load.plan import Call, Drawn, Literal, Message, Plan, Reply
-from tokenmill.bench.load.retries import GiveUp, Manners
+from tokenmill.bench.load.retries import EarlyStop, RetryPolicy
 from tokenmill.bench.load.run import Load
 from tokenmill.bench.load.schedule import Schedule
 from tokenmill.bench.result import Run
@@ -110,9 +110,9 @@ def test_clients_ask_again_and_leave() -> None:
     many = load(Schedule(request_rate=200.0), 200)
     refused = simulate(begin(set_up=bound), many, About()).run
     assert {error.kind for error in refused.errors} == {"http_429"} and 0 < refused.num_ok < 200
-    again = simulate(begin(set_up=bound), replace(many, manners=Manners(50)), About()).run
+    again = simulate(begin(set_up=bound), replace(many, retry_policy=RetryPolicy(50)), About()).run
     assert again.num_ok == 200 and sum(row.num_refused for row in again.requests) > 0
-    left = simulate(begin(), replace(many, manners=Manners(0, 0.3)), About()).run
+    left = simulate(begin(), replace(many, retry_policy=RetryPolicy(0, 0.3)), About()).run
     assert {error.kind for error in left.errors} == {"gave_up"} and 0 < left.num_ok < 200
     assert all((row.first_s or 0.0) - row.due_s <= 0.3 for row in left.requests if row.ok)
 
@@ -123,7 +123,7 @@ def test_clients_that_are_refused_at_once_do_not_stop_the_clock() -> None:
     def shut(gateway: Gateway) -> None:
         gateway.admission = BoundedWait(max_open=1, max_tokens=10**6, max_wait_s=1e9)
 
-    lasting = load(Schedule(concurrency=20, stop_after_s=0.2), 20, num_warmups=0, give_up=GiveUp(1.0))
+    lasting = load(Schedule(concurrency=20, stop_after_s=0.2), 20, num_warmups=0, give_up=EarlyStop(1.0))
     run = simulate(begin(set_up=shut), lasting, About()).run
     assert {error.kind for error in run.errors} == {"http_429"} and run.num_ok > 0
     assert 0.2 <= run.duration_s < 0.5 and run.num_requests < 20 * 0.2 / REFUSAL_S + 20
@@ -172,7 +172,7 @@ def test_a_lean_run_has_the_same_figures() -> None:
     def talk(num: int, seed: int) -> Plan:
         return datasets.conversations(num, seed, Lengths(64, 8, 0.5), 3, think_time_s=2.0)
 
-    rest: dict[str, Any] = {"objectives": {"ttft_s": 0.018, "itl_s": 0.02}, "manners": Manners(0, 0.025)}
+    rest: dict[str, Any] = {"objectives": {"ttft_s": 0.018, "itl_s": 0.02}, "retry_policy": RetryPolicy(0, 0.025)}
     whole = played(Schedule(request_rate=0.8), 300, talk, **rest)
     lean = played(Schedule(request_rate=0.8), 300, talk, is_lean=True, **rest)
     assert 0 < (whole.slo.attainment or 0.0) < 1 and whole.num_failed > 0 and not lean.requests

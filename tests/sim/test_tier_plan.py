@@ -16,7 +16,7 @@ from tokenmill.core.errors import ConfigError
 from tokenmill.core.tiers import BlockFacts, LoadFrom, SaveTo
 from tokenmill.sim.fields import Fields
 from tokenmill.sim.loop import VirtualLoop
-from tokenmill.sim.shared_links import Fabric
+from tokenmill.sim.shared_links import SharedLinks
 from tokenmill.sim.tier_plan import TierHosts, TierSpecs, read_tiers
 from tokenmill.sim.tiers import Medium, Pace, TierFaults, VirtualTier
 from tokenmill.sim.topology import Place
@@ -133,7 +133,7 @@ def test_hosts_share_one_remote_store_over_the_network() -> None:
     loop = VirtualLoop()
     nodes = {"w0": "n0", "w1": "n0", "w2": "n1"}
     topology = flat(("n0", "n1", "store"))
-    fabric = Fabric(loop, topology.wire([Place(name, node) for name, node in nodes.items()]))
+    shared_links = SharedLinks(loop, topology.wire([Place(name, node) for name, node in nodes.items()]))
     remote = REMOTE | {"read_bytes_s": 1e12, "latency_s": 0.0, "admission": "all"}
     specs = specs_of(HOST, DISK, remote)
     made = TierHosts(
@@ -141,7 +141,7 @@ def test_hosts_share_one_remote_store_over_the_network() -> None:
         EngineConfig(groups=full_groups(64, 1000 * BLOCK), max_model_len=512),
         loop,
         random.Random(1),
-        fabric,
+        shared_links,
         nodes,
     )
 

@@ -21,7 +21,7 @@ from tokenmill.bench.load.datasets import Lengths, random_prompts
 from tokenmill.bench.load.histogram import QUANTILES, SUB_BUCKETS, Histogram, describe, quantile
 from tokenmill.bench.load.measure import NUM_BUCKETS, jain
 from tokenmill.bench.load.player import Played
-from tokenmill.bench.load.retries import GiveUp, hopeless_wait_s
+from tokenmill.bench.load.retries import EarlyStop, hopeless_wait_s
 from tokenmill.bench.load.run import pool
 from tokenmill.bench.load.schedule import Schedule
 from tokenmill.bench.load.scrape import EnergyMeter, difference, find_energy_meter, parse
@@ -226,14 +226,14 @@ def test_a_tokenizer_counts_where_the_server_does_not() -> None:
 
 def test_a_run_is_given_up_when_nothing_can_come_of_it() -> None:
     """When enough have failed of enough, or a queue has grown beyond what can be waited for."""
-    policy = GiveUp(max_error_rate=0.5, max_wait_s=4.0)
+    policy = EarlyStop(max_error_rate=0.5, max_wait_s=4.0)
     assert policy.reason(49, 49, 0.0) is None and policy.reason(100, 50, 4.0) is None
     assert "51 of 100 requests failed" in (policy.reason(100, 51, 0.0) or "")
-    assert "waited 4.1 s" in (policy.reason(0, 0, 4.1) or "") and GiveUp().reason(10, 0, 1e9) is None
+    assert "waited 4.1 s" in (policy.reason(0, 0, 4.1) or "") and EarlyStop().reason(10, 0, 1e9) is None
     assert hopeless_wait_s({"ttft_s": 2.0, "e2el_s": 9.0}) == 20.0 and hopeless_wait_s({"tpot_s": 1.0}) is None
     for wrong in ({"max_error_rate": 1.1}, {"max_wait_s": 0.0}):
         with pytest.raises(ConfigError):
-            GiveUp(**wrong)
+            EarlyStop(**wrong)
 
 
 def test_an_slo_is_a_conjunction_over_all_requests() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from tokenmill.bench.load.datasets import Lengths, conversations, random_prompts
 from tokenmill.bench.load.plan import Call, Plan
 from tokenmill.bench.load.player import LEAD_S, OnDone, Played, Player, Progress, Replies
-from tokenmill.bench.load.retries import GAVE_UP, GiveUp, Manners
+from tokenmill.bench.load.retries import GAVE_UP, EarlyStop, RetryPolicy
 from tokenmill.bench.load.schedule import Schedule
 from tokenmill.bench.load.stream import Exchange
 from tokenmill.bench.load.timer import time_of
@@ -92,7 +92,7 @@ def play(
 
     async def main() -> tuple[Played, int]:
         client = Even(token_s, fails)
-        give_up = GiveUp(max_wait_s=max_wait_s)
+        give_up = EarlyStop(max_wait_s=max_wait_s)
         player = Player(schedule.apply(plan), schedule, Plain(), client, give_up, time=time_of(loop))
         return await player.play(seen.append), client.most
 
@@ -148,12 +148,14 @@ def test_the_collector_is_left_alone() -> None:
     assert states and all(states)
 
 
-def play_with(client_of: Callable[[], Even], manners: Manners, schedule: Schedule, num: int = 6) -> list[Exchange]:
+def play_with(
+    client_of: Callable[[], Even], retry_policy: RetryPolicy, schedule: Schedule, num: int = 6
+) -> list[Exchange]:
     loop = VirtualLoop(limit_s=1e9)
 
     async def main() -> Played:
         plan = schedule.apply(random_prompts(num, 5, Lengths(8, 2)))
-        player = Player(plan, schedule, Plain(), client_of(), time=time_of(loop), manners=manners)
+        player = Player(plan, schedule, Plain(), client_of(), time=time_of(loop), retry_policy=retry_policy)
         return await player.play()
 
     return loop.run(main()).exchanges
@@ -161,35 +163,35 @@ def play_with(client_of: Callable[[], Even], manners: Manners, schedule: Schedul
 
 def test_what_was_refused_is_asked_again() -> None:
     """After the server's own pause, or after half a second that doubles; no more often than the client will."""
-    told = play_with(lambda: Even(1.0, (), 2, 7.0), Manners(3), Schedule(request_rate=1.0))
+    told = play_with(lambda: Even(1.0, (), 2, 7.0), RetryPolicy(3), Schedule(request_rate=1.0))
     assert [(e.num_refused, e.error) for e in told] == [(2, None)] * 6
     assert all(abs((e.end_s or 0.0) - e.due_s - (2 * (1.0 + 7.0) + 2.0)) < 1e-6 for e in told)
-    alone = play_with(lambda: Even(1.0, (), 2), Manners(3), Schedule(request_rate=1.0))
+    alone = play_with(lambda: Even(1.0, (), 2), RetryPolicy(3), Schedule(request_rate=1.0))
     pauses = [(e.end_s or 0.0) - e.due_s - 4.0 for e in alone]
     assert all(0.75 * 1.5 < pause <= 1.5 for pause in pauses) and len(set(pauses)) == 6
-    assert [e.end_s for e in play_with(lambda: Even(1.0, (), 2), Manners(3), Schedule(request_rate=1.0))] == [
+    assert [e.end_s for e in play_with(lambda: Even(1.0, (), 2), RetryPolicy(3), Schedule(request_rate=1.0))] == [
         e.end_s for e in alone
     ]
-    refused = play_with(lambda: Even(1.0, (), 2), Manners(1), Schedule(request_rate=1.0))
+    refused = play_with(lambda: Even(1.0, (), 2), RetryPolicy(1), Schedule(request_rate=1.0))
     assert [(e.num_refused, e.error) for e in refused] == [(1, "http_429")] * 6
 
 
 def test_a_client_leaves_when_nothing_comes() -> None:
     """From the server, from its pause between two tries, and from the queue before a cap; never once it has a token."""
-    busy = play_with(lambda: Even(3.0), Manners(0, 2.0), Schedule(request_rate=1.0))
+    busy = play_with(lambda: Even(3.0), RetryPolicy(0, 2.0), Schedule(request_rate=1.0))
     assert [e.error for e in busy] == ["gave_up"] * 6
     assert all(abs((e.end_s or 0.0) - e.due_s - 2.0) < 1e-6 for e in busy)
-    paused = play_with(lambda: Even(0.1, (), 9, 5.0), Manners(9, 2.0), Schedule(request_rate=1.0))
+    paused = play_with(lambda: Even(0.1, (), 9, 5.0), RetryPolicy(9, 2.0), Schedule(request_rate=1.0))
     assert [e.error for e in paused] == ["gave_up"] * 6
-    slow = play_with(lambda: Even(1.5), Manners(0, 2.0), Schedule(request_rate=1.0))
+    slow = play_with(lambda: Even(1.5), RetryPolicy(0, 2.0), Schedule(request_rate=1.0))
     assert [e.error for e in slow] == [None] * 6
-    capped = play_with(lambda: Even(1.5), Manners(0, 2.0), Schedule(request_rate=10.0, max_concurrency=1))
+    capped = play_with(lambda: Even(1.5), RetryPolicy(0, 2.0), Schedule(request_rate=10.0, max_concurrency=1))
     assert [e.error for e in capped] == [None, *["gave_up"] * 5]
     assert [e.sent_s is None for e in capped] == [False, *[True] * 5]
 
 
 def test_the_last_to_leave_ends_the_play() -> None:
     """A closed loop gives the slot of a client that left to the next."""
-    left = play_with(lambda: Even(3.0), Manners(0, 2.0), Schedule(concurrency=2), 10)
+    left = play_with(lambda: Even(3.0), RetryPolicy(0, 2.0), Schedule(concurrency=2), 10)
     assert [e.error for e in left] == ["gave_up"] * 10
     assert abs(max(e.end_s or 0.0 for e in left) - LEAD_S - 10.0) < 1e-6

@@ -20,7 +20,7 @@ from tokenmill.cluster.events import (
     Stepped,
     Ticked,
 )
-from tokenmill.cluster.failures import MAX_EXCUSED
+from tokenmill.cluster.failures import MAX_UNBLAMED_DEATHS
 from tokenmill.cluster.gateway import Gateway
 from tokenmill.cluster.keys import with_keys
 from tokenmill.core.cost import Costs
@@ -352,7 +352,7 @@ def test_requests_that_end_the_engines_they_are_tried_in_do_not_shelter_each_oth
         num_convicted += scene.handle(Left(link, Cause.UNKNOWN), float(link)).poisoned
         num_convicted += scene.handle(Left(link + 1, Cause.UNKNOWN), link + 0.5).poisoned
         link += 2
-    assert num_convicted == 2 and link <= 2 + 2 * (MAX_EXCUSED + 2)
+    assert num_convicted == 2 and link <= 2 + 2 * (MAX_UNBLAMED_DEATHS + 2)
 
 
 def test_faults_of_several_engines_at_once_speak_less_against_a_request() -> None:

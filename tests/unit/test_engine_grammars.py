@@ -189,7 +189,7 @@ def test_a_row_without_its_mask_draws_in_another_step(is_planned_ahead):
     second = core.plan(0.0)
     ahead = core.plan(0.0) if is_planned_ahead else None
     assert second is not None
-    (told,) = core.commit(StepResult(second.step, (RowResult(a, is_late=True), RowResult(b, (7,)))), 0.0).outputs
+    (told,) = core.commit(StepResult(second.step, (RowResult(a, lacks_mask=True), RowResult(b, (7,)))), 0.0).outputs
     core.check()
     assert told.request_id == "b" and core.stats().num_preemptions == 1
     again = core.plan(0.0)
@@ -199,7 +199,7 @@ def test_a_row_without_its_mask_draws_in_another_step(is_planned_ahead):
     assert row.intro.slow_s == 0.01
     core.check()
     if ahead is not None:
-        (told,) = core.commit(StepResult(ahead.step, (RowResult(a, is_late=True), RowResult(b, (8,)))), 0.0).outputs
+        (told,) = core.commit(StepResult(ahead.step, (RowResult(a, lacks_mask=True), RowResult(b, (8,)))), 0.0).outputs
         core.check()
         assert told.request_id == "b"
     rows = tuple(RowResult(row.seq, (9 if row.seq == a else 4,)) for row in again.rows)
@@ -215,7 +215,7 @@ def test_a_step_may_fail_that_has_a_row_of_a_sequence_that_was_put_off():
     core.handle(JobEnded(JOB), 0.0)
     first, ahead = core.plan(0.0), core.plan(0.0)
     assert first is not None and ahead is not None
-    core.commit(StepResult(first.step, (RowResult(first.rows[0].seq, is_late=True),)), 0.0)
+    core.commit(StepResult(first.step, (RowResult(first.rows[0].seq, lacks_mask=True),)), 0.0)
     assert core.handle(StepFailed(ahead.step, "why"), 0.0).outputs == ()
     core.check()
     assert core.plan(0.0) is not None

@@ -10,7 +10,7 @@ import pytest
 from cost_model_page import LOADS, Closed, page, simulate
 from published_steps import FITTED, PeakLoad, as_table, fit, published, read_series, with_interval, works_of
 from tokenmill.core.errors import ConfigError
-from tokenmill.sim.roofline import DENSE, USUAL, Cell, reached_by_software, reached_named
+from tokenmill.sim.roofline import DENSE, USUAL, Variant, coefficients_by_software, coefficients_named
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -20,7 +20,7 @@ def held_out(serves: str = "") -> list[float]:
         abs(error)
         for each in published()
         if not each.is_fitted and serves in ("", each.serves)
-        for error in each.errors(each.reached)
+        for error in each.errors(each.coefficients)
     ]
 
 
@@ -52,10 +52,10 @@ def test_held_out_steps_are_near_what_was_published() -> None:
 def test_held_out_peaks_are_near_what_was_published_on_each_generation() -> None:
     """Of TensorRT-LLM 1.0's throughput: all held-out loads within 30 %, half of them within 5 %, and no generation or
     family is off one way."""
-    cells: dict[Cell, list[float]] = {}
+    cells: dict[Variant, list[float]] = {}
     for each in published():
         if each.serves == "tensorrt-llm" and not each.is_fitted:
-            cells.setdefault(each.cell, []).extend(each.errors(each.reached))
+            cells.setdefault(each.variant, []).extend(each.errors(each.coefficients))
     errors = [abs(error) for some in cells.values() for error in some]
     assert len(cells) == 4 and len(errors) == 66
     assert statistics.median(errors) < 0.05 and max(errors) < 0.30
@@ -71,7 +71,7 @@ def test_a_purchase_is_judged_as_published_loads_judge_it() -> None:
             points = [point for point in each.points if point[:2] == (1000, 1000)]
             if each.serves == "tensorrt-llm" and each.model.name == "llama-3-70b" and points:
                 one = each._replace(points=tuple(points))
-                (rates[each.hardware.name],) = one.predicted(reached_named(name, each.cell))
+                (rates[each.hardware.name],) = one.predicted(coefficients_named(name, each.variant))
         assert rates["b200-sxm"] / rates["h200-sxm"] == pytest.approx(7007 / 2909, rel=0.15), name
 
 
@@ -92,15 +92,15 @@ def test_the_interval_of_errors_leaves_one_of_ten_on_each_side() -> None:
     """Of eleven errors from -50 to +50 % the deciles are -40 and +40 %; of one nothing is known."""
     found = with_interval(USUAL, [(i - 5) / 10 for i in range(11)])
     assert (found.error_low, found.error_high, found.num_held_out) == pytest.approx((-0.4, 0.4, 11))
-    assert found.doubt.startswith("8 of 10 predicted times are -40% to +40% off")
-    assert with_interval(USUAL, [0.1]) == USUAL and USUAL.doubt == "not held against published times"
+    assert found.uncertainty.startswith("8 of 10 predicted times are -40% to +40% off")
+    assert with_interval(USUAL, [0.1]) == USUAL and USUAL.uncertainty == "not held against published times"
 
 
 def test_held_out_steps_in_4_bits_are_near_what_was_published() -> None:
     """Of dense models of other sizes and numbers of devices within 5 %, of experts on other devices within 30 %."""
     for each in published():
         if each.serves == "vllm" and not each.is_fitted:
-            errors = each.errors(each.reached)
+            errors = each.errors(each.coefficients)
             assert max(map(abs, errors)) < (0.30 if each.model.num_experts else 0.05), each.name
 
 
@@ -108,9 +108,9 @@ def test_what_is_fitted_is_what_the_fit_finds() -> None:
     """The table of coefficients is that of its command, for the software whose fit takes least."""
     points = [each for each in published() if each.serves == "lmdeploy" and each.is_fitted]
     found = fit(points)
-    table = reached_by_software()["lmdeploy"][Cell()]
+    table = coefficients_by_software()["lmdeploy"][Variant()]
     assert all(getattr(found, name) == pytest.approx(getattr(table, name), rel=2e-3) for name in FITTED)
-    text = as_table({("lmdeploy", Cell()): found, ("x", Cell("hopper", DENSE)): USUAL})
+    text = as_table({("lmdeploy", Variant()): found, ("x", Variant("hopper", DENSE)): USUAL})
     assert "[lmdeploy]\ncompute = 0.6" in text and "[x.hopper.dense]\n" in text
 
 
@@ -136,4 +136,4 @@ def test_points_with_holes_name_the_field() -> None:
     with pytest.raises(ConfigError, match=r"series\[0\].model: 'dbry' is unknown; did you mean 'dbrx'"):
         read_series(table.replace("dbrx", "dbry") + "points=[[1, 2, 3]]")
     with pytest.raises(ConfigError, match=r"software: 'lmdeplo' is unknown; did you mean 'lmdeploy'"):
-        reached_named("lmdeplo", Cell())
+        coefficients_named("lmdeplo", Variant())

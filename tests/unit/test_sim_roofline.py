@@ -13,9 +13,9 @@ from tokenmill.core.errors import ConfigError
 from tokenmill.core.step import PlanRow
 from tokenmill.sim.hardware import hardware_named
 from tokenmill.sim.models import model_named
-from tokenmill.sim.roofline import Parallel, Precision, Reached, Roofline
+from tokenmill.sim.roofline import Coefficients, Parallel, Precision, Roofline
 
-IDEAL = Reached(
+IDEAL = Coefficients(
     **dict.fromkeys(
         ("compute", "compute_8bit", "compute_4bit", "attention", "memory", "memory_4bit", "kv", "link"), 1.0
     ),
@@ -32,9 +32,9 @@ def cost_model(
     hardware: str,
     parallel: Parallel = Parallel(),  # noqa: B008
     precision: Precision = Precision(),  # noqa: B008
-    reached: Reached = IDEAL,
+    coefficients: Coefficients = IDEAL,
 ) -> Roofline:
-    return Roofline(model_named(model), hardware_named(hardware), parallel, precision, reached)
+    return Roofline(model_named(model), hardware_named(hardware), parallel, precision, coefficients)
 
 
 def decodes(num_rows: int, context: int) -> Work:
@@ -59,11 +59,11 @@ def test_at_the_peaks_it_is_bytes_over_bandwidth_and_operations_over_flop_s() ->
 def test_more_work_never_takes_less_time() -> None:
     """Along each quantity of a step, of dense, latent and mixed models, alone and spread."""
     cost_models: list[CostModel] = [
-        cost_model("llama-2-70b", "a100", Parallel(4, 2), reached=Reached()),
-        cost_model("deepseek-v3", "h800", Parallel(1, 1, 32, True), Precision("fp8"), Reached()),
-        cost_model("mixtral-8x7b", "l40s", Parallel(4), reached=Reached()),
-        cost_model("mixtral-8x7b", "a100", Parallel(4), Precision("int4"), Reached()),
-        cost_model("deepseek-v3", "h800", Parallel(1, 1, 32, True, True), Precision("fp8"), Reached()),
+        cost_model("llama-2-70b", "a100", Parallel(4, 2), coefficients=Coefficients()),
+        cost_model("deepseek-v3", "h800", Parallel(1, 1, 32, True), Precision("fp8"), Coefficients()),
+        cost_model("mixtral-8x7b", "l40s", Parallel(4), coefficients=Coefficients()),
+        cost_model("mixtral-8x7b", "a100", Parallel(4), Precision("int4"), Coefficients()),
+        cost_model("deepseek-v3", "h800", Parallel(1, 1, 32, True, True), Precision("fp8"), Coefficients()),
     ]
     for each in cost_models:
         for before, after in itertools.pairwise([decodes(n, c) for n in (1, 8, 64) for c in (10, 1000)]):
@@ -103,8 +103,8 @@ def test_a_mesh_has_as_many_links_as_there_are_others() -> None:
 
 def test_the_logits_matrix_stays_in_16_bits() -> None:
     """Of weights in 8 bits too: it is read, kept and multiplied so."""
-    reached = IDEAL._replace(compute_8bit=0.5)
-    base = cost_model("llama-3-8b", "h100", precision=Precision("fp8"), reached=reached)
+    coefficients = IDEAL._replace(compute_8bit=0.5)
+    base = cost_model("llama-3-8b", "h100", precision=Precision("fp8"), coefficients=coefficients)
     model = base.model
     assert base.weight_bytes == model.weight_bytes("fp8") == model.fixed_weights + 2 * 2 * model.head_weights
     read_s = (model.fixed_weights + 2 * model.head_weights) / 3.35e12
@@ -190,15 +190,15 @@ def test_latent_decodes_of_many_heads_are_bound_by_computing() -> None:
 
 def test_weights_of_4_bits_are_unpacked_where_a_device_cannot_multiply_them() -> None:
     """An H100 multiplies int4 in 16 bits and reaches less of both peaks; the logits' matrix stays in 16 bits."""
-    reached = IDEAL._replace(compute_4bit=0.5, memory_4bit=0.6)
-    base = cost_model("llama-3-8b", "h100", precision=Precision("int4"), reached=reached)
+    coefficients = IDEAL._replace(compute_4bit=0.5, memory_4bit=0.6)
+    base = cost_model("llama-3-8b", "h100", precision=Precision("int4"), coefficients=coefficients)
     model = base.model
     layers_bytes = model.fixed_weights * (0.5 + 2.5 / 128)
     read_s = layers_bytes / 0.6 / 3.35e12 + 2 * model.head_weights / 3.35e12
     assert base.predict(decodes(1, 0)) == pytest.approx(read_s, rel=1e-6)
     assert base.weight_bytes == pytest.approx(layers_bytes + 2 * 2 * model.head_weights)
     assert model.weight_bytes("int4") == pytest.approx(base.weight_bytes)
-    half = cost_model("llama-3-8b", "h100", reached=IDEAL._replace(compute=0.5))
+    half = cost_model("llama-3-8b", "h100", coefficients=IDEAL._replace(compute=0.5))
     whole, short = half.predict(prompt(8192)), base.predict(prompt(8192))
     assert short == pytest.approx(whole, rel=1e-4)
 
@@ -223,9 +223,9 @@ def test_halves_of_a_batch_hide_the_all_to_all() -> None:
     """Two halves that take turns take the longer of computing and telling; without experts on several devices there is
     nothing to hide."""
     spread = Parallel(1, 1, 32, True)
-    reached = IDEAL._replace(link_s=1e-5, layer_s=1e-5)
-    plain = cost_model("deepseek-v3", "h800", spread, Precision("fp8"), reached)
-    halves = cost_model("deepseek-v3", "h800", spread._replace(is_overlapped=True), Precision("fp8"), reached)
+    coefficients = IDEAL._replace(link_s=1e-5, layer_s=1e-5)
+    plain = cost_model("deepseek-v3", "h800", spread, Precision("fp8"), coefficients)
+    halves = cost_model("deepseek-v3", "h800", spread._replace(is_overlapped=True), Precision("fp8"), coefficients)
     few, many = decodes(32, 0), decodes(32 * 128, 0)
     assert halves.predict(few) > plain.predict(few)  # all is read twice
     assert halves.predict(many) < plain.predict(many)
@@ -256,7 +256,7 @@ def test_shared_positions_are_read_once_where_the_kernel_can() -> None:
     work = decodes(8, 1000)._replace(num_shared=7000)
     spread = (
         cost_model("llama-3-8b", "h100").predict(work),
-        cost_model("llama-3-8b", "h100", reached=IDEAL._replace(shared=0)),
+        cost_model("llama-3-8b", "h100", coefficients=IDEAL._replace(shared=0)),
     )
     assert spread[0] < spread[1].predict(work) == spread[1].predict(decodes(8, 1000))
 

@@ -115,7 +115,7 @@ def test_loads_of_other_numbers_of_clients_are_simulated_each(tmp_path: Path) ->
     clients: list[tuple[int | None, int]] = []
 
     def simulate(load: RecordedLoad, factor: float) -> Run:
-        clients.append((load.load.schedule.concurrency, load.load.manners.num_retries))
+        clients.append((load.load.schedule.concurrency, load.load.retry_policy.num_retries))
         return answered(load, factor)
 
     hold_against(paths, simulate, [], "three")

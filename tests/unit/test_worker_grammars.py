@@ -251,7 +251,7 @@ def test_a_step_waits_for_one_slow_mask(grammars, monkeypatch):
     assert until(lambda: all(one.mask.until[0] for one in several))
     assert allowed(several[1].mask, 1) == text.encode("b")
     assert until(lambda: all(several[place].mask.until[0] == ALWAYS for place in (0, 2, 3)))
-    assert [one.is_late for one in several] == [True, False, True, False] and not any(one.error for one in several)
+    assert [one.lacks_mask for one in several] == [True, False, True, False] and not any(one.error for one in several)
 
 
 def test_sequences_that_begin_together_are_put_off_too(grammars, monkeypatch):
@@ -261,7 +261,7 @@ def test_sequences_that_begin_together_are_put_off_too(grammars, monkeypatch):
     grammars.hand_over()
     assert allowed(several[1].mask, 2) == text.encode("c")  # who has gone on for longest comes first
     assert until(lambda: several[0].mask.until[0] == several[2].mask.until[0] == ALWAYS)
-    assert [one.is_late for one in several] == [True, False, True]
+    assert [one.lacks_mask for one in several] == [True, False, True]
 
 
 def test_what_slow_masks_took_goes_with_a_sequence_that_is_introduced_again(grammars, monkeypatch):
@@ -276,7 +276,7 @@ def test_what_slow_masks_took_goes_with_a_sequence_that_is_introduced_again(gram
     several = [grammars.introduce(replace(resumed, slow_s=slow_s), NONE) for slow_s in (0.02, 0.0, 0.01)]
     grammars.hand_over()
     assert until(lambda: several[0].mask.until[0] == several[2].mask.until[0] == ALWAYS)
-    assert [one.is_late for one in several] == [True, False, True]
+    assert [one.lacks_mask for one in several] == [True, False, True]
 
 
 def test_the_first_mask_of_a_sequence_that_is_introduced_again_counts(grammars, monkeypatch):
@@ -305,9 +305,9 @@ def test_no_mask_is_made_after_the_last_token(grammars):
         one = introduce(grammars, intro(regex("abcd"), output, max_tokens=position + 2))
         assert allowed(one.mask, position) == text.encode("abcd"[position])
         advance(grammars, [one], "abcd"[position])
-        assert allowed(one.mask, position + 1) == text.encode("abcd"[position + 1]) and not one.is_late
+        assert allowed(one.mask, position + 1) == text.encode("abcd"[position + 1]) and not one.lacks_mask
         advance(grammars, [one], "abcd"[position + 1])
-        assert until(lambda one=one: one.mask.until[0] == ALWAYS) and one.is_late and not one.error
+        assert until(lambda one=one: one.mask.until[0] == ALWAYS) and one.lacks_mask and not one.error
 
 
 def test_what_a_mask_took_is_known_before_it_is_drawn_by(monkeypatch):

@@ -28,7 +28,7 @@ class EngineCrashed(TokenmillError):
 SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that come from outside: no process gives them to itself by a fault."""
 
-BEYOND_PLAN = 1.25
+MEMORY_OVERRUN = 1.25
 """A process that was killed, and had so many times the memory that was planned, was killed for its memory."""
 
 
@@ -40,16 +40,17 @@ class Death(NamedTuple):
     status: int | None = None
     peak_bytes: int = 0
 
-    def cause(self, planned_bytes: int, *, is_own_kill: bool = False, has_oom_kill: bool = False) -> Cause:
-        """planned_bytes: what the engine said it takes at most; 0: it has not said. is_own_kill: its supervisor killed
-        it, for what it did or failed to do. has_oom_kill: the kernel has lately killed a process for want of memory."""
-        if is_own_kill:
+    def cause(self, planned_bytes: int, *, was_killed_by_us: bool = False, has_oom_kill: bool = False) -> Cause:
+        """planned_bytes: what the engine said it takes at most; 0: it has not said. was_killed_by_us: its supervisor
+        killed it, for what it did or failed to do. has_oom_kill: the kernel has lately killed a process for want of
+        memory."""
+        if was_killed_by_us:
             return Cause.FAULT
         if self.status is None:
             return Cause.UNKNOWN
         if -self.status not in SENT:
             return Cause.FAULT
-        was_hungry = 0 < BEYOND_PLAN * planned_bytes < self.peak_bytes
+        was_hungry = 0 < MEMORY_OVERRUN * planned_bytes < self.peak_bytes
         return Cause.FAULT if self.status == -signal.SIGKILL and (has_oom_kill or was_hungry) else Cause.OUTSIDE
 
 

@@ -71,7 +71,7 @@ class Supervisor:
         self._is_draining = False
         self._has_drained = asyncio.Event()
         self._comes_back: bool | None = None  # after an end that an operator has asked for
-        self._is_own_kill = False  # of the process under way
+        self._was_killed_by_us = False  # of the process under way
         self._oom_kills: deque[int] = deque(maxlen=OOM_LOOKS)  # counts of the last looks
 
     @property
@@ -146,7 +146,7 @@ class Supervisor:
             if self._process is None:
                 self._process = self._start()
             client.roster.start(name, self)
-            started_s, planned_bytes, self._is_own_kill = time.monotonic(), 0, False
+            started_s, planned_bytes, self._was_killed_by_us = time.monotonic(), 0, False
             self._link = link = _opened(self._process)
             attached = client.attach(
                 Watched(link, note), on_broken=self._kill, flight=self._process.flight, explained_s=EXPLAINED_S
@@ -156,7 +156,7 @@ class Supervisor:
             try:
                 reason, _, _ = death = await self._process.ended()
                 has_oom_kill = bool(self._oom_kills) and oom_kills() > self._oom_kills[0]
-                cause = death.cause(planned_bytes, is_own_kill=self._is_own_kill, has_oom_kill=has_oom_kill)
+                cause = death.cause(planned_bytes, was_killed_by_us=self._was_killed_by_us, has_oom_kill=has_oom_kill)
             finally:
                 self._link = None
                 watch.cancel()
@@ -203,7 +203,7 @@ class Supervisor:
     def _kill(self) -> None:
         """The process under way, for what it does or fails to do."""
         if self._process is not None:
-            self._is_own_kill |= self._process.kill()
+            self._was_killed_by_us |= self._process.kill()
 
 
 def next_delay_s(before_s: float, lived_s: float, *, has_served: bool, is_awaited: bool) -> float:

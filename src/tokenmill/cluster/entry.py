@@ -108,7 +108,7 @@ class Entry:
     num_idle      of those, how many of the last died before they gave a token of it
     num_trials    engines that died while they tried it as a suspect
     num_alone     of those, how many had nothing else
-    num_excused   engines that died with nothing else, by an unknown cause and while others died
+    num_unblamed_deaths   engines that died with nothing else, by an unknown cause and while others died
     num_there     of those of `num_alone`, how many of the last died at one place of its prompt
     num_left      tokens of the prompt that were left there; 0: unknown
     num_given     tokens that the engine that has it got with it
@@ -133,7 +133,7 @@ class Entry:
     num_idle: int = 0
     num_trials: int = 0
     num_alone: int = 0
-    num_excused: int = 0
+    num_unblamed_deaths: int = 0
     num_there: int = 0
     num_left: int = 0
     num_given: int = 0

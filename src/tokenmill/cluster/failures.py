@@ -101,7 +101,7 @@ MAX_ALONE = 2
 """So many engines may die with a suspect alone, at one place of its prompt."""
 MAX_ALONE_ANYWHERE = 5
 """So many wherever they were."""
-MAX_EXCUSED = 20
+MAX_UNBLAMED_DEATHS = 20
 """So many of unknown causes, each while another engine died."""
 TOGETHER_S = 3.0
 """Engines that die within this time may have died of one cause."""
@@ -162,8 +162,8 @@ class Suspects:
                 if entry.num_there >= MAX_ALONE or entry.num_alone >= MAX_ALONE_ANYWHERE:
                     return True
         elif was_tried and len(link.entries) == 1 and cause is Cause.UNKNOWN:
-            entry.num_excused += 1
-            if entry.num_excused >= MAX_EXCUSED:
+            entry.num_unblamed_deaths += 1
+            if entry.num_unblamed_deaths >= MAX_UNBLAMED_DEATHS:
                 return True
         if was_tried or (counts and entry.num_deaths > 1):
             self._waiting[entry.request.id] = entry

@@ -130,7 +130,7 @@ class RowResult(NamedTuple):
     error            nor does a row that could not be drawn from; a sentence for the user
     is_invalid       who asked for it can mend that
     spent_s          processor time that its grammar took beyond what is usual
-    is_late          its mask was not made; it is to be drawn in another step
+    lacks_mask          its mask was not made; it is to be drawn in another step
     slow_s           where something was spent: what all slow masks of the sequence have taken, which is bounded
     drafts           tokens proposed to follow `tokens`, by a worker that can verify them
     """
@@ -144,7 +144,7 @@ class RowResult(NamedTuple):
     error: str = ""
     is_invalid: bool = False
     spent_s: float = 0.0
-    is_late: bool = False
+    lacks_mask: bool = False
     slow_s: float = 0.0
     drafts: tuple[int, ...] = ()
 

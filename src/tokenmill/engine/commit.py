@@ -11,7 +11,7 @@ A result appends tokens, publishes the blocks that they fill, and says so to cli
 Of a row with drafts, the tokens up to the first that ends the sequence are appended. KV is computed of its input token
 and of the drafts that were accepted; the next row begins behind these, over what was written for the others.
 
-A row whose mask was not made (is_late) sends its sequence back to WAITING: it draws the same token in another step.
+A row whose mask was not made (lacks_mask) sends its sequence back to WAITING: it draws the same token in another step.
 
 A row with an error ends its sequence alone, and so does one whose logits are not finite. What that sequence holds in
 the prefix cache is forgotten, with all that was computed from it, and not fetched again: a retry starts from nothing,
@@ -95,7 +95,7 @@ def _count(state: EngineState, step: Step, duration_s: float) -> None:
 def _commit_rows(state: EngineState, saves: Saves, step: Step, results: Many[RowResult], now: float) -> None:
     tell, size, num_drawn = state.outbox.outputs.append, state.config.block_size, 0
     for row, seq, end, result in zip(step.rows, step.sequences, step.ends, results, strict=True):
-        number, drawn, _, prompt_logprobs, _, is_corrupted, error, _, spent_s, is_late, slow_s, drafts = result
+        number, drawn, _, prompt_logprobs, _, is_corrupted, error, _, spent_s, lacks_mask, slow_s, drafts = result
         assert number == row[0], f"step {step.number}: result of {number} for row {row.seq}"
         if spent_s:
             state.service.note_masks(seq, spent_s)
@@ -104,7 +104,7 @@ def _commit_rows(state: EngineState, saves: Saves, step: Step, results: Many[Row
             continue
         seq.num_computed = end
         seq.rows_in_flight -= 1
-        if is_late:
+        if lacks_mask:
             _put_off(state, seq)
             continue
         if is_corrupted or error:

@@ -26,7 +26,7 @@ from .load import read_load
 from .play import About, Simulated, simulate
 
 
-def doubts_of(report: ServiceReport) -> list[str]:
+def warnings_of(report: ServiceReport) -> list[str]:
     """What a reader of the figures should know: steps outside of what their cost model was measured on are
     extrapolated."""
     num_unseen, num_steps = sum(report.unseen.values()), sum(report.steps.values())
@@ -44,7 +44,7 @@ def lines_of(service: Service) -> list[str]:
     return [line for line in (_faults(service), _spoilt(service), _links(service), _cores(service)) if line]
 
 
-def fault_doubts(service: Service) -> list[str]:
+def fault_warnings(service: Service) -> list[str]:
     """For results: their figures are those of a service that was struck."""
     return [f"{line[0].upper()}{line[1:]}." for line in (_faults(service), _spoilt(service)) if line]
 
@@ -64,13 +64,13 @@ def _spoilt(service: Service) -> str:
 
 
 def _links(service: Service) -> str:
-    fabric, duration_s = service.parts.fabric, service.report.duration_s
-    if fabric is None or not fabric.num_carried or not duration_s:
+    links, duration_s = service.parts.shared_links, service.report.duration_s
+    if links is None or not links.num_carried or not duration_s:
         return ""
-    uses = [(use.carried_bytes / (use.bytes_s * duration_s), use.name) for use in fabric.use()]
+    uses = [(use.carried_bytes / (use.bytes_s * duration_s), use.name) for use in links.use()]
     busiest = sorted(uses, reverse=True)[:3]
     told = ", ".join(f"{name} {share:.1%}" for share, name in busiest if share)
-    return f"links: {fabric.num_carried} transfers, {fabric.carried_bytes / 1e9:.1f} GB; of their bandwidth {told}"
+    return f"links: {links.num_carried} transfers, {links.carried_bytes / 1e9:.1f} GB; of their bandwidth {told}"
 
 
 def _cores(service: Service) -> str:
@@ -168,7 +168,7 @@ def evaluate(
     if not 0 < share <= 1:
         raise ConfigError(f"attainment is a share above 0 and up to 1, got {share}.", param="attainment")
     about = About(name=built.name) if about is None else about
-    about = replace(about, endpoint={**about.endpoint, **built.facts}, doubts=_doubts)
+    about = replace(about, endpoint={**about.endpoint, **built.facts}, warnings=_warnings)
     with built.policies.blamed():
         found = simulate(built.begin, load, about, observe=observe, repeat=repeat, name=name, trace=trace)
     return Evaluation("", found, load, share)
@@ -180,5 +180,5 @@ def cost_usd(run: Run) -> float | None:
     return price * run.duration_s / 3600 if price else None
 
 
-def _doubts(service: Service) -> list[str]:
-    return doubts_of(service.report) + fault_doubts(service)
+def _warnings(service: Service) -> list[str]:
+    return warnings_of(service.report) + fault_warnings(service)

@@ -66,18 +66,18 @@ def on_deployment(
     deployment: Deployment,
     facts: Json,
     set_up: Callable[[Gateway], None] = lambda gateway: None,
-    doubts: Callable[[ServiceReport], Sequence[str]] = lambda report: (),
+    warnings: Callable[[ServiceReport], Sequence[str]] = lambda report: (),
     frame: Frame | None = None,
 ) -> Simulate:
     """Simulates a load on a service of its own each time. facts: of the deployment, for results; set_up: chooses
-    policies of the gateway; doubts: what a reader of the figures should know; frame: of the chat template that the
+    policies of the gateway; warnings: what a reader of the figures should know; frame: of the chat template that the
     live server rendered messages by."""
 
     def run(recorded: RecordedLoad, factor: float) -> Run:
         slower = slowed(deployment, factor)
         about = About(
             endpoint={**facts, "speed_factor": factor},
-            doubts=lambda service: doubts(service.report),
+            warnings=lambda service: warnings(service.report),
             digest_of=lambda plan, load: recorded.digest,
             api=recorded.body.api if recorded.body.api in CHAT_APIS else "completions",
             frame=frame,

@@ -51,7 +51,7 @@ Served = TypeVar("Served", bound=Lives)
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a result says of the service beside its figures. endpoint: facts of the deployment; doubts: of a service
+    """What a result says of the service beside its figures. endpoint: facts of the deployment; warnings: of a service
     that has stopped, what a reader should know; real_replies: turns quote what was answered; digest_of: of the plan's
     bodies as they would be sent live; ended: is told of each request. api: of bench's endpoints, the one that the load
     is of; frame: what the model's chat template puts around messages, None where no model is named."""
@@ -61,7 +61,7 @@ class About:
     timeout_s: float = 600.0
     real_replies: bool = False
     terms_of: Callable[[Call], Terms] = usual_terms
-    doubts: Callable[[Any], Sequence[str]] = lambda service: ()
+    warnings: Callable[[Any], Sequence[str]] = lambda service: ()
     digest_of: Callable[[Plan, Load], str] | None = None
     ended: Ended | None = None
     api: str = "completions"
@@ -127,7 +127,7 @@ async def _measure(
     tally = Tally() if load.is_lean else None
     player: Player[Asked] = Player(
         plan, load.schedule, writer, client, load.give_up,
-        time=time_of(loop), manners=load.manners, take=None if tally is None else _taking(tally, load),
+        time=time_of(loop), retry_policy=load.retry_policy, take=None if tally is None else _taking(tally, load),
     )  # fmt: skip
     with rare_collections():
         played = await player.play(observe)
@@ -136,7 +136,7 @@ async def _measure(
     context = _context(load, about, plan, name, repeat, player.num_rounds, tally)
     rows = measure.make_rows(player.plan, played, load.objectives)
     rows = rows if tally is None else sorted([*rows, *tally.rows], key=lambda row: row.index)
-    remarks = [*plan.remarks, *about.doubts(service)]
+    remarks = [*plan.remarks, *about.warnings(service)]
     if about.api in CHAT_APIS and frame is None:
         remarks.append("Chat templates add no tokens here: --tokenizer names the model whose template does.")
     if writer.has_guessed:
@@ -163,7 +163,7 @@ def _context(
         name=name,
         started_at=STARTED_AT,
         objectives=load.objectives,
-        schedule={**load.schedule.facts(), **load.manners.facts(), "repeat": repeat},
+        schedule={**load.schedule.facts(), **load.retry_policy.facts(), "repeat": repeat},
         dataset={
             **plan.facts,
             "seed": plan.seed,

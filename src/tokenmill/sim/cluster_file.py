@@ -180,5 +180,5 @@ def _facts(model: Model, groups: list[Group]) -> tuple[tuple[str, str], ...]:
         kept = f"{num_blocks} blocks of KV ({num_tokens} tokens)"
         facts.append((names, f"{len(group.plans)} {plan.pool}, each {where}{price}: {kept}, {most}"))
         if isinstance(plan.cost_model, Roofline):
-            facts.append((f"steps of {names}", plan.cost_model.reached.doubt))
+            facts.append((f"steps of {names}", plan.cost_model.coefficients.uncertainty))
     return tuple(facts)

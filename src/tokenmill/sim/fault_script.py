@@ -27,7 +27,7 @@ from ..core.tiers import DISK, REMOTE
 from .cores import Host
 from .fields import Fields
 from .loop import VirtualLoop
-from .shared_links import Fabric
+from .shared_links import SharedLinks
 from .tier_plan import TierHosts
 from .tiers import Medium
 from .timed import TimedExecutor
@@ -100,7 +100,7 @@ class FaultRunner:
         *,
         seed: int = 0,
         nodes: Mapping[str, str] | None = None,
-        fabric: Fabric | None = None,
+        shared_links: SharedLinks | None = None,
         wiring: Wiring | None = None,
         tiers: TierHosts | None = None,
         hosts: Mapping[str, Host] | None = None,
@@ -112,7 +112,7 @@ class FaultRunner:
         self._workers = workers
         self._seed = seed
         self._nodes = nodes or {}
-        self._fabric = fabric
+        self._shared_links = shared_links
         self._wiring = wiring
         self._tiers = tiers
         self._hosts = hosts or {}
@@ -254,11 +254,11 @@ class FaultRunner:
         return [found] if found is not None else []
 
     def _choke(self, links: Sequence[str], share: float, for_s: float) -> None:
-        fabric = self._fabric
-        assert fabric is not None
+        shared_links = self._shared_links
+        assert shared_links is not None
         for link in links:
-            fabric.set_share(link, share)
-            self._later(for_s, link, partial(fabric.set_share, link, 1.0))
+            shared_links.set_share(link, share)
+            self._later(for_s, link, partial(shared_links.set_share, link, 1.0))
 
     def _later(self, for_s: float, what: str, undo: Callable[[], None]) -> None:
         """Undo a fault, unless another of the same kind is on the same thing by then."""

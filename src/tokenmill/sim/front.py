@@ -48,7 +48,7 @@ from ..core.kv_events import KVEvents
 from ..core.policy import ENTERS, Verdict
 from ..core.ports import FrontEnd, Pushing, hear_all
 from ..core.request import Request
-from .fast_forward.deferred import Late, Repeated, repeat
+from .fast_forward.deferred import DeferredOutputs, EqualSteps, repeat
 from .loop import VirtualLoop
 
 Hear = Callable[[GatewayEvent, Effects], None]
@@ -105,8 +105,8 @@ class Front:
         self._alarm: asyncio.TimerHandle | None = None
         self.look_s = math.inf
         self.look: Callable[[], None] = lambda: None
-        self.late = Late(loop, self)
-        self.gateway.request_queue.catch_up = self.late.settle
+        self.deferred = DeferredOutputs(loop, self)
+        self.gateway.request_queue.catch_up = self.deferred.settle
 
     def attach(self, end: FrontEnd) -> int:
         """Take up a link; its engine gets requests once its Ready has come. The number of the link."""
@@ -140,19 +140,19 @@ class Front:
     def expect_call(self, requests: Sequence[Request] = ()) -> None:
         """What is looked at for a call that comes now is told: of the engines by whose account steps cost what they
         do, and as its requests are opened, of those that their places depend on."""
-        gateway, late = self.gateway, self.late
+        gateway, deferred = self.gateway, self.deferred
         looked = gateway.totals.costliest
         if looked is None or len(requests) > 1:
-            return late.settle()
+            return deferred.settle()
         some = [*looked]
         for request in requests:
             looked = gateway.placing.looks_at(request)
             if looked is None:
-                return late.settle()
+                return deferred.settle()
             # Of those that have been given something and have not begun with it, each step moves the standing.
             self._given = {number for number in self._given if self._waits(number)}
-            some += [*looked, *late.younger(request), *self._given]
-        late.settle_of(dict.fromkeys(some))
+            some += [*looked, *deferred.younger(request), *self._given]
+        deferred.settle_of(dict.fromkeys(some))
 
     def _waits(self, number: int) -> bool:
         """Whether a request of the engine has no token of it yet."""
@@ -161,14 +161,14 @@ class Front:
 
     def handle(self, event: GatewayEvent) -> Effects:
         gateway = self.gateway
-        if self.late.is_empty:
+        if self.deferred.is_empty:
             pass
         elif isinstance(event, Opened):
             self.expect_call(event.requests)
         elif _is_decided_by(event):
-            self.late.settle()
+            self.deferred.settle()
         else:
-            self.late.settle_paces()
+            self.deferred.settle_paces()
         effects = gateway.handle(event, self._loop.time())
         if self._is_checked:
             gateway.check()
@@ -183,7 +183,7 @@ class Front:
         self._hear(event, effects)
         self._set_alarm()
         if gateway.placing.waits_for_steps:
-            self.late.stay_awake()
+            self.deferred.stay_awake()
         return effects
 
     def _set_alarm(self) -> None:
@@ -222,7 +222,7 @@ class Front:
         if not link.is_let_go:
             self._let_go(link)
 
-    # ---- what comes late (`late.Hearer`) ----
+    # ---- what comes deferred (`deferred.Receiver`) ----
 
     @property
     def may_take_runs(self) -> bool:
@@ -231,12 +231,12 @@ class Front:
     def pace(self, paces: list[Pace]) -> None:
         self.gateway.request_queue.pace(paces)
 
-    def take_late(self, number: int, message: FromEngine) -> None:
+    def take_deferred(self, number: int, message: FromEngine) -> None:
         link = self._links.get(number)
         if link is not None:
             self._take(link, message)
 
-    def take_run(self, told: Repeated) -> None:
+    def take_run(self, told: EqualSteps) -> None:
         """Nothing is due because of it, and nobody is told anything."""
         link = self._links.get(told.link)
         if link is None:

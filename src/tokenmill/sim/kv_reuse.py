@@ -24,7 +24,7 @@ from typing import NamedTuple
 from .kv_traces import Asked
 
 
-class Worth(NamedTuple):
+class RecomputeCosts(NamedTuple):
     """Seconds to compute a block: the first of a prompt, and more for each before it."""
 
     first_s: float
@@ -35,9 +35,9 @@ class Worth(NamedTuple):
         return (end - start) * (self.first_s + self.more_s * (start + end - 1) / 2)
 
 
-def worth_of(block_size: int, token_s: float, position_s: float) -> Worth:
+def recompute_costs(block_size: int, token_s: float, position_s: float) -> RecomputeCosts:
     more_s = position_s * block_size * block_size
-    return Worth(token_s * block_size + more_s / 2, more_s)
+    return RecomputeCosts(token_s * block_size + more_s / 2, more_s)
 
 
 class Run(NamedTuple):
@@ -91,9 +91,9 @@ def runs_of(requests: Sequence[Asked]) -> list[Run]:
     return found
 
 
-def total_s(runs: Sequence[Run], worth: Worth) -> float:
+def total_s(runs: Sequence[Run], costs: RecomputeCosts) -> float:
     """What a cache of endless room saves."""
-    return sum(worth.sum_s(run.start, run.end) for run in runs)
+    return sum(costs.sum_s(run.start, run.end) for run in runs)
 
 
 def num_reused(runs: Sequence[Run], num_blocks: float) -> int:
@@ -101,23 +101,23 @@ def num_reused(runs: Sequence[Run], num_blocks: float) -> int:
     return sum(min(run.end - run.start, max(0, int(num_blocks) - run.distance)) for run in runs)
 
 
-def lru_s(runs: Sequence[Run], worth: Worth, num_blocks: float) -> float:
+def lru_s(runs: Sequence[Run], costs: RecomputeCosts, num_blocks: float) -> float:
     """Seconds that it saves."""
     saved = 0.0
     for run in runs:
         num = min(run.end - run.start, int(num_blocks) - run.distance)
         if num > 0:
-            saved += worth.sum_s(run.start, run.start + num)
+            saved += costs.sum_s(run.start, run.start + num)
     return saved
 
 
-def working_set(runs: Sequence[Run], worth: Worth, share: float = 0.99) -> int:
+def working_set(runs: Sequence[Run], costs: RecomputeCosts, share: float = 0.99) -> int:
     """Blocks with which LRU saves so large a share of all that could be saved."""
-    aim = share * total_s(runs, worth)
+    aim = share * total_s(runs, costs)
     least, most = 0, 1 + max((run.distance + run.end - run.start for run in runs), default=0)
     while most - least > 1:
         middle = (least + most) // 2
-        if lru_s(runs, worth, middle) >= aim:
+        if lru_s(runs, costs, middle) >= aim:
             most = middle
         else:
             least = middle
@@ -125,7 +125,12 @@ def working_set(runs: Sequence[Run], worth: Worth, share: float = 0.99) -> int:
 
 
 def bound_s(
-    runs: Sequence[Run], worth: Worth, num_blocks: int, num_requests: int, num_prices: int = 100, num_rounds: int = 80
+    runs: Sequence[Run],
+    costs: RecomputeCosts,
+    num_blocks: int,
+    num_requests: int,
+    num_prices: int = 100,
+    num_rounds: int = 80,
 ) -> float:
     """No cache of this size saves more seconds, whatever it knows. More prices and rounds: nearer to the least one."""
     edges = [num_requests * place // num_prices for place in range(num_prices + 1)]
@@ -143,14 +148,14 @@ def bound_s(
             end_price = sums[j] + (prices[j] * spans[j] * to_share if j < num_prices else 0.0)
             price = end_price - start_price
             start = run.start
-            if price > worth.first_s + worth.more_s * start:
-                if not worth.more_s:
+            if price > costs.first_s + costs.more_s * start:
+                if not costs.more_s:
                     continue
-                start = max(start, ceil((price - worth.first_s) / worth.more_s))
+                start = max(start, ceil((price - costs.first_s) / costs.more_s))
                 if start >= run.end:
                     continue
             num = run.end - start
-            value += worth.sum_s(start, run.end) - num * price
+            value += costs.sum_s(start, run.end) - num * price
             change[i] += num
             change[j] -= num
             partly[i] -= num * from_share
@@ -158,7 +163,7 @@ def bound_s(
         room = [(num + part) * span for num, part, span in zip(accumulate(change), partly, spans, strict=False)]
         return value, room
 
-    low, high = 1e-12, worth.first_s + worth.more_s * max((run.end for run in runs), default=0)
+    low, high = 1e-12, costs.first_s + costs.more_s * max((run.end for run in runs), default=0)
     for _ in range(40):  # one price for all times
         one, other = low * (high / low) ** 0.382, low * (high / low) ** 0.618
         if ask([one] * num_prices)[0] < ask([other] * num_prices)[0]:
@@ -166,7 +171,7 @@ def bound_s(
         else:
             low = one
     usual = (low * high) ** 0.5
-    prices, best = [usual] * num_prices, total_s(runs, worth)
+    prices, best = [usual] * num_prices, total_s(runs, costs)
     for nth in range(num_rounds):
         value, room = ask(prices)
         best = min(best, value)

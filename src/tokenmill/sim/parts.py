@@ -29,7 +29,7 @@ from .cores import Host, Process
 from .fault_script import Fault, FaultRunner, read_faults
 from .fields import Fields
 from .loop import VirtualLoop
-from .shared_links import Fabric
+from .shared_links import SharedLinks
 from .tier_plan import TierHosts, TierSpecs, read_tiers
 from .tier_store import TierWatch
 from .timed_tiers import TimedTiers
@@ -82,14 +82,14 @@ class ColdStarts:
         starts: Mapping[str, ColdStart],
         loop: VirtualLoop,
         hosts: Mapping[str, str] | None = None,
-        fabric: Fabric | None = None,
+        shared_links: SharedLinks | None = None,
     ) -> None:
         self.num_starts = 0
         self.taken_s = 0.0
         self._starts = starts
         self._loop = loop
         self._hosts = hosts or {}
-        self._fabric = fabric
+        self._shared_links = shared_links
         self._free_s: dict[str, float] = {}
 
     async def wait(self, worker: str) -> None:
@@ -98,8 +98,8 @@ class ColdStarts:
         began_s = self._loop.time()
         if start.begin_s:
             await asyncio.sleep(start.begin_s)
-        if start.weights_bytes and start.weights_node and self._fabric is not None:
-            await self._fabric.carry(start.weights_node, worker, start.weights_bytes)
+        if start.weights_bytes and start.weights_node and self._shared_links is not None:
+            await self._shared_links.carry(start.weights_node, worker, start.weights_bytes)
         elif start.weights_bytes:
             host, now = self._hosts.get(worker, worker), self._loop.time()
             self._free_s[host] = max(now, self._free_s.get(host, 0.0)) + start.weights_bytes / start.weights_bytes_s
@@ -219,8 +219,8 @@ def read_cores(fields: Fields) -> CorePlan:
 
 
 class Parts:
-    """fabric, tiers: None where there are none. front, clients: the processes of the front end and of all clients, None
-    where they take no time; ends: of what both do after an answer, which nobody waits for."""
+    """shared_links, tiers: None where there are none. front, clients: the processes of the front end and of all
+    clients, None where they take no time; ends: of what both do after an answer, which nobody waits for."""
 
     def __init__(self, plan: PartsPlan, sites: Sequence[Site], loop: VirtualLoop, seed: int = 0) -> None:
         """Raises ConfigError for a worker on a node that is not there."""
@@ -230,18 +230,18 @@ class Parts:
         self._sites = {site.name: site for site in sites}
         self._nodes = {site.name: site.node for site in sites if site.node}
         self._wiring = None
-        self.fabric: Fabric | None = None
+        self.shared_links: SharedLinks | None = None
         if plan.topology is not None:
             _check_places(plan.topology, sites)
             self._wiring = plan.topology.wire(Place(site.name, site.node, site.gpus) for site in sites)
-            self.fabric = Fabric(loop, self._wiring)
+            self.shared_links = SharedLinks(loop, self._wiring)
         self.tiers: TierHosts | None = None
         if plan.tiers is not None:
             rng = random.Random(f"tiers {seed}")
-            self.tiers = TierHosts(plan.tiers, sites[0].config, loop, rng, self.fabric, self._nodes)
+            self.tiers = TierHosts(plan.tiers, sites[0].config, loop, rng, self.shared_links, self._nodes)
         hosts = {site.name: site.node or HOST for site in sites}
         self.hosts = {node: Host(loop, plan.cores.cores, node) for node in dict.fromkeys(hosts.values())}
-        self.cold = ColdStarts({site.name: site.cold for site in sites}, loop, hosts, self.fabric)
+        self.cold = ColdStarts({site.name: site.cold for site in sites}, loop, hosts, self.shared_links)
         cores, first = plan.cores, self.hosts[hosts[sites[0].name]]
         apart = Host(loop, 0, "apart")
         front, clients = (first if shares else apart for shares in (cores.front_shares, cores.clients_share))
@@ -285,7 +285,7 @@ class Parts:
             {worker.name: worker for worker in workers},
             seed=self._seed,
             nodes=self._nodes,
-            fabric=self.fabric,
+            shared_links=self.shared_links,
             wiring=self._wiring,
             tiers=self.tiers,
             hosts=self.hosts if self._plan.cores.cores else {},

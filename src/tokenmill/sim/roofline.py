@@ -16,8 +16,8 @@ of one passes while the other computes, and each half reads weights by itself:
 
 A roofline (Williams et al., 2009) whose corner is rounded, and linear but for that and the experts touched, whose
 share follows from the tokens (core.cost.read_share). What of the peaks is reached depends on the software that serves:
-usual coefficients, or those fitted to published points of some software (`tables/reached.toml`); fits and errors are in
-docs/operate/cost-model.md.
+usual coefficients, or those fitted to published points of some software (`tables/coefficients.toml`); fits and errors
+are in docs/operate/cost-model.md.
 
 Work is that of the whole group of devices. The cost model gives the time until a step's tokens are there; pipeline
 stages work on as many steps at once as there are stages, which who calls must do.
@@ -37,7 +37,7 @@ from .hardware import Hardware
 from .models import KV_BYTES, WEIGHT_BYTES, ModelShape, bytes_of, find, head_precision
 
 
-class Reached(NamedTuple):
+class Coefficients(NamedTuple):
     """What software gets out of a device. compute, compute_8bit, attention, memory, kv, link: shares of the peaks, of
     matrices, of those in 8 bits or less, of prompts' attention, of weights and of KV that are read, and of links.
     compute_4bit, memory_4bit: shares of the peak of 16 bits and of the memory's, of weights of 4 bits that are unpacked
@@ -70,7 +70,7 @@ class Reached(NamedTuple):
     num_held_out: int = 0
 
     @property
-    def doubt(self) -> str:
+    def uncertainty(self) -> str:
         """How far a predicted time may be off, in words."""
         if not self.num_held_out:
             return "not held against published times"
@@ -80,13 +80,13 @@ class Reached(NamedTuple):
         )
 
 
-USUAL = Reached()
+USUAL = Coefficients()
 
 
 DENSE, EXPERTS = "dense", "experts"
 
 
-class Cell(NamedTuple):
+class Variant(NamedTuple):
     """What coefficients of one software may differ by: the generation of the hardware and the family of the model. Both
     are empty for those of the software as a whole."""
 
@@ -94,43 +94,43 @@ class Cell(NamedTuple):
     family: str = ""
 
 
-def cell_of(hardware: Hardware, model: ModelShape) -> Cell:
-    return Cell(hardware.generation, EXPERTS if model.num_experts else DENSE)
+def variant_of(hardware: Hardware, model: ModelShape) -> Variant:
+    return Variant(hardware.generation, EXPERTS if model.num_experts else DENSE)
 
 
 _WHOLE = {"tensorrt-llm": "tensorrt-llm-0.6"}
 """Software whose coefficients are known of some generations only -> whose are taken elsewhere."""
-_USUAL_CELLS = {
-    Cell("blackwell", DENSE): USUAL._replace(compute_8bit=0.33, memory=0.65),
-    Cell("blackwell", EXPERTS): USUAL._replace(compute_8bit=0.2, attention=0.2, row_s=20e-6),
+_USUAL_VARIANTS = {
+    Variant("blackwell", DENSE): USUAL._replace(compute_8bit=0.33, memory=0.65),
+    Variant("blackwell", EXPERTS): USUAL._replace(compute_8bit=0.2, attention=0.2, row_s=20e-6),
 }
 """Of the peaks of Blackwell less is reached: about as much less as TensorRT-LLM reaches there than on Hopper."""
 
 
 @cache
-def reached_by_software() -> dict[str, dict[Cell, Reached]]:
+def coefficients_by_software() -> dict[str, dict[Variant, Coefficients]]:
     """By the software that they were fitted to, and `usual`; each has the empty cell."""
-    text = resources.files(__package__).joinpath("tables/reached.toml").read_text(encoding="utf8")
-    found: dict[str, dict[Cell, Reached]] = {"usual": {Cell(): USUAL, **_USUAL_CELLS}}
+    text = resources.files(__package__).joinpath("tables/coefficients.toml").read_text(encoding="utf8")
+    found: dict[str, dict[Variant, Coefficients]] = {"usual": {Variant(): USUAL, **_USUAL_VARIANTS}}
     for name, table in tomllib.loads(text).items():
-        cells = found.setdefault(name, {})
+        variants = found.setdefault(name, {})
         for generation, families in table.items():
             if isinstance(families, dict):
                 for family, values in families.items():
-                    cells[Cell(generation, family)] = USUAL._replace(**values)
+                    variants[Variant(generation, family)] = USUAL._replace(**values)
         values = {key: value for key, value in table.items() if not isinstance(value, dict)}
         if values:
-            cells[Cell()] = USUAL._replace(**values)
+            variants[Variant()] = USUAL._replace(**values)
     for name, whole in _WHOLE.items():
-        found[name][Cell()] = found[whole][Cell()]
+        found[name][Variant()] = found[whole][Variant()]
     return found
 
 
-def reached_named(name: str, cell: Cell, where: str = "software") -> Reached:
+def coefficients_named(name: str, variant: Variant, where: str = "software") -> Coefficients:
     """Of a software, for such hardware and models, or as a whole where nothing is known of these. Raises ConfigError,
     which names the field and the nearest names."""
-    cells = find(name, reached_by_software(), where)
-    return cells.get(cell) or cells[Cell()]
+    variants = find(name, coefficients_by_software(), where)
+    return variants.get(variant) or variants[Variant()]
 
 
 _ACTIVATION_BYTES = 2.0
@@ -174,57 +174,58 @@ class Roofline:
         hardware: Hardware,
         parallel: Parallel = ALONE,
         precision: Precision = HALF,
-        reached: Reached = USUAL,
+        coefficients: Coefficients = USUAL,
     ) -> None:
         _check(model, hardware, parallel)
         self.model, self.hardware, self.parallel = model, hardware, parallel
-        self.precision, self.reached = precision, reached
+        self.precision, self.coefficients = precision, coefficients
         weight_bytes = bytes_of(precision.weights, WEIGHT_BYTES, "precision.weights")
         kv_bytes = bytes_of(precision.kv, KV_BYTES, "precision.kv")
         tensor, data = parallel.tensor, parallel.data
         group = tensor * data
         # Of a device of experts, the busiest counts.
-        imbalance = reached.imbalance if parallel.is_expert and model.num_experts else 1.0
+        imbalance = coefficients.imbalance if parallel.is_expert and model.num_experts else 1.0
         self.is_unpacked = weight_bytes < 1 and hardware.computed_in(precision.weights) in ("bf16", "fp32")
-        flop_s, memory = _matrix_flop_s(hardware, precision.weights, reached), reached.memory
+        flop_s, memory = _matrix_flop_s(hardware, precision.weights, coefficients), coefficients.memory
         if self.is_unpacked:
-            flop_s, memory = hardware.peak_flop_s(precision.weights) * reached.compute_4bit, reached.memory_4bit
+            flop_s = hardware.peak_flop_s(precision.weights) * coefficients.compute_4bit
+            memory = coefficients.memory_4bit
         read_s = hardware.memory_bytes_s * memory
         # The logits' matrix, as so many weights of layers: what is neither short nor unpacked counts more.
-        head_weights = model.head_bytes(precision.weights) / weight_bytes * (memory / reached.memory)
+        head_weights = model.head_bytes(precision.weights) / weight_bytes * (memory / coefficients.memory)
 
         routed_token = model.num_expert_layers * model.num_chosen * model.expert_weights
         own = (model.token_weights - routed_token - model.undivided_weights) / group + model.undivided_weights / data
         self._token_flop_s = 2 * (own + imbalance * routed_token / group) / flop_s
-        head_flop_s = _matrix_flop_s(hardware, head_precision(precision.weights), reached)
+        head_flop_s = _matrix_flop_s(hardware, head_precision(precision.weights), coefficients)
         self._draw_flop_s = 2 * model.head_weights / group / head_flop_s
         fixed = (model.fixed_weights - model.undivided_weights + head_weights) / tensor + model.undivided_weights
         self._fixed_read_s = fixed * weight_bytes / read_s
         self._num_copies = 1 if parallel.is_expert else data  # of all experts, each of which meets its own tokens
         self._experts_read_s = model.routed_weights * self._num_copies / group * weight_bytes / read_s
         self._chosen = model.chosen
-        self._overlap = reached.overlap
+        self._overlap = coefficients.overlap
 
-        attention_flop_s = _attention_flop_s(hardware, precision.weights) * reached.attention * group
+        attention_flop_s = _attention_flop_s(hardware, precision.weights) * coefficients.attention * group
         self._position_s = model.prefill_flop / attention_flop_s
         # KV heads are split as far as they go, and latents not at all; beyond that each device has all.
         split = 1 if model.kv_rank else min(tensor, model.num_kv_heads)
-        kv_read_s = model.kv_values * kv_bytes / (hardware.memory_bytes_s * reached.kv * split * data)
-        decode_s = model.decode_flop / (_attention_flop_s(hardware, precision.weights) * reached.compute * group)
+        kv_read_s = model.kv_values * kv_bytes / (hardware.memory_bytes_s * coefficients.kv * split * data)
+        decode_s = model.decode_flop / (_attention_flop_s(hardware, precision.weights) * coefficients.compute * group)
         self._context_s = max(kv_read_s, decode_s)
 
-        layers_s = model.num_layers * reached.layer_s
+        layers_s = model.num_layers * coefficients.layer_s
         if self.is_unpacked:
-            layers_s += model.num_expert_layers * reached.experts_4bit_s
-        self._fixed_s, self._token_s, all_to_all = _collectives(model, hardware, parallel, reached)
-        self._fixed_s += reached.step_s + layers_s
+            layers_s += model.num_expert_layers * coefficients.experts_4bit_s
+        self._fixed_s, self._token_s, all_to_all = _collectives(model, hardware, parallel, coefficients)
+        self._fixed_s += coefficients.step_s + layers_s
         if parallel.is_overlapped:
             # Each half goes through all layers by itself, and tells the other devices by itself.
-            self._fixed_s += self._fixed_s - reached.step_s - 2 * all_to_all.fixed_s
+            self._fixed_s += self._fixed_s - coefficients.step_s - 2 * all_to_all.fixed_s
             self._token_s -= all_to_all.token_s
         self._all_to_all = all_to_all
-        self._row_s = reached.row_s / data
-        self._saved = reached.shared
+        self._row_s = coefficients.row_s / data
+        self._saved = coefficients.shared
         self._weight_bytes, self._kv_bytes, self._split = weight_bytes, kv_bytes, split
 
     def predict(self, work: Work) -> float:
@@ -293,11 +294,11 @@ class Roofline:
         return num_blocks * self.parallel.data
 
 
-def _matrix_flop_s(hardware: Hardware, precision: str, reached: Reached) -> float:
+def _matrix_flop_s(hardware: Hardware, precision: str, coefficients: Coefficients) -> float:
     """What is reached where weights are multiplied as they are."""
     peak = hardware.peak_flop_s(precision)
     is_short = peak > hardware.flop_s.get("bf16", peak)
-    return peak * (reached.compute_8bit if is_short else reached.compute)
+    return peak * (coefficients.compute_8bit if is_short else coefficients.compute)
 
 
 def _attention_flop_s(hardware: Hardware, weights: str) -> float:
@@ -313,7 +314,7 @@ class _Told(NamedTuple):
 
 
 def _collectives(
-    model: ModelShape, hardware: Hardware, parallel: Parallel, reached: Reached
+    model: ModelShape, hardware: Hardware, parallel: Parallel, coefficients: Coefficients
 ) -> tuple[float, float, _Told]:
     """Seconds of a step, of each of its tokens, and what of both is the all-to-all of experts."""
     fixed_s = token_s = 0.0
@@ -326,8 +327,8 @@ def _collectives(
         # A ring sends each part 2 (n - 1) / n times; after the attention and after the FFN, which experts that lie
         # whole replace by their all-to-all.
         num = 2 * model.num_layers - (model.num_expert_layers if is_spread else 0)
-        fixed_s += num * reached.link_s * math.log2(tensor)
-        link_bytes_s = hardware.link_rate(tensor) * reached.link
+        fixed_s += num * coefficients.link_s * math.log2(tensor)
+        link_bytes_s = hardware.link_rate(tensor) * coefficients.link
         token_s += num * 2 * (tensor - 1) / tensor * token_bytes / parallel.data / link_bytes_s
     if is_spread:
         # What goes to devices of the node takes its links, and what goes beyond, at the same time, the network.
@@ -336,15 +337,15 @@ def _collectives(
         near_s = (near - 1) / group / hardware.link_rate(near) if near > 1 else 0.0
         far_s = (group - near) / group / hardware.network_bytes_s if group > near else 0.0
         all_to_all = _Told(
-            2 * model.num_expert_layers * reached.link_s * math.log2(group),
-            sent * reached.imbalance * max(near_s, far_s) / reached.link,
+            2 * model.num_expert_layers * coefficients.link_s * math.log2(group),
+            sent * coefficients.imbalance * max(near_s, far_s) / coefficients.link,
         )
         fixed_s += all_to_all.fixed_s
         token_s += all_to_all.token_s
     if parallel.pipeline > 1:
-        fixed_s += (parallel.pipeline - 1) * reached.link_s
+        fixed_s += (parallel.pipeline - 1) * coefficients.link_s
         is_near = parallel.num_devices <= hardware.num_joined
-        link_bytes_s = (hardware.link_bytes_s if is_near else hardware.network_bytes_s) * reached.link
+        link_bytes_s = (hardware.link_bytes_s if is_near else hardware.network_bytes_s) * coefficients.link
         token_s += (parallel.pipeline - 1) * token_bytes / parallel.data / link_bytes_s
     return fixed_s, token_s, all_to_all
 

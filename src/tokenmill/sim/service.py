@@ -24,7 +24,7 @@ from ..core.policy import Newcomer
 from ..core.ports import Executor
 from ..core.request import Request
 from .deployment import Deployment, WorkerPlan
-from .fast_forward.worker import Leaper
+from .fast_forward.worker import FastForward
 from .front import Front
 from .loop import VirtualLoop
 from .network import Network
@@ -56,7 +56,7 @@ class ServiceReport:
     faults               (when, kind, target), in order
     carried_bytes        of each link of the topology
     queues               (when, requests that wait for an engine, that wait in engines, that run)
-    num_leapt            steps of decodes that were made in leaps (`leaper`)
+    num_fast_forwarded   steps of decodes that were made in `fast_forward`
     unseen               (rows, tokens) -> steps that the cost model of steps was not measured on
     """
 
@@ -76,12 +76,12 @@ class ServiceReport:
     carried_bytes: dict[str, int] = field(default_factory=dict)
     queues: list[tuple[float, int, int, int]] = field(default_factory=list)
     unseen: Counter[tuple[int, int]] = field(default_factory=Counter)
-    num_leapt: int = 0
+    num_fast_forwarded: int = 0
 
 
 class Service:
     """set_up: chooses policies of the gateway, before a worker joins. watch: is told of all that the gateway does,
-    but for steps of leaps, which only give tokens.
+    but for steps in fast forward, which only give tokens.
     trace, set before the start: of steps and transfers."""
 
     def __init__(
@@ -117,7 +117,7 @@ class Service:
 
     @property
     def gateway(self) -> Gateway:
-        self._front.late.settle()
+        self._front.deferred.settle()
         return self._front.gateway
 
     # ---- its life ----
@@ -142,12 +142,12 @@ class Service:
         report = self.report
         report.duration_s = self._loop.time()
         for worker in self.workers:
-            if worker.leaper is not None:
-                worker.leaper.advance(report.duration_s)
-                report.num_leapt += worker.leaper.num_leapt
+            if worker.fast_forward is not None:
+                worker.fast_forward.advance(report.duration_s)
+                report.num_fast_forwarded += worker.fast_forward.num_fast_forwarded
         report.faults = [(each.at_s, each.kind, each.target) for each in self._faults.struck]
-        if self.parts.fabric is not None:
-            report.carried_bytes = {use.name: round(use.carried_bytes) for use in self.parts.fabric.use()}
+        if self.parts.shared_links is not None:
+            report.carried_bytes = {use.name: round(use.carried_bytes) for use in self.parts.shared_links.use()}
         report.num_preemptions = sum(worker.num_preemptions for worker in self.workers)
         for name, executor in self._made:
             report.busy_s[name] = report.busy_s.get(name, 0.0) + executor.busy_s
@@ -232,7 +232,7 @@ class Service:
 
     def give_up(self, request_id: str) -> None:
         """Its client wants no more of it, and hears no more."""
-        self._front.late.settle()
+        self._front.deferred.settle()
         if self._forget(request_id):
             self._front.handle(GivenUp(request_id, FINISH_ABORT))
 
@@ -320,7 +320,7 @@ class Service:
 
         def begin(address: str, incarnation: str) -> tuple[Executor, tuple[Event, ...]]:
             own, first = self.parts.store(address, incarnation)
-            carrier, process = self.parts.fabric or network, self.parts.steps(address)
+            carrier, process = self.parts.shared_links or network, self.parts.steps(address)
             executor = TimedExecutor(
                 config, plan.cost_model, self._lengths, self._loop, carrier, peers, address, incarnation, own, process
             )
@@ -339,7 +339,7 @@ class Service:
             tiers=self.parts.facts,
             come_back=self._come_back,
             is_sound=self._is_sound,
-            leaper=self._leaper if self._fast_path and self._is_sound else None,
+            fast_forward=self._new_fast_forward if self._fast_path and self._is_sound else None,
         )
 
     @property
@@ -349,9 +349,9 @@ class Service:
         shared = plan.parts.faults or plan.parts.cores.cores or self.parts.front or self.parts.clients
         return not (shared or plan.parts.tiers or shape.jitter_s or shape.late_rate)
 
-    def _leaper(self, executor: Executor) -> Leaper:
+    def _new_fast_forward(self, executor: Executor) -> FastForward:
         assert isinstance(executor, TimedExecutor)
-        return Leaper(executor, self._loop, self._front.late, -1, self._deployment.shape.latency_s)
+        return FastForward(executor, self._loop, self._front.deferred, -1, self._deployment.shape.latency_s)
 
 
 def _nothing() -> None:

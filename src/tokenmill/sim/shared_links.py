@@ -119,7 +119,7 @@ class LinkUse(NamedTuple):
     num_flows: int
 
 
-class Fabric:
+class SharedLinks:
     """Links as `wiring` has them. It stands where a `network.Network` carries bulk transfers."""
 
     def __init__(self, loop: VirtualLoop, wiring: Wiring) -> None:

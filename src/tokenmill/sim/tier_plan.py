@@ -21,7 +21,7 @@ from ..kv.tiers import policies
 from ..kv.tiers.config import SLOT_ALIGN, TierConfig
 from .fields import Fields
 from .loop import VirtualLoop
-from .shared_links import Fabric
+from .shared_links import SharedLinks
 from .tier_store import ToyMachine
 from .tiers import NO_FAULTS, Medium, Pace, TierFaults, Way
 from .timed_tiers import TimedTiers
@@ -144,8 +144,8 @@ def _read_faults(each: Fields) -> TierFaults:
 
 class TierHosts:
     """Stores of a cluster: one for each host, which is made when its first worker begins. hosts: name -> the store
-    there. fabric: over which copies between pools and host memory, and what goes to a remote tier, go; None: each has
-    links of its own."""
+    there. shared_links: over which copies between pools and host memory, and what goes to a remote tier, go; None: each
+    has links of its own."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class TierHosts:
         engine: EngineConfig,
         loop: VirtualLoop,
         rng: random.Random,
-        fabric: Fabric | None = None,
+        shared_links: SharedLinks | None = None,
         nodes: Mapping[str, str] | None = None,
     ) -> None:
         """nodes: worker -> its node of the topology, if there is one."""
@@ -163,7 +163,7 @@ class TierHosts:
         self._config = specs.config(engine)
         self._loop = loop
         self._rng = rng
-        self._fabric = fabric
+        self._shared_links = shared_links
         self._nodes = nodes or {}
         self._num_workers: dict[str, int] = {}
         self._host_of: dict[str, str] = {}
@@ -189,7 +189,7 @@ class TierHosts:
                     medium = Medium(tier.num_bytes, self._config.block_bytes, is_shared, tier.pace)
                     self.media[at, tier.kind] = medium
                 media[tier.kind] = medium
-                if tier.node and self._fabric is not None:
+                if tier.node and self._shared_links is not None:
                     ways[tier.kind] = self._way(host, tier.node)
             faults = {tier.kind: tier.faults for tier in self.specs.tiers[1:]}
             made = ToyMachine(self._config, media, self._loop, self._rng, faults, ways)
@@ -199,14 +199,16 @@ class TierHosts:
 
     def begin(self, worker: str, incarnation: str) -> TimedTiers:
         """The end of a worker's life in the store of its host."""
-        way = self._way(worker, self._nodes[worker]) if self._fabric is not None and worker in self._nodes else None
+        way = (
+            self._way(worker, self._nodes[worker]) if self._shared_links is not None and worker in self._nodes else None
+        )
         return TimedTiers(self.machine(worker), incarnation, self.specs.tiers[0].read_bytes_s, way)
 
     def _way(self, near: str, far: str) -> Way:
-        assert self._fabric is not None
-        return partial(_carry, self._fabric, near, far)
+        assert self._shared_links is not None
+        return partial(_carry, self._shared_links, near, far)
 
 
-async def _carry(fabric: Fabric, near: str, far: str, num_bytes: int, is_outward: bool) -> None:
+async def _carry(shared_links: SharedLinks, near: str, far: str, num_bytes: int, is_outward: bool) -> None:
     source, destination = (near, far) if is_outward else (far, near)
-    await fabric.carry(source, destination, num_bytes)
+    await shared_links.carry(source, destination, num_bytes)

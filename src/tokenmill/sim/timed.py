@@ -87,7 +87,8 @@ class Foreseen(NamedTuple):
 
 
 class Carrier(Protocol):
-    """Bulk transfers: `network.Network` with one wire a host, `fabric.Fabric` with links that flows share."""
+    """Bulk transfers: `network.Network` with one wire a host, `shared_links.SharedLinks` with links that flows
+    share."""
 
     async def carry(self, source: str, destination: str, num_bytes: int) -> None:
         """Returns when they have arrived."""
@@ -198,7 +199,7 @@ class TimedExecutor:
         if not ended.done():
             ended.set_result(result)
 
-    # ---- leaps (`leaper`), of an executor with cores of its own ----
+    # ---- `fast_forward`, of an executor with cores of its own ----
 
     def num_left(self, number: int, num_computed: int) -> int:
         """Tokens that a sequence draws before its last."""

@@ -29,7 +29,7 @@ from ..engine.journal import Entry
 from ..engine.shell import EngineShell
 from ..kv.events.relay import TierEventRelay, Watch
 from ..sched.admission import max_running
-from .fast_forward.worker import Leaper
+from .fast_forward.worker import FastForward
 from .loop import VirtualLoop
 from .network import End, Link, Network
 from .peers import ToyNetwork
@@ -49,7 +49,7 @@ class Build:
     after which all its books are checked. `num_blocks`: of KV, as front ends are told. stores: address -> the KV store
     that the worker there uses, by name, and what tells of it; tiers: of these stores. are_linked: workers reach each
     other. come_back: returns when a worker of this name, whose process is gone, can begin anew; None: soon. is_sound:
-    no worker crashes, stands still or is watched for signs of life; leaper: of an executor, then."""
+    no worker crashes, stands still or is watched for signs of life; fast_forward: of an executor, then."""
 
     config: EngineConfig
     begin: Begin
@@ -60,7 +60,7 @@ class Build:
     tiers: tuple[TierFacts, ...] = ()
     are_linked: bool = True
     is_sound: bool = False
-    leaper: Callable[[Executor], Leaper] | None = None
+    fast_forward: Callable[[Executor], FastForward] | None = None
     come_back: Callable[[str], Awaitable[None]] | None = None
 
     def ready(self, worker: WorkerFacts) -> Ready:
@@ -180,9 +180,9 @@ class Worker:
         self._front_ends = FrontEnds()
         store, watch = build.stores.get(self.name, ("", None))
         self._store, self._relay = store, TierEventRelay(watch)
-        self.leaper = build.leaper(executor) if build.leaper is not None else None
+        self.fast_forward = build.fast_forward(executor) if build.fast_forward is not None else None
         runs = executor if build.is_sound else self.hardware
-        self._shell = EngineShell(self.core, runs, self._front_ends, self._loop, rest=self.leaper)
+        self._shell = EngineShell(self.core, runs, self._front_ends, self._loop, rest=self.fast_forward)
         for event in first:
             self._shell.hear(event)
         self._is_leaving = False
@@ -268,8 +268,8 @@ class Worker:
         is_plain = self._build.is_sound and not self._store
         end = link.engine_end if is_plain else _FrozenEnd(link.engine_end, self.hardware)
         self.numbers[place] = self._fronts[place](link.front_end)
-        if self.leaper is not None:
-            self.leaper.link = self.numbers[place]
+        if self.fast_forward is not None:
+            self.fast_forward.link = self.numbers[place]
         pool, epoch = self.core.state.membership.pool or self.pool, self.core.state.membership.epoch
         address = self.name if self._build.are_linked else ""
         facts = WorkerFacts(

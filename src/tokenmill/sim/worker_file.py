@@ -22,7 +22,7 @@ from .fields import Fields
 from .hardware import Hardware, hardware_named
 from .models import KV_BYTES, WEIGHT_BYTES, ModelShape, model_named, read_model
 from .parts import PartsPlan, Placer, no_topology, read_cold
-from .roofline import ALONE, Parallel, Precision, Roofline, cell_of, reached_named
+from .roofline import ALONE, Parallel, Precision, Roofline, coefficients_named, variant_of
 from .topology import Topology
 
 POOLS = ("mixed", "prefill", "decode")
@@ -194,9 +194,11 @@ def _read_cost_model(fields: Fields, model: Model, sources: Sources) -> tuple[Co
             "model.name: a model is needed where workers have hardware, such as llama-3-8b", param="model"
         )
     hardware = sources.hardware(fields.text("hardware"), fields.at("hardware"))
-    reached = reached_named(fields.text("software", "usual"), cell_of(hardware, model.shape), fields.at("software"))
+    coefficients = coefficients_named(
+        fields.text("software", "usual"), variant_of(hardware, model.shape), fields.at("software")
+    )
     try:
-        return Roofline(model.shape, hardware, parallel, model.precision, reached), hardware, parallel
+        return Roofline(model.shape, hardware, parallel, model.precision, coefficients), hardware, parallel
     except ConfigError as error:
         raise _placed(fields, error) from None
 

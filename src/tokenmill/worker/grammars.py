@@ -85,7 +85,7 @@ class Constrained:
     tokens    what was drawn, and max_tokens the most there can be
     is_over   no mask is wanted any more
     is_invalid  what `error` says is for the caller to mend
-    is_late   its next mask was not made: if it is to draw, then in another step, where it is introduced anew
+    lacks_mask   its next mask was not made: if it is to draw, then in another step, where it is introduced anew
     slow_s    processor time of its slow tokens, those before it was introduced included
     spent_s   of all that was slow, its beginning too
     """
@@ -103,7 +103,7 @@ class Constrained:
     is_over: bool = False
     error: str = ""
     is_invalid: bool = False
-    is_late: bool = False
+    lacks_mask: bool = False
     spent_s: float = 0.0
     _charged_s: float = 0.0
 
@@ -268,7 +268,7 @@ class Grammars:
             if token is not None and (token < 0 or token in one.end_ids):
                 self._let_go(one)
             elif spent_s > STEP_S or (token is not None and len(one.tokens) + 1 >= one.max_tokens):  # nothing follows
-                one.is_late = True
+                one.lacks_mask = True
                 self._let_go(one)
             else:
                 spent_s += self._guard(one, token)

@@ -268,9 +268,9 @@ class Runner:
         tokens: dict[int, tuple[int, ...]] = {}
         failed: dict[int, RowResult] = {}
         for row, (one, _) in constrained.items():
-            if one.error or one.is_late:
+            if one.error or one.lacks_mask:
                 seq = step.plan.rows[row].seq
-                failed[row] = RowResult(seq, error=one.error, is_invalid=one.is_invalid, is_late=one.is_late)
+                failed[row] = RowResult(seq, error=one.error, is_invalid=one.is_invalid, lacks_mask=one.lacks_mask)
         logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
         scores: dict[int, tuple[TokenLogprob, ...]] = {}
         for micro_batch in step.micro_batches:
@@ -311,7 +311,7 @@ class Runner:
                 if one is not None:
                     followed.append((one, token))
                     spent_s = one.charge()
-                    if spent_s or one.error or one.is_late:
+                    if spent_s or one.error or one.lacks_mask:
                         told[row] = one, spent_s
         if followed:
             assert self._grammars is not None

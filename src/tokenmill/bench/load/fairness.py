@@ -28,7 +28,7 @@ from . import datasets, measure, options, show
 from .histogram import quantile
 from .http import parse_url
 from .material import Vocabulary
-from .retries import GiveUp, Manners
+from .retries import EarlyStop, RetryPolicy
 from .run import Load, run_async, run_load
 from .schedule import Schedule
 from .target import Target
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabulary | 
             "--request-rate is one tenant's share, above 0; --times and --load are above 0, --repeats at least 1.",
             param="request_rate",
         )
-    load = replace(options.make_load(args, argv, vocabulary), give_up=GiveUp(1.0))
+    load = replace(options.make_load(args, argv, vocabulary), give_up=EarlyStop(1.0))
     watched = options.make_target(args, args.url, "watched", None)
     address = parse_url(args.url, args.greedy_key, args.header, watched.address.tls)
     other = replace(watched, name="other", address=address)
@@ -138,7 +138,9 @@ async def _beside_prompts(
         make_plan=lambda num, seed, rate: datasets.random_prompts(num, seed, lengths),
         schedule=Schedule(concurrency=args.other_concurrency, stop_after_s=args.duration),
         num_prompts=args.other_concurrency,
-        manners=Manners(_ASKS),  # a client that is refused and asks again at once would take the server's processor
+        retry_policy=RetryPolicy(
+            _ASKS
+        ),  # a client that is refused and asks again at once would take the server's processor
     )
     found = []
     for repeat in range(args.repeats):

@@ -62,7 +62,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Belief:
+class RateEstimate:
     rates: list[float]
     cumulative: list[float]
     design_effect: float
@@ -92,7 +92,7 @@ def design_effect(probes: Sequence[Evidence]) -> float:
     return max(1.0, seen / independent) if independent else 1.0
 
 
-def believe(probes: Sequence[Evidence]) -> Belief:
+def estimate_rate(probes: Sequence[Evidence]) -> RateEstimate:
     """What all the probes, at least one, say together."""
     assert probes and all(0 < probe.target < 1 for probe in probes), probes
     passed = [probe.rate for probe in probes if probe.attainment >= probe.target]
@@ -111,7 +111,7 @@ def believe(probes: Sequence[Evidence]) -> Belief:
         weights += np.log((1 - OUTLIER) * np.exp(likelihood - best) + OUTLIER)
     by_place = np.exp(weights - weights.max()).sum(axis=0)
     cumulative = np.cumsum(by_place) / by_place.sum()
-    return Belief(np.exp(places).tolist(), cumulative.tolist(), effect)
+    return RateEstimate(np.exp(places).tolist(), cumulative.tolist(), effect)
 
 
 Try = Callable[[float], Awaitable[Probe]]
@@ -265,12 +265,12 @@ async def search(attempt: Try, limits: Search) -> list[Probe]:
     while len(probes) < limits.max_probes:
         probes.append(await attempt(rate))
         if is_bracketed(probes):
-            belief = belief_of(probes)
-            low, high = belief.interval
+            estimate = estimate_of(probes)
+            low, high = estimate.interval
             if not left or high / low <= 1 + limits.tolerance:
                 break
             left -= 1
-            rate = belief.quantile(0.75 if len(probes) % 2 else 0.25)
+            rate = estimate.quantile(0.75 if len(probes) % 2 else 0.25)
         else:
             last = probes[-1]
             is_far = last.attainment == 1.0 if last.passed else last.attainment < 0.5
@@ -286,8 +286,8 @@ def is_bracketed(probes: Sequence[Probe]) -> bool:
     return len({probe.passed for probe in probes}) == 2
 
 
-def belief_of(probes: Sequence[Probe]) -> Belief:
-    return believe([evidence_of(probe) for probe in probes])
+def estimate_of(probes: Sequence[Probe]) -> RateEstimate:
+    return estimate_rate([evidence_of(probe) for probe in probes])
 
 
 def conclude(
@@ -304,10 +304,10 @@ def conclude(
     warnings = []
     rate, low, high, interval = 0.0, 0.0, None, None
     if is_bracketed(probes):
-        belief = belief_of(probes)
-        rate = belief.quantile(0.5)
-        low, high = belief.interval
-        values = [belief_of(one).quantile(0.5) for one in searches if is_bracketed(one)]
+        estimate = estimate_of(probes)
+        rate = estimate.quantile(0.5)
+        low, high = estimate.interval
+        values = [estimate_of(one).quantile(0.5) for one in searches if is_bracketed(one)]
         interval = Interval(rate, low, high, CONFIDENCE, values)
         if high / low > 1 + 2 * limits.tolerance:
             warnings.append(

@@ -24,9 +24,9 @@ from .http import Address, make_tls, parse_url
 from .load_file import LoadFile, settle
 from .material import Material, Vocabulary, token_material, word_material
 from .plan import Plan
-from .retries import GiveUp, Manners
+from .retries import EarlyStop, RetryPolicy
 from .run import Load, run_async
-from .schedule import Ramp, Schedule, day_of, num_in_day, read_duration
+from .schedule import Ramp, Schedule, diurnal_plan, num_in_diurnal_plan, read_duration
 from .show import METRIC_NAMES
 from .target import Target, find_model, takes_tokens
 
@@ -351,7 +351,7 @@ def make_plan(
     fit = traces.Fit(args.length_scale, args.max_model_len)
     if args.dataset_name == "trace":
         if args.day is not None:
-            return day_of(args.dataset_path, num, seed, fit, args.day, args.trace_start)
+            return diurnal_plan(args.dataset_path, num, seed, fit, args.day, args.trace_start)
         return traces.read_trace(args.dataset_path, num, seed, fit, args.trace_spread, args.trace_sample)
     if rate is None or math.isinf(rate):
         raise ConfigError(
@@ -389,7 +389,7 @@ def make_load(
     schedule = make_schedule(args)
     num = args.num_prompts
     if num is None and args.day is not None:
-        num = num_in_day(args.dataset_path, args.seed, args.day, args.trace_start)
+        num = num_in_diurnal_plan(args.dataset_path, args.seed, args.day, args.trace_start)
     elif num is None:
         is_timed = args.duration is not None and schedule.request_rate is not None and not schedule.is_closed
         num = DEFAULT_NUM_PROMPTS
@@ -418,8 +418,8 @@ def make_load(
         argv=without_secrets(argv),
         # A search judges by them, and its result has no requests.
         keep_event_times=is_search or not args.no_event_times,
-        give_up=GiveUp(args.max_error_rate, args.max_wait),
-        manners=Manners(args.retries, args.patience),
+        give_up=EarlyStop(args.max_error_rate, args.max_wait),
+        retry_policy=RetryPolicy(args.retries, args.patience),
         window=Window(args.warmup, args.cooldown),
         percentiles=tuple(
             float(text) for text in args.metric_percentiles if float(text) / 100 not in QUANTILES.values()

@@ -26,7 +26,7 @@ from .body import BodyWriter
 from .histogram import describe
 from .http import Client
 from .plan import Call, Drawn, Message, Plan
-from .retries import Manners
+from .retries import RetryPolicy
 from .run import Load, Observe, run_load
 from .schedule import Schedule
 from .scrape import MAX_PAGE_BYTES, TIMEOUT_S
@@ -112,7 +112,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Returning:
+class RetryOutcome:
     """Of those refused in a short overload who obey Retry-After: num_returned came back once it was over, and
     num_entered of these were not refused again."""
 
@@ -134,7 +134,7 @@ class Served:
     levels: list[Level]
     probes: list[tuple[float, float, bool]]
     warnings: list[str]
-    returning: Returning | None = None
+    returning: RetryOutcome | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +149,10 @@ class Overload:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class OverloadSettings:
     """How a server is measured. least: requests of a probe or run. rate: the highest that holds the objectives, where
     that is known; 0: it is searched. refused: the server for a tenant that is always refused; None: there is none.
-    returns: whether it is also measured how those who are refused get in later."""
+    measures_retries: whether it is also measured how those who are refused get in later."""
 
     limits: goodput.Search
     least: int
@@ -161,7 +161,7 @@ class Course:
     factors: tuple[float, ...]
     rate: float = 0.0
     refused: Target | None = None
-    returns: bool = False
+    measures_retries: bool = False
 
 
 def cut_prompts(plan: Plan, most: int) -> Plan:
@@ -215,15 +215,15 @@ def overloaded_at_first(load: Load, factor: float, rate: float, seed: int, max_p
         times = [*pressing, *[PRESSED_S + at_s for at_s in calm]]
         return replace(plan.with_root_times(times), has_times=True)
 
-    schedule, manners = Schedule(use_trace_times=True), Manners(1, obeys_s=MAX_RETRY_S)
-    return replace(load, make_plan=timed, schedule=schedule, manners=manners, num_prompts=num, seed=seed)
+    schedule, retry_policy = Schedule(use_trace_times=True), RetryPolicy(1, obeys_s=MAX_RETRY_S)
+    return replace(load, make_plan=timed, schedule=schedule, retry_policy=retry_policy, num_prompts=num, seed=seed)
 
 
-def returning_of(rows: Sequence[RequestRow], pressed_s: float) -> Returning:
+def retry_outcome_of(rows: Sequence[RequestRow], pressed_s: float) -> RetryOutcome:
     """pressed_s: when the overload was over. Who comes back is heard of again with its first token or its refusal."""
     refused = [row for row in rows if row.num_refused or row.error == REFUSED]
     back = [row for row in refused if row.num_refused and (row.first_s or row.end_s or 0.0) > pressed_s]
-    return Returning(len(refused), len(back), sum(row.ok for row in back))
+    return RetryOutcome(len(refused), len(back), sum(row.ok for row in back))
 
 
 async def time_alone(target: Target, load: Load) -> tuple[tuple[int, float], ...]:
@@ -255,7 +255,12 @@ def _first_s(target: Target, exchange: Exchange) -> float:
 
 
 async def measure_server(
-    target: Target, load: Load, objectives: Objectives, course: Course, max_prompt: int, observe: Observe | None = None
+    target: Target,
+    load: Load,
+    objectives: Objectives,
+    settings: OverloadSettings,
+    max_prompt: int,
+    observe: Observe | None = None,
 ) -> Served:
     seed = load.seed
     probes: list[Probe] = []
@@ -263,12 +268,12 @@ async def measure_server(
     async def run_at(factor: float, rate: float, num: int) -> Run:
         """num requests at that factor of the rate, beside so many that are refused that all are as many as at most."""
         here = _run(target, at_rate(load, factor * rate, num, seed, max_prompt), objectives, observe)
-        left = max(course.factors) / factor - 1
-        if course.refused is None or left <= 0:
+        left = max(settings.factors) / factor - 1
+        if settings.refused is None or left <= 0:
             return await here
         beside = at_rate(load, left * factor * rate, max(1, round(left * num)), seed + 104_729, max_prompt)
         run, refused = await asyncio.gather(
-            here, _run(course.refused, replace(beside, num_warmups=0), objectives, None)
+            here, _run(settings.refused, replace(beside, num_warmups=0), objectives, None)
         )
         if refused.num_ok:
             raise ConfigError(f"The tenant of --refused-key was served {refused.num_ok} calls.", param="refused_key")
@@ -277,21 +282,21 @@ async def measure_server(
     async def attempt(rate: float) -> Probe:
         nonlocal seed
         seed += 1
-        num = max(course.least, round(rate * course.probe_s))
+        num = max(settings.least, round(rate * settings.probe_s))
         run = await run_at(1.0, rate, num)
-        probes.append(goodput.judge(rate, run, course.limits.target_attainment))
+        probes.append(goodput.judge(rate, run, settings.limits.target_attainment))
         return probes[-1]
 
-    rate, low, high, warnings = course.rate, course.rate, None, []
+    rate, low, high, warnings = settings.rate, settings.rate, None, []
     if not rate:
         found = goodput.conclude(
-            [await goodput.search(attempt, course.limits)], {}, course.limits, goodput.Price(), load.argv
+            [await goodput.search(attempt, settings.limits)], {}, settings.limits, goodput.Price(), load.argv
         )
         rate, low, high, warnings = found.request_rate, found.request_rate_low, found.request_rate_high, found.warnings
     levels: list[Level] = []
-    for factor in course.factors if rate else ():
+    for factor in settings.factors if rate else ():
         seed += 1
-        num = max(course.least, round(factor * rate * course.run_s))
+        num = max(settings.least, round(factor * rate * settings.run_s))
         before = await asyncio.to_thread(samples, target)
         run = await run_at(factor, rate, num)
         after = await asyncio.to_thread(samples, target)
@@ -301,9 +306,9 @@ async def measure_server(
     levels = [replace(level, peak_share=level.goodput_per_s / peak if peak else None) for level in levels]
     seen = [(probe.request_rate, probe.attainment, probe.passed) for probe in probes]
     returning = None
-    if rate and course.returns:
-        pressed = overloaded_at_first(load, max(course.factors), rate, seed + 1, max_prompt)
-        returning = returning_of((await _run(target, pressed, objectives, observe)).requests, PRESSED_S)
+    if rate and settings.measures_retries:
+        pressed = overloaded_at_first(load, max(settings.factors), rate, seed + 1, max_prompt)
+        returning = retry_outcome_of((await _run(target, pressed, objectives, observe)).requests, PRESSED_S)
     return Served(target.name, target.facts(), rate, low, high, peak, levels, seen, warnings, returning)
 
 

@@ -73,8 +73,8 @@ def run(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabulary | 
         target_attainment=args.attainment,
         max_probes=args.max_probes,
     )
-    course = overload.Course(
-        search, args.min_requests, args.probe_s, args.run_s, factors, args.rate, returns=args.returns
+    settings = overload.OverloadSettings(
+        search, args.min_requests, args.probe_s, args.run_s, factors, args.rate, measures_retries=args.returns
     )
     console = console_beside(args.json)
     servers = []
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace, argv: Sequence[str], vocabulary: Vocabulary | 
         objectives = _objectives(args, targets[0], load)
         for target in targets:
             status.label = f"{target.name}: "
-            own = replace(course, refused=_with_key(args, target))
+            own = replace(settings, refused=_with_key(args, target))
             served = overload.measure_server(target, load, objectives, own, args.max_prompt_len, status.observe)
             servers.append(run_async(served))
     facts = {"name": args.dataset_name, "path": str(args.dataset_path), "max_prompt_len": args.max_prompt_len}

@@ -4,8 +4,8 @@ One heap of due moments drives everything: roots at the schedule's times, later 
 and their think time has passed, and in a closed loop the next session when a slot is free. No task per request, so a
 send is late only as long as the loop is busy. When the cap on requests in flight is reached, calls wait in the order
 they were due, and their due moment stays what it was. A call whose predecessor failed is not sent: it fails as
-"abandoned". Clients with manners (`giveup`) ask again what was refused, and leave where nothing comes. A closed loop
-with a time to last begins the plan again when it has run out, with other text where calls share none. The garbage
+"abandoned". Clients with a retry policy (`retries`) ask again what was refused, and leave where nothing comes. A closed
+loop with a time to last begins the plan again when it has run out, with other text where calls share none. The garbage
 collector is off meanwhile, because its pauses would be taken for the server's.
 
 Time, bodies and the client that sends them are given: a simulated service is played to by the same code as a live one.
@@ -24,7 +24,7 @@ from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from .plan import Call, Plan, Reply
-from .retries import GAVE_UP, GiveUp, Manners
+from .retries import GAVE_UP, EarlyStop, RetryPolicy
 from .schedule import Schedule
 from .stream import Exchange
 from .timer import REAL, Time
@@ -96,20 +96,20 @@ class Player(Generic[Body]):
         schedule: Schedule,
         writer: Writer[Body],
         client: Sender[Body],
-        give_up: GiveUp | None = None,
+        give_up: EarlyStop | None = None,
         keep_texts: bool = False,
         time: Time = REAL,
-        manners: Manners | None = None,
+        retry_policy: RetryPolicy | None = None,
         take: Take | None = None,
     ) -> None:
         self._base = plan
         self._schedule = schedule
         self._writer = writer
         self._client = client
-        self._give_up = give_up or GiveUp()
+        self._give_up = give_up or EarlyStop()
         self._keep_texts = keep_texts
         self._time = time
-        self._manners = manners or Manners()
+        self._manners = retry_policy or RetryPolicy()
         self._take = take
         self._gone = Exchange(-1, 0.0)
         self._gone.end_s = 0.0

@@ -41,7 +41,7 @@ class RecordedLoad:
         """Equal for runs of which a simulation is the same: what was sent, when, by which clients, how long answers
         were, and what is measured of it."""
         load = self.load
-        clients = load.schedule, load.manners, load.give_up
+        clients = load.schedule, load.retry_policy, load.give_up
         measured = load.window, load.percentiles, tuple(sorted(load.objectives.items()))
         return self.digest, load.seed, load.num_warmups, clients, measured, tuple(sorted(self.lengths.items()))
 

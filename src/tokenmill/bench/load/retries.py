@@ -18,7 +18,7 @@ WAIT_FACTOR, LEAST_WAIT_S = 10.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class EarlyStop:
     """max_error_rate: share of ended requests that may have failed. max_wait_s: how long a request may wait, from when
     it was due, for its first token (in open loops: there a queue grows without end)."""
 
@@ -56,7 +56,7 @@ time, less up to a quarter of it by chance."""
 
 
 @dataclass(frozen=True, slots=True)
-class Manners:
+class RetryPolicy:
     """num_retries: how often a client asks again what was refused. patience_s: after so long without a token, counted
     from when its request was due, it leaves; None: it stays. obeys_s: the longest Retry-After that it waits."""
 

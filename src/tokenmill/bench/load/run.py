@@ -25,7 +25,7 @@ from .http import Client
 from .material import Material, Vocabulary
 from .plan import Plan
 from .player import Played, Player, Progress
-from .retries import GiveUp, Manners
+from .retries import EarlyStop, RetryPolicy
 from .schedule import Schedule
 from .target import Target, warm_up
 
@@ -134,8 +134,8 @@ class Load:
     num_warmups: int = 1
     argv: list[str] = field(default_factory=list)
     keep_event_times: bool = True
-    give_up: GiveUp = field(default_factory=GiveUp)
-    manners: Manners = field(default_factory=Manners)
+    give_up: EarlyStop = field(default_factory=EarlyStop)
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     window: Window = field(default_factory=Window)
     percentiles: tuple[float, ...] = ()
     vocabulary: Vocabulary | None = None
@@ -165,8 +165,8 @@ async def run_load(
     writer = BodyWriter(target.body, material)
     writer.prepare(plan)
     digest = writer.digest(plan)
-    name_of_calls = f"bench-{load.seed}"
-    client = Client(target.address, target.body.path, timeout_s=target.timeout_s, name=name_of_calls)
+    counts_tokens = load.vocabulary is not None
+    client = Client(target.address, target.body.path, timeout_s=target.timeout_s, name=f"bench-{load.seed}")
     try:
         if load.num_warmups:
             # Text of another seed, so that the warm-up leaves nothing of this load in a prefix cache.
@@ -180,7 +180,7 @@ async def run_load(
         page_before = await asyncio.to_thread(scrape.scrape, target.metrics_url, target.address)
         joules_before = meter.read_j() if meter is not None else []
         player = Player(
-            plan, load.schedule, writer, client, load.give_up, load.vocabulary is not None, manners=load.manners
+            plan, load.schedule, writer, client, load.give_up, counts_tokens, retry_policy=load.retry_policy
         )
         played = await _play(player, observe)
         joules = meter.spent_j(joules_before, meter.read_j()) if meter is not None else None
@@ -191,7 +191,7 @@ async def run_load(
         name=name or target.name,
         started_at=started_at,
         objectives=load.objectives,
-        schedule={**load.schedule.facts(), **load.manners.facts(), "repeat": repeat},
+        schedule={**load.schedule.facts(), **load.retry_policy.facts(), "repeat": repeat},
         dataset={
             **plan.facts,
             "seed": plan.seed,
@@ -210,7 +210,7 @@ async def run_load(
         keep_event_times=load.keep_event_times,
         window=load.window,
         percentiles=load.percentiles,
-        counts_tokens=load.vocabulary is not None,
+        counts_tokens=counts_tokens,
     )
     rows = measure.make_rows(player.plan, played, load.objectives, load.vocabulary)
     return measure.summarise(context, played, rows, plan.remarks)

@@ -50,19 +50,19 @@ def read_duration(text: str) -> float:
     return duration_s
 
 
-def day_of(path: Path, num: int, seed: int, fit: Fit, duration_s: float, start_s: float = 0.0) -> Plan:
+def diurnal_plan(path: Path, num: int, seed: int, fit: Fit, duration_s: float, start_s: float = 0.0) -> Plan:
     """The first `num` requests of a day made of an Azure trace. Raises ConfigError."""
     calls = []
-    for i, row in enumerate(islice(arrivals_of_day(_slice(path, fit.notes), seed, duration_s, start_s, path), num)):
+    for i, row in enumerate(islice(diurnal_arrivals(_slice(path, fit.notes), seed, duration_s, start_s, path), num)):
         parts, output_len = fit.cut([Drawn(f"request/{i}", fit.length(row.input_len))], fit.length(row.output_len))
         calls.append(Call(i, (Message("user", parts),), output_len, delay_s=row.time_s, session=f"request-{i}"))
     facts = {"name": "azure day", "path": str(path), "day_s": duration_s, "start_s": start_s, "swing": SWING}
     return Plan(tuple(calls), seed, facts | fit.facts(), True, fit.notes.remarks)
 
 
-def num_in_day(path: Path, seed: int, duration_s: float, start_s: float = 0.0) -> int:
+def num_in_diurnal_plan(path: Path, seed: int, duration_s: float, start_s: float = 0.0) -> int:
     """Requests of it. Raises ConfigError."""
-    return sum(1 for _ in arrivals_of_day(_slice(path, Notes()), seed, duration_s, start_s, path))
+    return sum(1 for _ in diurnal_arrivals(_slice(path, Notes()), seed, duration_s, start_s, path))
 
 
 def _slice(path: Path, notes: Notes) -> list[Arrival]:
@@ -80,7 +80,7 @@ def mean_time_s(time_s: float) -> float:
     return time_s + SWING / turn * (math.sin(turn * (time_s - PEAK_S)) + math.sin(turn * PEAK_S))
 
 
-def arrivals_of_day(
+def diurnal_arrivals(
     rows: Sequence[Arrival], seed: int, duration_s: float, start_s: float = 0.0, path: object = "The trace"
 ) -> Iterator[Arrival]:
     """Requests from `start_s` after midnight on, for so long, by time from 0 on. Raises ConfigError for a slice that

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ...bench.load import command, fairness, overload_command
+from ...bench.load import command, overload_command
+from ...bench.load.fairness import run as run_fairness
 from ...text.text_model import TextModel, fetch_text
 from ...text.tokenizer import Tokenizer
 from ..models import progress_bar
@@ -20,7 +21,7 @@ def goodput(args: argparse.Namespace) -> int:
 
 
 def fairness(args: argparse.Namespace) -> int:
-    return fairness.run(args, sys.argv, tokenizer_of(args))
+    return run_fairness(args, sys.argv, tokenizer_of(args))
 
 
 def compare(args: argparse.Namespace) -> int:

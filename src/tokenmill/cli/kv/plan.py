@@ -24,7 +24,7 @@ from ...formats.hub import local_model
 from ...models.summary import model_summary
 from ...node.machine import read_machine
 from ...node.options import KV_CACHE_DTYPES
-from ...sim.kv_reuse import Run, Worth, lru_s, num_reused, runs_of, total_s, working_set, worth_of
+from ...sim.kv_reuse import RecomputeCosts, Run, lru_s, num_reused, recompute_costs, runs_of, total_s, working_set
 from ...sim.kv_traces import Load, trace_of
 from .look import table
 
@@ -71,9 +71,9 @@ class Plan:
 def plan(args: argparse.Namespace) -> int:
     load = _read(Path(args.trace))
     token_bytes = args.bytes_per_token or _token_bytes(args.model, args.kv_cache_dtype)
-    worth = worth_of(load.block_size, args.token_ms / 1e3, args.position_us / 1e6)
+    costs = recompute_costs(load.block_size, args.token_ms / 1e3, args.position_us / 1e6)
     room = max(args.host) if args.host else int(read_machine().usable_memory * 0.5)
-    found = make_plan(load, worth, token_bytes, args.host or USUAL[HOST], args.disk or USUAL[DISK], room)
+    found = make_plan(load, costs, token_bytes, args.host or USUAL[HOST], args.disk or USUAL[DISK], room)
     if args.json:
         print(json.dumps(asdict(found), indent=2))
     else:
@@ -83,19 +83,19 @@ def plan(args: argparse.Namespace) -> int:
 
 
 def make_plan(
-    load: Load, worth: Worth, token_bytes: int, host: Sequence[int], disk: Sequence[int], host_room: int
+    load: Load, costs: RecomputeCosts, token_bytes: int, host: Sequence[int], disk: Sequence[int], host_room: int
 ) -> Plan:
     """host_room: bytes of host memory to spend at most."""
     runs = runs_of(load.requests)
     block_bytes = token_bytes * load.block_size
     counts = Counter(block for one in load.requests for block in one.blocks)
-    all_s = sum(worth.sum_s(0, len(one.blocks)) for one in load.requests)
+    all_s = sum(costs.sum_s(0, len(one.blocks)) for one in load.requests)
     span_s = max(1.0, load.requests[-1].at_s - load.requests[0].at_s)
     num_again = sum(count > 1 for count in counts.values())
 
     def size(tier: str, num_bytes: int) -> Size:
         num_blocks = num_bytes // block_bytes
-        num_hits, saved_s = num_reused(runs, num_blocks), lru_s(runs, worth, num_blocks)
+        num_hits, saved_s = num_reused(runs, num_blocks), lru_s(runs, costs, num_blocks)
         load_s = num_hits * block_bytes / USUAL_FACTS[tier].bytes_s
         a_day = block_bytes * DAY_S / span_s
         return Size(
@@ -104,9 +104,9 @@ def make_plan(
         )  # fmt: skip
 
     sizes = (*(size(HOST, each) for each in sorted(host)), *(size(DISK, each) for each in sorted(disk)))
-    most_s = total_s(runs, worth)
-    least = working_set(runs, worth) * block_bytes if most_s else 0
-    flags = _flags(runs, worth, block_bytes, least, host_room)
+    most_s = total_s(runs, costs)
+    least = working_set(runs, costs) * block_bytes if most_s else 0
+    flags = _flags(runs, costs, block_bytes, least, host_room)
     ttft_s = all_s / len(load.requests)
     return Plan(
         len(load.requests), span_s, load.block_size, block_bytes, counts.total(), load.num_blocks, all_s, most_s,
@@ -114,17 +114,17 @@ def make_plan(
     )  # fmt: skip
 
 
-def _flags(runs: Sequence[Run], worth: Worth, block_bytes: int, least: int, room: int) -> str:
+def _flags(runs: Sequence[Run], costs: RecomputeCosts, block_bytes: int, least: int, room: int) -> str:
     """All in host memory where it fits; else there as much as pays, and all on disk."""
     if not least:
         return ""
     if least <= room:
         return f"--kv-host {_size(least)}"
-    most_s = total_s(runs, worth)
+    most_s = total_s(runs, costs)
     host = GiB / 4
     while 2 * host <= room:
-        more_s = lru_s(runs, worth, 2 * host // block_bytes) - lru_s(runs, worth, host // block_bytes)
-        if more_s < ENOUGH * most_s and lru_s(runs, worth, host // block_bytes) > ENOUGH * most_s:
+        more_s = lru_s(runs, costs, 2 * host // block_bytes) - lru_s(runs, costs, host // block_bytes)
+        if more_s < ENOUGH * most_s and lru_s(runs, costs, host // block_bytes) > ENOUGH * most_s:
             break
         host *= 2
     return f"--kv-host {_size(host)} --kv-disk DIR:{_size(least)}"

@@ -22,7 +22,7 @@ from ...bench.report import console_beside, write_json
 from ...bench.result import Result, Run
 from ...core.errors import ConfigError
 from ...plan.config import Changes, Config, read_config, read_tables
-from ...plan.evaluate import cost_usd, doubts_of, lines_of
+from ...plan.evaluate import cost_usd, lines_of, warnings_of
 from ...plan.fidelity import hold_against, on_deployment
 from ...plan.load import add_load_arguments
 from ...plan.play import digest_of
@@ -113,7 +113,7 @@ def _check_against(args: argparse.Namespace) -> None:
 def _hold_against(args: argparse.Namespace, config: Config, console: Console) -> int:
     model = None if args.tokenizer is None else read_text(args.tokenizer)
     frame = None if model is None or model.chat is None else chat_frame(model, args.tokenizer)
-    simulated = on_deployment(config.deployment, dict(config.facts), config.policies.set_up, doubts_of, frame)
+    simulated = on_deployment(config.deployment, dict(config.facts), config.policies.set_up, warnings_of, frame)
     name = args.name or args.cluster.stem
     fidelity = hold_against(args.against, simulated, args.speed_factor, name, read_tokenizer)
     show_fidelity(fidelity, console)

@@ -1,14 +1,14 @@
-"""What workers that leap have said and the front end has not yet been told. It is told before the front end decides
-anything, in the order of its arrival, so that all that it decides and all times are those of single steps, to the last
-bit.
+"""What workers in fast forward have said and the front end has not yet been told. It is told before the front end
+decides anything, in the order of its arrival, so that all that it decides and all times are those of single steps, to
+the last bit.
 
-Where the gateway has nothing to decide after a step (`waits_for_steps`), steps of a leap are told at once
-(`Repeated`), in two parts. What the gateway keeps of single steps is how long they took, in the order of
+Where the gateway has nothing to decide after a step (`waits_for_steps`), steps are told at once
+(`EqualSteps`), in two parts. What the gateway keeps of single steps is how long they took, in the order of
 all workers' steps: that is told before it hears of any other step. Their outputs, and the engine's state after the last
 of them, are told before something is decided by them: as a call comes, those of the engines that its place depends on
 (`Placing.looks_at`), or of all where answers in the making are looked at (`RequestQueue.catch_up`).
 
-Where two things happen at the very same time of virtual seconds, their order may be another than without leaps.
+Where two things happen at the very same time of virtual seconds, their order may be another than without fast forward.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..loop import VirtualLoop
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated:
+class EqualSteps:
     """Steps of an engine that were alike, told at once: each gave one token of each of `step.outputs`, which hold all
     of them, and nothing else; `step.stats` are those after the last. times: when each was heard. What follows
     from the durations of single steps is told by RequestQueue.pace, in the order of all engines' steps."""
@@ -39,7 +39,7 @@ class Repeated:
     times: Sequence[float]
 
 
-def repeat(gateway: Gateway, event: Repeated) -> list[Output]:
+def repeat(gateway: Gateway, event: EqualSteps) -> list[Output]:
     """As Stepped of each, where nothing waited for a step (Placing.waits_for_steps) and no request began or ended.
     Engines may have been heard of since, and calls opened. Returns the outputs for those who wait for them."""
     step, link = event.step, gateway.link(event.link)
@@ -76,8 +76,8 @@ Head = bytes | int
 that is not full, its first token."""
 
 
-class Leaps(Protocol):
-    """`leaper.Leaper`."""
+class ForwardedWorker(Protocol):
+    """`worker.FastForward`."""
 
     link: int
     is_listed: bool
@@ -93,11 +93,11 @@ class Leaps(Protocol):
 
     def pace(self, now: float, paces: list[Pace]) -> bool: ...
 
-    def tell(self) -> tuple[list[tuple[float, FromEngine]], Repeated]: ...
+    def tell(self) -> tuple[list[tuple[float, FromEngine]], EqualSteps]: ...
 
 
-class Hearer(Protocol):
-    """The front end, as workers that leap tell it.
+class Receiver(Protocol):
+    """The front end, as workers in fast forward tell it.
 
     take_late     a message of a worker
     take_run      what Repeated says
@@ -116,39 +116,39 @@ class Hearer(Protocol):
 
     def pace(self, paces: list[Pace]) -> None: ...
 
-    def take_late(self, number: int, message: FromEngine) -> None: ...
+    def take_deferred(self, number: int, message: FromEngine) -> None: ...
 
-    def take_run(self, told: Repeated) -> None: ...
+    def take_run(self, told: EqualSteps) -> None: ...
 
 
-class Late:
+class DeferredOutputs:
     """The clock shows when the front end would have heard."""
 
-    def __init__(self, loop: VirtualLoop, hearer: Hearer) -> None:
+    def __init__(self, loop: VirtualLoop, receiver: Receiver) -> None:
         self._loop = loop
-        self._hearer = hearer
-        self._heap: list[tuple[float, int, Leaps]] = []
-        self._behind: dict[int, Leaps] = {}  # of which steps have been paced and not told
+        self._receiver = receiver
+        self._heap: list[tuple[float, int, ForwardedWorker]] = []
+        self._behind: dict[int, ForwardedWorker] = {}  # of which steps have been paced and not told
         self._young: dict[Head, dict[int, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._is_settling = False
 
     @property
     def is_empty(self) -> bool:
-        """Nobody leaps."""
+        """Nobody is in fast forward."""
         return not (self._heap or self._behind)
 
-    def begin(self, leaper: Leaps) -> None:
-        """It has begun to leap."""
-        for head in leaper.heads:
-            self._young.setdefault(head, {})[leaper.link] = None
-        self._list(leaper)
+    def begin(self, fast_forward: ForwardedWorker) -> None:
+        """It has begun."""
+        for head in fast_forward.heads:
+            self._young.setdefault(head, {})[fast_forward.link] = None
+        self._list(fast_forward)
 
-    def end(self, leaper: Leaps) -> None:
-        """It leaps no more; what it has said is told as it arrives."""
-        for head in leaper.heads:
+    def end(self, fast_forward: ForwardedWorker) -> None:
+        """It has ended; what it has said is told as it arrives."""
+        for head in fast_forward.heads:
             links = self._young[head]
-            del links[leaper.link]
+            del links[fast_forward.link]
             if not links:
                 del self._young[head]
 
@@ -157,11 +157,11 @@ class Late:
         tokens, key = request.prompt_tokens[:1], request.keys[:KEY_BYTES]
         return [*self._young.get(tokens[0] if tokens else -1, ()), *self._young.get(key, ())]
 
-    def _list(self, leaper: Leaps) -> None:
-        next_s = leaper.next_s
-        if next_s is not None and not leaper.is_listed:
-            leaper.is_listed = True
-            heappush(self._heap, (next_s, leaper.link, leaper))
+    def _list(self, fast_forward: ForwardedWorker) -> None:
+        next_s = fast_forward.next_s
+        if next_s is not None and not fast_forward.is_listed:
+            fast_forward.is_listed = True
+            heappush(self._heap, (next_s, fast_forward.link, fast_forward))
 
     def settle(self) -> None:
         """Tell all that has arrived by now."""
@@ -170,18 +170,18 @@ class Late:
             return
         self._is_settling = True
         try:
-            if self._hearer.may_take_runs:
+            if self._receiver.may_take_runs:
                 self._pace(now)
             self._tell([*self._behind.values()])
             while heap and heap[0][0] <= now:
-                when_s, _, leaper = heappop(heap)
-                leaper.is_listed = False
-                if leaper.next_s == when_s:
-                    messages = leaper.hear()
+                when_s, _, fast_forward = heappop(heap)
+                fast_forward.is_listed = False
+                if fast_forward.next_s == when_s:
+                    messages = fast_forward.hear()
                     with self._loop.past(when_s):
                         for message in messages:
-                            self._hearer.take_late(leaper.link, message)
-                self._list(leaper)
+                            self._receiver.take_deferred(fast_forward.link, message)
+                self._list(fast_forward)
         finally:
             self._is_settling = False
 
@@ -190,7 +190,7 @@ class Late:
         now, heap = self._loop.time(), self._heap
         if self._is_settling or not heap or heap[0][0] > now:
             return
-        if not self._hearer.may_take_runs:
+        if not self._receiver.may_take_runs:
             return self.settle()
         self._is_settling = True
         try:
@@ -200,7 +200,7 @@ class Late:
 
     def settle_of(self, links: Iterable[int]) -> None:
         """Tell all that has arrived by now of some."""
-        if not self._hearer.may_take_runs:
+        if not self._receiver.may_take_runs:
             return self.settle()
         self.settle_paces()
         if not self._is_settling and (some := [self._behind[link] for link in links if link in self._behind]):
@@ -212,58 +212,58 @@ class Late:
 
     def _pace(self, now: float) -> None:
         """What has arrived: messages, and how long steps took that are told later."""
-        heap, hearer = self._heap, self._hearer
+        heap, receiver = self._heap, self._receiver
         paces: list[Pace] = []
         messages: list[tuple[float, int, FromEngine]] = []
         num = 0
         while heap and heap[0][0] <= now:
-            _, link, leaper = heap[0]
-            while leaper.told and (when_s := leaper.told[0][0]) <= now:
-                messages += [(when_s, link, message) for message in leaper.hear()]
-            if not leaper.told and leaper.pace(now, paces):
-                self._behind[link] = leaper
+            _, link, fast_forward = heap[0]
+            while fast_forward.told and (when_s := fast_forward.told[0][0]) <= now:
+                messages += [(when_s, link, message) for message in fast_forward.hear()]
+            if not fast_forward.told and fast_forward.pace(now, paces):
+                self._behind[link] = fast_forward
             num += 1
-            next_s = leaper.next_s
+            next_s = fast_forward.next_s
             if next_s is not None:
-                heapreplace(heap, (next_s, link, leaper))
+                heapreplace(heap, (next_s, link, fast_forward))
             else:
                 heappop(heap)
-                leaper.is_listed = False
+                fast_forward.is_listed = False
         if num > 1:
             paces.sort(key=_when)
-        if not messages and (not paces or paces[-1][0] < hearer.look_s):
-            hearer.pace(paces)
+        if not messages and (not paces or paces[-1][0] < receiver.look_s):
+            receiver.pace(paces)
             return
         events: list[tuple[float, int, FromEngine | Pace]] = [*messages, *[(*each[:2], each) for each in paces]]
         events.sort(key=_when)
         for when_s, link, event in events:
             if type(event) is not tuple:
                 with self._loop.past(when_s):
-                    hearer.take_late(link, event)  # type: ignore[arg-type]
+                    receiver.take_deferred(link, event)  # type: ignore[arg-type]
                 continue
-            hearer.pace([event])
-            if when_s >= hearer.look_s:
+            receiver.pace([event])
+            if when_s >= receiver.look_s:
                 with self._loop.past(when_s):
-                    hearer.look()
+                    receiver.look()
 
-    def _tell(self, leapers: Sequence[Leaps]) -> None:
-        """All steps of these whose paces are known: messages in their order, and of the steps of each leap the outputs
+    def _tell(self, forwarded: Sequence[ForwardedWorker]) -> None:
+        """All steps of these whose paces are known: messages in their order, and of the steps of each run the outputs
         and the engine's state with the last."""
-        events: list[tuple[float, int, FromEngine | Repeated]] = []
-        for leaper in leapers:
-            link = leaper.link
+        events: list[tuple[float, int, FromEngine | EqualSteps]] = []
+        for fast_forward in forwarded:
+            link = fast_forward.link
             del self._behind[link]
-            answers, run = leaper.tell()
+            answers, run = fast_forward.tell()
             events += [(at_s, link, answer) for at_s, answer in answers]
             events.append((run.times[-1], link, run))
         if len(events) > 1:
             events.sort(key=_when)
         for when_s, link, event in events:
             with self._loop.past(when_s):
-                if isinstance(event, Repeated):
-                    self._hearer.take_run(event)
+                if isinstance(event, EqualSteps):
+                    self._receiver.take_run(event)
                 else:
-                    self._hearer.take_late(link, event)
+                    self._receiver.take_deferred(link, event)
 
     def stay_awake(self) -> None:
         """Tell what arrives next as it arrives: something waits for it."""

@@ -2,12 +2,12 @@
 step gives without running it.
 
 While all that an engine has are decodes that go on, a step changes little: each sequence gets one token and, every
-`block_size` steps, a block. A `Leap` commits and plans such steps one by one, as `EngineCore` would, at a price that
-does not grow with the sequences: the books of the engine (counters, cost model, blocks, what is published, the clock of
-work) are kept at each step, and those of each sequence when the leap ends, or where a block of it is due.
+`block_size` steps, a block. A `DecodeRun` commits and plans such steps one by one, as `EngineCore` would, at a price
+that does not grow with the sequences: the books of the engine (counters, cost model, blocks, what is published, the
+clock of work) are kept at each step, and those of each sequence when the run ends, or where a block of it is due.
 
-    EngineCore.plan    = Leap.plan       and what it leaves is the same,
-    EngineCore.commit  = Leap.commit     once `land` has been called
+    EngineCore.plan    = DecodeRun.plan       and what it leaves is the same,
+    EngineCore.commit  = DecodeRun.commit     once `land` has been called
 
 It speaks for as many steps as `most_commits` says; the sequences that end, and steps for which blocks have run out, are
 the core's.
@@ -38,8 +38,8 @@ _PLACES = [
 ]  # fmt: skip
 
 
-class Leap:
-    """Of an engine that `may_leap`. Between its calls nobody else calls the core, before `land`.
+class DecodeRun:
+    """Of an engine that `may_fast_forward`. Between its calls nobody else calls the core, before `land`.
 
     num_rows      of each step
     num_commits, num_plans   so far
@@ -142,7 +142,7 @@ class Leap:
                 made[step.number] = step
         num_commits = commits - num_before
         num_plans = num_commits if has_next else num_commits - 1
-        state.blocks.end_step(first.number + num_commits - 1)  # nothing is held back for it, by `may_leap`
+        state.blocks.end_step(first.number + num_commits - 1)  # nothing is held back for it, by `may_fast_forward`
         self.num_commits, self.num_plans = commits, plans_before + num_plans
         self._context += num_plans * num_rows
         counters = state.counters
@@ -177,7 +177,7 @@ class Leap:
         self.num_commits += 1
         counters.generation_tokens += num_rows
         if self._behind:
-            self._publish_late(state.in_flight[-1] if state.in_flight else None)
+            self._publish_deferred(state.in_flight[-1] if state.in_flight else None)
         state.blocks.end_step(step.number)
         state.kv_events.flush()
         return state.outbox.take().answers
@@ -265,7 +265,7 @@ class Leap:
             state.publish(seq, num_full, step)
             self._note_behind(index, num_full)
 
-    def _publish_late(self, last: Step | None) -> None:
+    def _publish_deferred(self, last: Step | None) -> None:
         """As a commit does of those whose blocks another sequence had published before."""
         for index in list(self._behind):
             seq = self._running[index]
@@ -293,7 +293,7 @@ def _work(step: Step, num_rows: int) -> Work:
     return Work(num_rows, num_rows, step.num_context, step.num_context)
 
 
-def may_leap(core: EngineCore, token: int) -> bool:
+def may_fast_forward(core: EngineCore, token: int) -> bool:
     """Whether all that goes on are decodes that draw `token`, with steps of the same rows in flight, and nothing else
     is under way."""
     state, config = core.state, core.config

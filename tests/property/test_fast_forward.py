@@ -1,4 +1,4 @@
-"""A leap leaves what as many steps one by one leave: every book of the engine, to the last bit."""
+"""A run of decode steps leaves what as many steps one by one leave: every book of the engine, to the last bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tokenmill.core.kv_events import WatchKV
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import RowResult, StepPlan, StepResult
 from tokenmill.engine.core import EngineCore
-from tokenmill.sim.fast_forward.steps import Leap, may_leap
+from tokenmill.sim.fast_forward.steps import DecodeRun, may_fast_forward
 
 LAW = Costs(0.01, 0.001, 0.0001, 1e-7, 1e-6)
 END = 9
@@ -85,29 +85,29 @@ class Machine:
         self.said += effects.answers
         self.fill()
 
-    def leap(self, most: int) -> int:
+    def run(self, most: int) -> int:
         """So many steps at most, none of which ends an answer; how many."""
         core = self.core
         ends = min(
             self.lengths[seq.number] - 1 - (len(seq.tokens) - self.prompts[seq.number]) for seq in core.state.running
         )
-        leap = Leap(core, 1, most)
+        run = DecodeRun(core, 1, most)
         works = deque(work_of(plan.rows) for plan in self.plans)
-        num = min(leap.most_commits, ends)
-        while leap.num_commits < num:
+        num = min(run.most_commits, ends)
+        while run.num_commits < num:
             durations, clock = [], []
-            for _ in range(min(num - leap.num_commits, self.rng.choice([1, 2, 5, 30]))):
+            for _ in range(min(num - run.num_commits, self.rng.choice([1, 2, 5, 30]))):
                 durations.append(LAW.predict(works.popleft()))
                 self.now += durations[-1]
                 clock.append(self.now)
-                context = leap.next_context + (len(durations) - 1) * leap.num_rows
-                works.append(Work(leap.num_rows, leap.num_rows, context, context, leap.num_rows))
+                context = run.next_context + (len(durations) - 1) * run.num_rows
+                works.append(Work(run.num_rows, run.num_rows, context, context, run.num_rows))
             is_open = self.rng.random() < 0.3
-            self.said += [answer for _, answer in leap.repeat(durations, clock, is_open)]
+            self.said += [answer for _, answer in run.repeat(durations, clock, is_open)]
             if is_open:
-                leap.plan(self.now)
-        self.stats = leap.stats()
-        self.plans = deque(leap.land())
+                run.plan(self.now)
+        self.stats = run.stats()
+        self.plans = deque(run.land())
         assert [work_of(plan.rows) for plan in self.plans] == list(works)
         return num
 
@@ -115,11 +115,11 @@ class Machine:
 @pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("first", range(0, 12, 3))
 def test_leaps_leave_what_steps_leave(first: int) -> None:
-    assert sum(num_leapt(seed) for seed in range(first, first + 3)) > 100, "hardly a leap"
+    assert sum(num_fast_forwarded(seed) for seed in range(first, first + 3)) > 100, "hardly a step"
 
 
-def num_leapt(seed: int) -> int:
-    """Steps that were leapt, in a random life of an engine beside one that is stepped."""
+def num_fast_forwarded(seed: int) -> int:
+    """Steps in fast forward, in a random life of an engine beside one that is stepped."""
     rng = random.Random(seed)
     config = EngineConfig(
         groups=full_groups(rng.choice([40, 60, 400])),
@@ -132,7 +132,7 @@ def num_leapt(seed: int) -> int:
         scheduling_policy=rng.choice(["short-prompts-first", "fcfs"]),
     )
     lengths: dict[int, int] = {}
-    stepped, leapt = Machine(config, lengths), Machine(config, lengths)
+    stepped, forwarded = Machine(config, lengths), Machine(config, lengths)
     is_watched = rng.random() < 0.5
     num_steps = num_requests = 0
     for _ in range(20):
@@ -144,25 +144,25 @@ def num_leapt(seed: int) -> int:
             )
             lengths[num_requests] = rng.choice([most, rng.randint(1, 60), 1000])
             num_requests += 1
-            for machine in (stepped, leapt):
+            for machine in (stepped, forwarded):
                 if is_watched and num_requests == 3:
                     machine.said += machine.core.handle(WatchKV(True), machine.now).answers
                 effects = machine.core.handle(Submit((request,)), machine.now)
                 machine.said += [*effects.outputs, *effects.answers]
-        for machine in (stepped, leapt):
+        for machine in (stepped, forwarded):
             machine.fill()
         for _ in range(rng.randint(1, 8)):
             if stepped.plans:
                 stepped.step()
-                leapt.step()
-        if len(leapt.plans) == config.steps_in_flight and may_leap(leapt.core, 1):
-            num = leapt.leap(rng.randint(0, 50))
+                forwarded.step()
+        if len(forwarded.plans) == config.steps_in_flight and may_fast_forward(forwarded.core, 1):
+            num = forwarded.run(rng.randint(0, 50))
             num_steps += num
             for _ in range(num):
                 stepped.step()
-            assert leapt.stats == stepped.core.stats()
-        assert leapt.now == stepped.now
-        assert leapt.said == stepped.said
-        assert dump(leapt.core, {}) == dump(stepped.core, {})
-        leapt.core.check()
+            assert forwarded.stats == stepped.core.stats()
+        assert forwarded.now == stepped.now
+        assert forwarded.said == stepped.said
+        assert dump(forwarded.core, {}) == dump(stepped.core, {})
+        forwarded.core.check()
     return num_steps

@@ -11,7 +11,7 @@ from topologies import flat
 
 from tokenmill.core.errors import ConfigError
 from tokenmill.sim.loop import VirtualLoop
-from tokenmill.sim.shared_links import Bundle, Fabric, fair_rates
+from tokenmill.sim.shared_links import Bundle, SharedLinks, fair_rates
 from tokenmill.sim.topology import Place, Topology, read_topology
 
 GB = 10**9
@@ -23,21 +23,21 @@ def ends_of(
     transfers: Sequence[tuple[float, str, str, int]],
     places: Sequence[Place] = (),
     flaps: Sequence[tuple[float, str, float]] = (),
-) -> tuple[list[float], Fabric]:
+) -> tuple[list[float], SharedLinks]:
     """When each transfer (begin_s, source, destination, bytes) has arrived."""
     loop = VirtualLoop()
-    fabric = Fabric(loop, topology.wire(places))
+    shared_links = SharedLinks(loop, topology.wire(places))
     ends = [0.0] * len(transfers)
 
     async def carry(nth: int) -> None:
         begin_s, source, destination, num_bytes = transfers[nth]
         await asyncio.sleep(begin_s)
-        await fabric.carry(source, destination, num_bytes)
+        await shared_links.carry(source, destination, num_bytes)
         ends[nth] = loop.time()
 
     async def flap(at_s: float, link: str, share: float) -> None:
         await asyncio.sleep(at_s)
-        fabric.set_share(link, share)
+        shared_links.set_share(link, share)
 
     async def main() -> None:
         tasks = [loop.spawn(carry(nth), f"transfer {nth}") for nth in range(len(transfers))]
@@ -46,7 +46,7 @@ def ends_of(
             await task
 
     loop.run(main())
-    return ends, fabric
+    return ends, shared_links
 
 
 def by_rising(capacities: dict[int, float], bundles: Sequence[Bundle]) -> list[float]:
@@ -115,12 +115,12 @@ def test_bytes_are_conserved_and_ends_are_those_of_small_steps(seed: int) -> Non
     for _ in range(12):
         source, destination = rng.sample(names, 2)
         transfers.append((rng.choice([0.0, rng.uniform(0, 3)]), source, destination, rng.randint(1, GB)))
-    ends, fabric = ends_of(PAIR, transfers)
-    carried = {use.name: use.carried_bytes for use in fabric.use()}
+    ends, shared_links = ends_of(PAIR, transfers)
+    carried = {use.name: use.carried_bytes for use in shared_links.use()}
     for name in names:
         assert carried[f"{name}.nic0.up"] == pytest.approx(sum(t[3] for t in transfers if t[1] == name), abs=50)
         assert carried[f"{name}.nic0.down"] == pytest.approx(sum(t[3] for t in transfers if t[2] == name), abs=50)
-    assert all(not use.num_flows for use in fabric.use())
+    assert all(not use.num_flows for use in shared_links.use())
     assert ends == pytest.approx(_by_hand(transfers), abs=1e-6)
 
 
@@ -155,12 +155,12 @@ def test_a_link_that_is_down_holds_its_flows_up() -> None:
 def test_a_transfer_that_is_given_up_leaves_its_share_to_the_others() -> None:
     """Half a second of two, then the rest alone."""
     loop = VirtualLoop()
-    fabric = Fabric(loop, PAIR.wire())
+    shared_links = SharedLinks(loop, PAIR.wire())
 
     async def main() -> float:
-        other = asyncio.ensure_future(fabric.carry("a", "b", GB))
+        other = asyncio.ensure_future(shared_links.carry("a", "b", GB))
         loop.call_later(0.5, other.cancel)
-        await fabric.carry("a", "b", GB)
+        await shared_links.carry("a", "b", GB)
         return loop.time()
 
     assert loop.run(main()) == pytest.approx(1.251)
@@ -168,9 +168,9 @@ def test_a_transfer_that_is_given_up_leaves_its_share_to_the_others() -> None:
 
 def test_thousands_of_flows_cost_no_more_than_their_ways() -> None:
     """5,000 transfers at once from one host all end together, after what their bytes take."""
-    ends, fabric = ends_of(PAIR, [(0, "a", "bcd"[i % 3], GB // 5000) for i in range(5000)])
+    ends, shared_links = ends_of(PAIR, [(0, "a", "bcd"[i % 3], GB // 5000) for i in range(5000)])
     assert ends == pytest.approx([1.001] * 5000, abs=1e-5)
-    assert fabric.num_carried == 5000
+    assert shared_links.num_carried == 5000
 
 
 NODES = {
