@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from tiny import VOCAB_SIZE, tiny_checkpoint
+from tiny import VOCAB_SIZE, tensor, tiny_checkpoint
+from tokenmill.core.errors import BadCheckpoint
+from tokenmill.formats.config_key import DECODER, ends, keys, sizes
+from tokenmill.formats.config_keys import ARCHITECTURES, CONFIG_KEYS
 from tokenmill.models.config import config_from_checkpoint
+from tokenmill.models.families import HF_FAMILIES, Family
 from tokenmill.models.loader import load_model
 from tokenmill.models.rope import rope_frequencies
+from tokenmill.models.unsupported_keys import unread_keys
 from tokenmill.ops.api import StepBatch
 from tokenmill.ops.reference import ReferenceOps
 
@@ -103,3 +110,46 @@ def test_chunks_and_batches_equal_the_plain_transformer(kind, tied):
             np.testing.assert_allclose(got, expected[s][done[s] : end], atol=2e-4)
             done[s] = end
     pool.close()
+
+
+def test_a_dense_family_is_an_entry_in_two_tables(monkeypatch):
+    """An invented one with names, a fused matrix, defaults and a setting of its own gives the logits of the Llama that
+    has its weights; what it refuses is refused, and what it does not read is told of."""
+    defaults = sizes(VOCAB_SIZE, 64, 96, 2, 4, 2, 256) | ends(1, 2) | {"rms_norm_eps": 1e-5}
+    monkeypatch.setitem(CONFIG_KEYS, "vireo", keys(**DECODER | defaults, residual_multiplier=1.0))
+    monkeypatch.setitem(ARCHITECTURES, "vireo", "VireoForCausalLM")
+    family = Family(
+        "Vireo",
+        fused=("gate_up",),
+        refused=(("use_parallel_residual", "parallel residuals"),),
+        names={"ffn_norm": "model.layers.{}.norm_of_ffn"},
+    )
+    monkeypatch.setitem(HF_FAMILIES, "VireoForCausalLM", family)
+    llama = tiny_checkpoint()
+    tensors = {name.replace("post_attention_layernorm", "norm_of_ffn"): each for name, each in llama.tensors.items()}
+    for layer in range(2):
+        mlp = f"model.layers.{layer}.mlp"
+        parts = [tensors.pop(f"{mlp}.{part}_proj.weight") for part in ("gate", "up")]
+        rows = np.concatenate([np.frombuffer(part.data, np.float32).reshape(part.shape) for part in parts])
+        tensors[f"{mlp}.gate_up_proj.weight"] = tensor(f"{mlp}.gate_up_proj.weight", rows)
+    said = {"architectures": ["VireoForCausalLM"], "model_type": "vireo", "wings": 2}
+    vireo = replace(llama, metadata=said, tensors=tensors)
+    assert unread_keys(vireo) == ("wings",)
+    with pytest.raises(BadCheckpoint, match="use_parallel_residual = True: parallel residuals are not supported"):
+        load_model(replace(vireo, metadata=said | {"use_parallel_residual": True}), ReferenceOps())
+    ops = ReferenceOps()
+    batch = StepBatch(
+        tokens_T=np.arange(3, 16, dtype=np.int32),
+        positions_T=np.arange(13),
+        row_starts_S1=np.array([0, 13], np.int32),
+        context_lens_S=np.array([13], np.int32),
+        block_tables_SB=np.array([[0, 1]], np.int32),
+        logit_rows_L=np.arange(13, dtype=np.int32),
+    )
+    logits = []
+    for checkpoint in (llama, vireo):
+        model = load_model(checkpoint, ops, max_model_len=64, block_size=8, kv_dtype="f32")
+        pool = ops.new_pool(model.kv_group, 2)
+        logits.append(model.forward(ops, pool.kv, batch))
+        pool.close()
+    np.testing.assert_array_equal(*logits)

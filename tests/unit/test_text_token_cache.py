@@ -235,7 +235,7 @@ def test_a_salted_call_neither_uses_nor_leaves_what_is_known() -> None:
     assert asyncio.run(encoder.encode_call(call, 100_000, caller=ours))[0].tokens == secret
     assert subject.num_unknown_chars(prompt, "s") < 1100, "a tenant's own are known to it"
     assert subject.num_unknown_chars(prompt, "x") == len(prompt)
-    assert subject._segments is not None
-    subject._segments._kept = dict.fromkeys(subject._segments._kept, array("i", [0]))
+    assert subject._token_cache is not None
+    subject._token_cache._kept = dict.fromkeys(subject._token_cache._kept, array("i", [0]))
     assert encode(call) != secret, "what is known is used"
     assert encode(dataclasses.replace(call, cache_salt="mine")) == secret
