@@ -32,6 +32,7 @@ def test_the_answers_of_pythons_own_engine(pattern: str) -> None:
         assert matches_tail(pattern, name) == expected, name
 
 
+@pytest.mark.filterwarnings("ignore:Possible nested set:FutureWarning")
 @given(st.text("ab.|()*+?[]{2,}", max_size=9), st.text("ab.", max_size=6))
 def test_random_patterns(pattern: str, name: str) -> None:
     """What is understood here means what it means there."""

@@ -1,4 +1,4 @@
-"""A program in C++ on the C border runs every variant of the kernels and finds the same bytes: here, and cross-compiled
+"""A program in C++ on the C interface runs every variant of the kernels and finds the same bytes: here, and cross-compiled
 for ARM in an emulator, where both are installed."""
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from tokenmill.core.step_records import (
 )
 from tokenmill.engine.build import build_engine, local_link
 from tokenmill.engine.recorders import FlightRecorder, StepLog
-from tokenmill.net.mapped_files import NUM_KEPT, step_file
+from tokenmill.net.mapped_files import NUM_STEP_LOGS, step_file
 from tokenmill.sim.executor import ToyExecutor
 from tokenmill.sim.loop import VirtualLoop
 
@@ -75,12 +75,12 @@ def test_a_log_tells_the_blocks_that_long_prompts_need() -> None:
 
 def test_files_of_earlier_starts_are_kept_and_others_are_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "steps"
-    for life in range(NUM_KEPT + 2):
+    for life in range(NUM_STEP_LOGS + 2):
         with step_file(str(path), FACTS) as writer:
             assert writer is not None
             writer.step(step(life))
     names = sorted(each.name for each in tmp_path.iterdir())
-    assert names == ["steps", *(f"steps.{number}" for number in range(1, NUM_KEPT + 1))]
+    assert names == ["steps", *(f"steps.{number}" for number in range(1, NUM_STEP_LOGS + 1))]
     assert [read_steps((tmp_path / name).read_bytes(), name).steps[0].number for name in names] == [4, 3, 2, 1]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.stat().st_size == SIZE
     dear = tmp_path / "thesis"

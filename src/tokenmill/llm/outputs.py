@@ -140,7 +140,7 @@ class PromptCall:
     shown: frozenset[int] = frozenset()
 
     def output(self, said: Mapping[int, Said], unfinished: str | None = None) -> RequestOutput:
-        """All that the choices have said, by index. unfinished: the finish_reason of those that have not ended."""
+        """What the choices have said so far, by index. unfinished: the finish_reason of those that have not ended."""
         request, first = self.requests[0], said.get(0)
         wants_prompt = request.sampling.prompt_logprobs is not None
         return RequestOutput(

@@ -1,4 +1,4 @@
-"""The decoder's forward pass, in the seam's plain functions.
+"""The decoder's forward pass, in the plain functions of the kernel interface.
 
 A backend may run this once on a recorder and replay what it saw, so nothing here may branch on a batch's content, and
 fusing neighbours is the backend's business. What a family has differently is seen here as a weight that is there or

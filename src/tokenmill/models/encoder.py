@@ -1,4 +1,4 @@
-"""The encoder's forward pass: BERT and its kin, in the seam's plain functions.
+"""The encoder's forward pass: BERT and its kin, in the plain functions of the kernel interface.
 
 A sequence runs whole in one step and nothing of it is kept: the K and V of one layer at a time lie in a pool that the
 next layer writes again. Every token sees all of its own sequence, or what lies within a window to both sides. Learned

@@ -76,11 +76,6 @@ def _moe_roles(config: ModelConfig) -> tuple[str, ...]:
     return roles + (("shared_mix",) if moe.shared_mix else ())
 
 
-def all_roles(config: ModelConfig) -> frozenset[str]:
-    """Roles that any layer has."""
-    return frozenset(role for layer in range(config.num_layers) for role in layer_roles(config, layer))
-
-
 def layer_names(kind: str, config: ModelConfig, layer: int) -> dict[str, str]:
     """Role -> what its tensors' names begin with, less '.weight' and '.bias'; of WHOLE_NAMES the name itself. Names of
     experts that are stored one by one still have `{e}` for the expert's number."""

@@ -62,7 +62,7 @@ def take_heartbeats(read_fd: int) -> bool:
 
 
 async def read_to_end(fd: int) -> bytes:
-    """All that comes, until nobody has the other end any more; `fd` stays open."""
+    """The bytes until nobody has the other end open any more; `fd` stays open."""
     loop = asyncio.get_running_loop()
     data, closed = bytearray(), loop.create_future()
 

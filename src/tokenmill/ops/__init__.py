@@ -1,4 +1,4 @@
-"""The kernel seam: some twenty array functions, a numpy reference that defines them, and the backends.
+"""The kernel interface: some twenty array functions, a numpy reference that defines them, and the backends.
 
 Arrays in, arrays out. No config, no request types, no global context.
 """

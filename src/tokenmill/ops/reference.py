@@ -1,4 +1,4 @@
-"""The numpy backend: what every function of the seam means, written to be read.
+"""The numpy backend: what every function of the kernel interface means, written to be read.
 
 It defines values; other backends match them within a stated tolerance and fix their own bits. It makes no promise of
 batch invariance (BLAS picks its own order of summation), and it holds every weight dequantised to float32.

@@ -1,6 +1,6 @@
 """Beam search over one prompt: which token sequences are kept from step to step, and when no better one can come.
 
-Pure: continuations in, beams out; whoever computes them is the caller. A beam's score is the sum of its tokens' log
+Pure: continuations in, beams out; the caller computes them. A beam's score is the sum of its tokens' log
 probabilities over length ** length_penalty, the end token counted. The rules are those of transformers, so that both
 find the same sequences; ties go to the better beam, then to the lower token id.
 """

@@ -2,7 +2,7 @@
 
 What was left open is resolved here: how many tokens fit, the seed, and the tokens of words that must not be written
 (vLLM's `bad_words`) or over which DRY sees no repetition (`dry_sequence_breakers`). Pure: what is encoded, rendered or
-sent is the callers' business.
+sent is up to the callers.
 """
 
 from __future__ import annotations

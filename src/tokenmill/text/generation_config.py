@@ -44,7 +44,7 @@ NOT_FOLLOWED: Mapping[str, tuple[float, ...]] = {
     "penalty_alpha": (0,),
     "encoder_repetition_penalty": (1,),
 }
-"""Recommendations that there is nothing for here, with the values that ask for nothing."""
+"""Recommendations that have no counterpart here, with the values that ask for nothing."""
 
 _SAMPLERS = {
     "temperature": ("temperature", 1.0),

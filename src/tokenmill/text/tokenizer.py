@@ -1,6 +1,6 @@
 """Text to token ids and back, on the `tokenizers` library.
 
-Built from GGUF metadata (gguf_tokenizer.py) or from a folder's tokenizer.json (folder_tokenizer.py). The
+Built from GGUF metadata (gguf_tokenizer.py) or from a folder's tokenizer.json (hf_tokenizer.py). The
 ids equal those of llama.cpp on the same GGUF file and of transformers on the same folder; where those two differ from
 each other is told at the head of tests/oracle/test_tokenizer.py.
 

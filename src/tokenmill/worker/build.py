@@ -250,7 +250,7 @@ def _expert_load(model: Model | VectorModel, ops: Ops) -> ExpertLoad | None:
 
 
 def _free(ops: Ops, pools: Sequence[KVPool]) -> None:
-    """All that a worker's program and pools hold; `ops` goes first, as its program points into the pools."""
+    """Frees what a worker's program and pools hold; `ops` goes first, as its program points into the pools."""
     ops.close()
     for pool in pools:
         pool.close()

@@ -1,13 +1,13 @@
 """The CPU backend: hand-written kernels in one shared library, driven a whole step at a time.
 
-    library   finds and binds the C border
+    library   finds and binds the C interface
     memory    aligned arrays, and which values of a program may share bytes
     pack      weights and adapters in the form that kernels read
-    record    runs a forward pass once and keeps what it asked for
+    record    runs a forward pass, or one function of it, once and keeps what it asked for
+    offload   weights on disk, of which a bounded part is in memory
     fuse      joins neighbours of the recorded list
     program   a recorded list as one callable
     queue     one call after another, beside the event loop
-    direct    a function of the seam as a program of its own
     backend   NativeOps: all of it as one backend
 
 `available()` says whether it can be used here, and if not, why.

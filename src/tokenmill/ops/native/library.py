@@ -1,4 +1,4 @@
-"""Finds the shared library and binds its C border (native/include/tokenmill_native.h) with ctypes.
+"""Finds the shared library and binds its C interface (native/include/tokenmill_native.h) with ctypes.
 
 The environment variable TOKENMILL_NATIVE_LIB names a library to use instead of the one installed beside this file.
 """

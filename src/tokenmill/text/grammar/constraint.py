@@ -14,7 +14,7 @@ class Thinking(msgspec.Struct, frozen=True):
 
     begin, end  the markers around it
     is_open     the prompt has given `begin` already
-    budget      most tokens of it; None: as many as it takes
+    budget      most tokens of it; None: no limit
     may_skip    the answer may also begin with what is constrained
     after       what follows `end`
     lead        what comes before what is constrained, whether anything was thought or not

@@ -1,4 +1,4 @@
-"""The words of JSON Schema: what is enforced as it stands, what is rewritten, what is refused, what says nothing."""
+"""The words of JSON Schema: what is enforced as it stands, what is rewritten, what is refused, what has no effect."""
 
 from __future__ import annotations
 
