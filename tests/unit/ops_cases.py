@@ -1,4 +1,5 @@
-"""What the kernel tests share: random matrices of every kind, step batches, and a small decoder written in the kernel interface.
+"""What the kernel tests share: random matrices of every kind, step batches, and a small decoder written in the kernel
+interface.
 
 T tokens  S sequences  L logit rows  D width
 """

@@ -1,5 +1,5 @@
-"""A program in C++ on the C interface runs every variant of the kernels and finds the same bytes: here, and cross-compiled
-for ARM in an emulator, where both are installed."""
+"""A program in C++ on the C interface runs every variant of the kernels and finds the same bytes: here, and
+cross-compiled for ARM in an emulator, where both are installed."""
 
 from __future__ import annotations
 

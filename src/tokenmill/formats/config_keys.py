@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .config_key import COMMON, DECODER, DERIVED, REQUIRED, WINDOW, Keys, OrNull, ends, keys, sizes
-from .latent_keys import LATENT_ARCHITECTURES, LATENT_KEYS
-from .moe_keys import MOE_ARCHITECTURES, MOE_KEYS
+from .moe_keys import LATENT_ARCHITECTURES, LATENT_KEYS, MOE_ARCHITECTURES, MOE_KEYS
 
 _QWEN_WINDOWS = {
     "use_sliding_window": False, "sliding_window": WINDOW, "max_window_layers": 28, "layer_types": None,

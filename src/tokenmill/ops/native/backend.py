@@ -1,4 +1,5 @@
-"""NativeOps: the kernel interface of ops/api.py on the native kernels. A model is one recorded program, a step one native call.
+"""NativeOps: the kernel interface of ops/api.py on the native kernels. A model is one recorded program, a step one
+native call.
 
 T tokens  L logit rows  V vocabulary  K inputs
 """

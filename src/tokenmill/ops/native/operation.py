@@ -1,7 +1,7 @@
 """What a recorded forward pass consists of: values, operations on them, and the weights and pools that these name.
 
-Every value is written once, except by add_lora, which writes on into the one it is given. Rows of a value are the step's
-tokens or its logit rows; how many there are is known only when a step runs.
+Every value is written once, except by add_lora, which writes on into the one it is given. Rows of a value are the
+step's tokens or its logit rows; how many there are is known only when a step runs.
 """
 
 from __future__ import annotations

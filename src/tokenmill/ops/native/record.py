@@ -1,4 +1,5 @@
-"""A recorder with the functions of the kernel interface: running a forward pass on it gives a flat list of operations on values.
+"""A recorder with the functions of the kernel interface: running a forward pass on it gives a flat list of operations
+on values.
 
 Quantising the input of a quantised linear is an operation of its own here, made once per input. A function that is
 called by itself (`call_directly`) is recorded as a program of its own, run once, and its result copied.
