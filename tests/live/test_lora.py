@@ -160,6 +160,7 @@ def test_in_process(smollm2: Path, folders: Path) -> None:
         assert llm.generate(PROMPT, greedy)[0].text == base
 
 
+@pytest.mark.sampled(1 / 3)
 def test_dora_of_everything_at_rank_64(smollm2: Path, tmp_path: Path) -> None:
     """On a quantised model: a linear, the embedding and the tied head, in the same steps as the model itself, and the
     same as the rest of the time."""

@@ -29,6 +29,7 @@ def entries(rng: random.Random) -> Iterator[TierEntry]:
         parent = bytes(bytearray(facts.block[1]))
 
 
+@pytest.mark.sampled(1 / 2)
 @pytest.mark.parametrize("policy", sorted(REPLACEMENTS))
 def test_the_index_is_small(policy: str) -> None:
     """The policy's share included."""
