@@ -129,13 +129,12 @@ def test_no_server_starts_on_a_damaged_file(state: Path, file: str, damage: str)
 
 @pytest.mark.slow
 def test_no_server_starts_on_damaged_files_and_batches(state: Path) -> None:
-    (record,) = (state / "files" / "files").glob("*.json")
-    content = state / "files" / "contents" / record.stem
+    (content,) = (state / "files" / "contents").iterdir()
     content.write_bytes(b"{")
     assert "--files-dir" in (said := refused_start(state)) and "1 of its 3 bytes" in said
     assert main(["state", "check"]) == 1
     assert main(["state", "repair"]) == 0 and main(["state", "check"]) == 0
-    assert (state / "files" / "damaged" / record.name).exists() and not content.exists()
+    assert (state / "files" / "damaged" / f"{content.name}.json").exists() and not content.exists()
 
 
 @pytest.mark.slow

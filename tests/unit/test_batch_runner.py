@@ -86,10 +86,10 @@ def test_of_two_states_the_later_stays(tmp_path: Path) -> None:
     async def test(batches: Batches) -> None:
         write, slow = batches.store.write_batch, asyncio.Event()
 
-        async def write_slowly(identifier: str, record: Batch) -> None:
+        async def write_slowly(record: Batch) -> None:
             if record.status == "cancelling":
                 await slow.wait()
-            await write(identifier, record)
+            await write(record)
 
         batches.store.write_batch = write_slowly  # type: ignore[method-assign, assignment]
         first = asyncio.create_task(batches._save(batch(status="cancelling")))
@@ -99,7 +99,7 @@ def test_of_two_states_the_later_stays(tmp_path: Path) -> None:
         slow.set()
         await asyncio.gather(first, second)
         assert batches._batches["batch_b"].status == "completed"
-        assert [each.status for each in batches.store.batches(Batch)] == ["completed"]
+        assert [each.status for each in batches.store.batches()] == ["completed"]
 
     run(tmp_path, test)
 
@@ -110,7 +110,7 @@ def test_the_input_of_a_batch_that_begins_is_in_use(tmp_path: Path) -> None:
     async def test(batches: Batches) -> None:
         full = asyncio.Event()
 
-        async def fail(identifier: str, record: Batch) -> None:
+        async def fail(record: Batch) -> None:
             await full.wait()
             raise OSError(28, "No space left on device")
 
@@ -132,7 +132,7 @@ def test_a_batch_whose_end_cannot_be_written_has_ended_here(tmp_path: Path) -> N
     async def test(batches: Batches) -> None:
         created = await batches.create("", WANTED)
 
-        async def fail(identifier: str, record: Batch) -> None:
+        async def fail(record: Batch) -> None:
             raise OSError(28, "No space left on device")
 
         batches.store.write_batch = fail  # type: ignore[method-assign, assignment]
@@ -140,7 +140,7 @@ def test_a_batch_whose_end_cannot_be_written_has_ended_here(tmp_path: Path) -> N
         ended = batches.get("", created.id)
         assert (ended.status, ended.faults[0].code) == ("failed", "storage_failed")
         assert "No space left" in ended.faults[0].message and str(tmp_path) not in ended.faults[0].message
-        assert [each.status for each in batches.store.batches(Batch)] == ["validating"]
+        assert [each.status for each in batches.store.batches()] == ["validating"]
 
     run(tmp_path, test)
 
@@ -157,7 +157,7 @@ def test_files_expire_but_for_those_in_use(tmp_path: Path) -> None:
         assert [each.id for each in store.files("")] == ["file-in"]
         await store.drop_expired({"file-used"})
         assert {path.name for path in (tmp_path / "contents").iterdir()} == {"file-in", "file-used"}
-        assert {path.stem for path in (tmp_path / "files").iterdir()} == {"file-in", "file-used"}
+        assert {row.key for row in store._rows()} == {"file-in", "file-used"}
         assert store.num_bytes == 2
 
     def part(store: FileStore, name: str) -> Path:

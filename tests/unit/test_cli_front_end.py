@@ -63,7 +63,7 @@ class Parts:
             options=SimpleNamespace(seed=None, lora_modules=(), idle_command="true"),
             config=SimpleNamespace(
                 model_names=("m",), api_keys=(), mask=None, responses_store="r", idempotency_store="a", usage_dir="u",
-                usage_kept_days=1, sign_responses="key",
+                files_dir="", usage_kept_days=1, sign_responses="key",
             ),
             tracing=self.open("tracing"),
             access=None,
@@ -88,6 +88,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Parts]:
         stores = made.open
         monkeypatch.setattr(front_end, "open_accounting", lambda *_: stores("accounting"))
         monkeypatch.setattr(front_end, "open_kept_stores", lambda *_: (stores("responses"), stores("answers")))
+        monkeypatch.setattr(front_end, "file_records", lambda *_: None)
         monkeypatch.setattr(front_end, "open_resume_store", lambda *_: stores("resume file"))
         monkeypatch.setattr(signing, "load_signer", lambda *_: stores("signer"))
         monkeypatch.setattr(idle_job, "IdleCommand", lambda *_: made.open_async("idle job"))

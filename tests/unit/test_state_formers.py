@@ -92,7 +92,7 @@ def test_answers_and_responses_of_before_are_found_in_the_file_of_both(
 ) -> None:
     monkeypatch.setenv("TOKENMILL_STATE", str(tmp_path))
     written(tmp_path, time.time() - 3600)
-    responses, answers = open_kept_stores(None, None)
+    responses, answers = open_kept_stores(None, None, {})
     assert answers is not None and responses is not None
     asyncio.run(check(answers, responses))
     answers.close()
@@ -105,13 +105,13 @@ def test_a_file_that_a_flag_names_is_not_taken_over_too(tmp_path: Path, monkeypa
     monkeypatch.setenv("TOKENMILL_STATE", str(tmp_path))
     written(tmp_path, time.time() - 3600)
     for _ in range(2):
-        stores = open_kept_stores(str(tmp_path / "responses.db"), None)
+        stores = open_kept_stores(str(tmp_path / "responses.db"), None, {})
         responses, answers = stores
         assert answers is not None and responses is not None
         asyncio.run(check(answers, responses))
         answers.close()
         responses.close()
-    unnamed, _ = open_kept_stores(None, "off")
+    unnamed, _ = open_kept_stores(None, "off", {})
     assert unnamed is not None
     unnamed.close()
 
@@ -123,13 +123,13 @@ def test_what_is_off_stops_no_start_and_is_taken_over_when_it_is_on(
     written(tmp_path, time.time() - 3600)
     whole = (tmp_path / "responses.db").read_bytes()
     (tmp_path / "responses.db").write_bytes(b"damaged" + whole[7:])
-    off, answers = open_kept_stores("off", None)
+    off, answers = open_kept_stores("off", None, {})
     assert off is None and answers is not None
     answers.close()
     with pytest.raises(ConfigError, match=r"--responses-store .*responses.db is damaged"):
-        open_kept_stores(None, "off")
+        open_kept_stores(None, "off", {})
     (tmp_path / "responses.db").write_bytes(whole)
-    responses, answers = open_kept_stores(None, None)
+    responses, answers = open_kept_stores(None, None, {})
     assert answers is not None and responses is not None
     asyncio.run(check(answers, responses))
     answers.close()

@@ -37,12 +37,13 @@ from .launch import Launch
 from .plan import print_facts
 from .quiet import until_quiet
 from .serve_options import HttpOptions, ServeOptions
-from .state import open_accounting, open_kept_stores, open_resume_store
+from .state import file_records, open_accounting, open_kept_stores, open_resume_store
 from .upstream_options import UpstreamOptions
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
+    from pathlib import Path
 
     from starlette.applications import Starlette
 
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from ..node.sampling import SamplingChoice
     from ..server.app import Resources
     from ..server.client import EngineClient
+    from ..state.file import StateFile
     from ..text.text_model import TextModel
 
 
@@ -170,7 +172,8 @@ def _open_resources(
     log_held = held.enter_context(contextlib.ExitStack())
     if (accounting := open_accounting(config.usage_dir, config.usage_kept_days)) is not None:
         held.callback(accounting.close)
-    store, answers = open_kept_stores(config.responses_store, config.idempotency_store)
+    files: dict[Path, StateFile] = {}
+    store, answers = open_kept_stores(config.responses_store, config.idempotency_store, files)
     for each in (answers, store):
         if each is not None:
             held.callback(each.close)
@@ -191,6 +194,7 @@ def _open_resources(
         audit=audit,
         signer=signer,
         answers=answers,
+        kept=file_records(config.files_dir, files),
         tracing=tracing,
         upstreams=upstreams,
         max_upstream_calls=given.upstreams.upstream_max_open,

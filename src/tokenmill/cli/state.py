@@ -45,9 +45,10 @@ def state_path(chosen: str | None, name: str) -> Path:
     return Path(chosen).expanduser() if chosen else default_state_dir() / name
 
 
-def open_kept_stores(responses: str | None, answers: str | None) -> tuple[ResponseStore | None, AnswerStore | None]:
+def open_kept_stores(
+    responses: str | None, answers: str | None, files: dict[Path, StateFile]
+) -> tuple[ResponseStore | None, AnswerStore | None]:
     """`open_response_store` and `open_answer_store`, of which each file is opened once."""
-    files: dict[Path, StateFile] = {}
     store = open_response_store(responses, files)
     try:
         return store, open_answer_store(answers, files)
@@ -55,6 +56,17 @@ def open_kept_stores(responses: str | None, answers: str | None) -> tuple[Respon
         if store is not None:
             store.close()
         raise
+
+
+def file_records(files_dir: str, files: dict[Path, StateFile]) -> StateFile | None:
+    """Where records of files and batches go, if that is the file of all that is kept; None: to one in their folder,
+    which somebody named. files: as for responses."""
+    from ..state.file import StateFile
+
+    if files_dir != str(default_state_dir() / "files"):
+        return None
+    path = state_path(None, KEPT_FILE).absolute()
+    return files.setdefault(path, StateFile(str(path), reads_old=True))
 
 
 def open_response_store(chosen: str | None, files: dict[Path, StateFile]) -> ResponseStore | None:

@@ -224,6 +224,8 @@ def _kept_files(args: argparse.Namespace) -> Iterator[_Kept]:
     from ..state.kept import KEPT
 
     found: dict[Path, list[str]] = {}
+    if args.files_dir != OFF and os.path.lexists(path := state_path(args.files_dir, "") / KEPT_FILE):
+        found[path] = ["files and batches"]
     for what, chosen, old in (
         ("answers of calls with a key", args.idempotency_store, ANSWERS),
         ("responses", args.responses_store, RESPONSES),
@@ -234,7 +236,7 @@ def _kept_files(args: argparse.Namespace) -> Iterator[_Kept]:
         if chosen != OFF:
             found.setdefault(path, []).append(what)
     for path, whats in found.items():
-        yield _Kept(" and ".join(whats), path, (KEPT, ANSWERS.schema, RESPONSES.schema))
+        yield _Kept(", ".join(whats), path, (KEPT, ANSWERS.schema, RESPONSES.schema))
     if args.resume_file:
         yield _Kept("streams", Path(args.resume_file).expanduser(), (KEPT, STREAMS))
 
@@ -244,18 +246,25 @@ def _folder(args: argparse.Namespace) -> Iterator[FileStore | None]:
     """The folder of files, taken; None: there is none, or a server has it."""
     from ..net.system import new_id
     from ..server.files.store import FileStore
+    from ..state.file import StateFile
 
     folder = state_path(args.files_dir, "files")
     if args.files_dir == OFF or not folder.is_dir():
         yield None
         return
-    store = FileStore(str(folder), new_id)
+    store = FileStore(str(folder), new_id, None if args.files_dir else StateFile(str(state_path(None, KEPT_FILE))))
     if not store.take():
         _tell("files and batches", folder, UNKNOWN, f": {store.why_not}")
         yield None
         return
     try:
-        yield store
+        try:
+            store.load(makes=False)
+        except (sqlite3.Error, OSError) as error:
+            _tell("files and batches", folder, UNKNOWN, f": {error}")
+            yield None
+        else:
+            yield store
     finally:
         store.close()
 

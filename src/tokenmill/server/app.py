@@ -40,6 +40,7 @@ from ..control.usage.meter import Meter
 from ..control.workers.metrics import ExpertMetrics
 from ..core.errors import TokenmillError
 from ..core.ports import Clock
+from ..state.file import StateFile
 from ..text.text_model import TextModel
 from .admin.models import routes as model_routes
 from .admin.requests import routes as observe_routes
@@ -88,6 +89,7 @@ class Resources:
     audit       notes who did what
     signer      of answers
     answers     of calls with an Idempotency-Key
+    kept        what records of files go to; None: a file in their folder
     tracing     where spans go
     idle_job    has the machine while nobody has a call open, from `app.state.idle_time.open()` on
     upstreams   servers of others, which are asked for the models they are named by, each for at most
@@ -108,6 +110,7 @@ class Resources:
     audit: AuditLog | None = None
     signer: Signer | None = None
     answers: AnswerStore | None = None
+    kept: StateFile | None = None
     tracing: Tracing | None = None
     idle_job: Job | None = None
     upstreams: Sequence[Upstream] = ()
@@ -385,7 +388,7 @@ def _batches(
         return None
     if resources.tracing is not None:
         inside = Traced(inside, tracing=resources.tracing)
-    files = FileStore(config.files_dir, resources.new_id)
+    files = FileStore(config.files_dir, resources.new_id, resources.kept)
     return Batches(files, inside, generation.client, service.serves, config.max_body_bytes, access.tenant_of)
 
 

@@ -80,7 +80,7 @@ class Batches:
             if not self.store.open():
                 _log.warning("/v1/files and /v1/batches refuse: %s", self.store.why_not)
                 return
-            batches = sorted(self.store.batches(Batch), key=lambda each: (each.created_at, each.id))
+            batches = sorted(self.store.batches(), key=lambda each: (each.created_at, each.id))
             open_ = [batch for batch in batches if not batch.has_ended]
             self.store.clean({name for batch in open_ for name in (batch.output_id, batch.error_id)})
         except ConfigError as error:
@@ -377,7 +377,7 @@ class Batches:
         """Make it the batch's state, at once, and write the newest there is."""
         self._batches[batch.id] = batch
         async with self._writing:
-            await self.store.write_batch(batch.id, self._batches[batch.id])
+            await self.store.write_batch(self._batches[batch.id])
         return batch
 
     async def _sweep(self) -> None:
@@ -397,7 +397,7 @@ class Batches:
         for number, batch in enumerate([each for each in own_first if each.has_ended]):
             if number < num_excess or batch.created_at + 2 * KEPT_S < now:
                 del self._batches[batch.id]
-                self.store.remove_batch(batch.id)
+                self.store.remove_batch(batch)
 
 
 PERIOD_S = 1.0

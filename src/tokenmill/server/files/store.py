@@ -3,31 +3,36 @@
     lock                held by the one server that uses the folder
     parts/ID            what is being uploaded
     contents/ID         the bytes of a file, or of one that a batch is still writing
-    files/ID.json       a file's record; the file exists while this does
-    batches/ID.json     a batch's record
+    damaged/ID          what was set aside, which nothing deletes
 
-A record is replaced as a whole: written beside, flushed to the disk, renamed. Contents come before the record that
-names them and go after it. What no record names is removed when the folder is opened. Folders have mode 0700, files
-0600.
+Records are rows of a kept file: of the user's, for the folder that is used by default, else of a `kept.db` in the
+folder. A file exists while its record does. A record is on the disk when it counts; contents come before the record
+that names them and go after it. What no record names is removed when the folder is opened. Earlier versions had a JSON
+file for each record, in files/ and batches/: these are read once, and stay. Folders have mode 0700, files 0600.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
+import logging
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO
 
 import msgspec
 
 from ...api.json_encoder import encode_json
 from ...core.errors import InvalidRequest, NotFound, Unavailable
 from ...core.units import GiB, MiB, format_bytes
-from ...state.database import Damaged, cannot_use
+from ...state.database import Damaged, cannot_use, is_damage, transaction
+from ...state.file import StateFile
+from ...state.kept import KEPT, Kind, Row, insert
 from .batch import Batch
 
 MAX_FILE_BYTES = 200 * MiB
@@ -38,7 +43,11 @@ FLAG = "--files-dir"
 KEPT_S = 30 * 24 * 3600
 """A file is deleted so long after it was made, unless it was to go earlier."""
 
-T = TypeVar("T", bound=msgspec.Struct)
+_FILES, _BATCHES = Kind("file"), Kind("batch")
+_OLD = "files"
+"""By which the kept file knows that it has read the JSON files."""
+
+_log = logging.getLogger(__name__)
 
 
 class FileRecord(msgspec.Struct, frozen=True):
@@ -57,6 +66,7 @@ class FileStore:
     """`open` it before use. Only the event loop calls; what touches the disk for long runs in threads.
 
     new_id  as entropy.new_id
+    kept    the file of records; None: one in the folder
     wall_s  seconds since the epoch
     """
 
@@ -64,6 +74,7 @@ class FileStore:
         self,
         folder: str,
         new_id: Callable[[str], str],
+        kept: StateFile | None = None,
         *,
         max_bytes: int = MAX_BYTES,
         max_files: int = MAX_FILES,
@@ -78,6 +89,10 @@ class FileStore:
         self.wall_s = wall_s
         self._files: dict[str, FileRecord] = {}
         self._lock: IO[bytes] | None = None
+        self._kept = kept or StateFile(str(self.folder / "kept.db"))
+        self._is_loaded = False
+        self._is_new = False  # before this process
+        self._reads_json = False
         self.why_not = "The folder of files is not open."
         self._num_reserved_bytes = 0
         self._num_reserved = 0
@@ -89,19 +104,43 @@ class FileStore:
         return self._lock is not None
 
     def open(self) -> bool:
-        """`take` it and read what is in it. Raises ConfigError for a damaged one."""
+        """`take` it and read what is in it. Raises ConfigError for a damaged one, and OSError."""
         if not self.take():
             return False
-        if faults := self.faults():
-            raise cannot_use(FLAG, self.folder, Damaged(next(iter(faults.values()))))
-        records = self._records("files", FileRecord)
+        try:
+            self.load()
+            if faults := self.faults():
+                raise cannot_use(FLAG, self.folder, Damaged(next(iter(faults.values()))))
+            if self._reads_json:
+                self._kept.ask(self._import)
+                self._reads_json = False
+            rows = self._rows()
+        except sqlite3.Error as error:
+            if is_damage(error):
+                raise cannot_use(FLAG, self.folder, Damaged(f"{self._kept.path}: {error}")) from error
+            raise _disk_error(error) from error
+        records = [msgspec.json.decode(row.body, type=FileRecord) for row in rows if row.kind == _FILES.name]
         self._files = {record.id: record for record in sorted(records, key=lambda each: (each.created_at, each.id))}
         return True
+
+    def load(self, *, makes: bool = True) -> None:
+        """Open the file of records. makes: where there is none. Raises sqlite3.Error and OSError."""
+        if not makes and not os.path.lexists(self._kept.path):
+            self._is_new = self._reads_json = True
+            return
+        self._kept.open()
+        self._is_loaded = True
+
+        def look() -> None:
+            seen = self._kept.database.execute(KEPT.was_imported, (_OLD,)).fetchone()
+            self._is_new = self._reads_json = seen is None
+
+        self._kept.ask(look)
 
     def take(self) -> bool:
         """Take the folder; tells whether that went well. Otherwise `why_not` says why."""
         try:
-            for part in ("", "parts", "contents", "files", "batches"):
+            for part in ("", "parts", "contents"):
                 (self.folder / part).mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.fdopen(os.open(self.folder / "lock", os.O_CREAT | os.O_RDWR, 0o600), "rb")
         except OSError as error:
@@ -121,16 +160,15 @@ class FileStore:
     def faults(self) -> dict[str, str]:
         """What is damaged, by the path of its record below the folder, and why."""
         found = {}
-        for kind, form in (("files", FileRecord), ("batches", Batch)):
-            for path in sorted((self.folder / kind).glob("*.json")):
-                name = f"{kind}/{path.name}"
-                try:
-                    record = msgspec.json.decode(path.read_bytes(), type=form)
-                except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
-                    found[name] = f"{name} cannot be read: {error}"
-                    continue
-                if isinstance(record, FileRecord) and (why := self._content_fault(record)):
-                    found[name] = why
+        for row in self._rows():
+            name = _name(row)
+            try:
+                record = msgspec.json.decode(row.body, type=FileRecord if row.kind == _FILES.name else Batch)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                found[name] = f"{name} cannot be read: {error}"
+                continue
+            if isinstance(record, FileRecord) and (why := self._content_fault(record)):
+                found[name] = why
         return found
 
     def set_faults_aside(self) -> dict[str, str]:
@@ -138,16 +176,40 @@ class FileStore:
         found = self.faults()
         if not found:
             return found
+        aside = self._aside()
+        damaged = [row for row in self._rows() if _name(row) in found]
+        for row in damaged:
+            (aside / Path(_name(row)).name).write_bytes(row.body)
+            if self._reads_json:
+                (self.folder / _name(row)).unlink()
+
+        def delete() -> None:
+            with transaction(self._kept.database, flushed=True):
+                for row in damaged:
+                    Kind(row.kind).delete(self._kept.database, row.owner, row.key)
+
+        if not self._reads_json:
+            self._kept.ask(delete)
+        named = {str(row.key) for row in self._rows() if row.kind == _FILES.name}
+        named.update(name for batch in self.batches() for name in (batch.output_id, batch.error_id))
+        self._remove_contents(named, aside)
+        return found
+
+    def _aside(self) -> Path:
         aside = self.folder / "damaged"
         aside.mkdir(mode=0o700, exist_ok=True)
-        for name in found:
-            os.replace(self.folder / name, aside / Path(name).name)
-        named = {record.id for record in self._records("files", FileRecord)}
-        named.update(name for batch in self.batches(Batch) for name in (batch.output_id, batch.error_id))
+        return aside
+
+    def _remove_contents(self, named: set[str], aside: Path | None) -> None:
+        """But for those named. aside: where they go; None: they are deleted."""
         for content in (self.folder / "contents").iterdir():
-            if content.name not in named:
+            if content.name in named:
+                continue
+            if aside is None:
+                content.unlink()
+            else:
                 os.replace(content, aside / content.name)
-        return found
+                _log.warning("No record names %s; it is now in %s.", content, aside)
 
     def _content_fault(self, record: FileRecord) -> str:
         """What is wrong with the bytes of a file; "": all are there that were written."""
@@ -173,18 +235,17 @@ class FileStore:
         return False
 
     def clean(self, written: set[str]) -> None:
-        """Remove contents that no record names. written: those that batches are still writing."""
+        """Remove contents that no record names. written: those that batches are still writing. Beside a new file of
+        records they are set aside: the old one may have been lost."""
         for part in (self.folder / "parts").iterdir():
             part.unlink()
-        for content in (self.folder / "contents").iterdir():
-            if content.name not in self._files and content.name not in written:
-                content.unlink()
-        for kind in ("files", "batches"):
-            for rest in (self.folder / kind).glob("*.new"):
-                rest.unlink()
+        self._remove_contents(self._files.keys() | written, self._aside() if self._is_new else None)
 
     def close(self, why: str = "The folder of files is not open.") -> None:
         """why: what `require_open` says from now on."""
+        if self._is_loaded:
+            self._kept.close()
+            self._is_loaded = False
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -272,18 +333,15 @@ class FileStore:
             else:
                 _flush(content)
             _flush_folder(content.parent)
-            self._write("files", record.id, record)
 
         await asyncio.to_thread(keep)
+        await self._write(lambda database: insert(database, [_file_row(record)]))
         self._files[record.id] = record
 
     async def delete(self, record: FileRecord) -> None:
         self._files.pop(record.id, None)
-        await asyncio.to_thread(self._remove, record.id)
-
-    def _remove(self, identifier: str) -> None:
-        (self.folder / "files" / f"{identifier}.json").unlink(missing_ok=True)
-        self.content(identifier).unlink(missing_ok=True)
+        await self._write(lambda database: _FILES.delete(database, record.owner, record.id))
+        await asyncio.to_thread(self.content(record.id).unlink, missing_ok=True)
 
     async def drop_expired(self, used: set[str]) -> None:
         """Delete files whose time is over. used: ids of those that are read yet; they go later."""
@@ -293,31 +351,76 @@ class FileStore:
 
     # ---- records ----
 
-    def batches(self, kind: type[T]) -> list[T]:
-        return list(self._records("batches", kind))
+    def batches(self) -> list[Batch]:
+        return [msgspec.json.decode(row.body, type=Batch) for row in self._rows() if row.kind == _BATCHES.name]
 
-    async def write_batch(self, identifier: str, record: msgspec.Struct) -> None:
-        await asyncio.to_thread(self._write, "batches", identifier, record)
+    async def write_batch(self, batch: Batch) -> None:
+        await self._write(lambda database: insert(database, [_batch_row(batch)]))
 
-    def remove_batch(self, identifier: str) -> None:
-        (self.folder / "batches" / f"{identifier}.json").unlink(missing_ok=True)
+    def remove_batch(self, batch: Batch) -> None:
+        def remove(database: sqlite3.Connection) -> None:
+            _BATCHES.delete(database, batch.owner, batch.id)
 
-    def _records(self, folder: str, kind: type[T]) -> Iterator[T]:
-        for path in sorted((self.folder / folder).glob("*.json")):
-            try:
-                yield msgspec.json.decode(path.read_bytes(), type=kind)
-            except (msgspec.MsgspecError, OSError) as error:
-                raise cannot_use(FLAG, self.folder, Damaged(f"{path.name} cannot be read: {error}")) from error
+        def job() -> None:
+            self._kept.attempt(remove, "Batches that ended long ago are not deleted")
 
-    def _write(self, folder: str, identifier: str, record: msgspec.Struct) -> None:
-        path = self.folder / folder / f"{identifier}.json"
-        beside = path.with_suffix(".new")
-        with open(os.open(beside, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(encode_json(record))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        _flush_folder(path.parent)
+        self._kept.put(job)
+
+    async def _write(self, change: Callable[[sqlite3.Connection], object]) -> None:
+        """It is on the disk when this returns. Raises OSError."""
+
+        def job() -> None:
+            with transaction(self._kept.database, flushed=True):
+                change(self._kept.database)
+
+        try:
+            await self._kept.do(job)
+        except sqlite3.Error as error:
+            raise _disk_error(error) from error
+
+    def _rows(self) -> list[Row]:
+        """Those of the JSON files as long as these have not been read, in the order of kinds and ids."""
+        found: list[Row] = []
+        if self._reads_json:
+            for kind, folder in ((_FILES, "files"), (_BATCHES, "batches")):
+                for path in sorted((self.folder / folder).glob("*.json")):
+                    found.append(Row(kind.name, "", path.stem, 0.0, 0, path.read_bytes()))
+            return found
+
+        def read() -> None:
+            for kind in (_FILES, _BATCHES):
+                for owner, key, body in kind.rows(self._kept.database):
+                    found.append(Row(kind.name, owner, key, 0.0, 0, body))
+
+        self._kept.ask(read)
+        return found
+
+    def _import(self) -> None:
+        rows = [
+            _file_row(msgspec.json.decode(row.body, type=FileRecord))
+            if row.kind == _FILES.name
+            else _batch_row(msgspec.json.decode(row.body, type=Batch))
+            for row in self._rows()
+        ]
+        with transaction(self._kept.database, flushed=True):
+            insert(self._kept.database, rows)
+            self._kept.database.execute(KEPT.note_imported, (_OLD,))
+
+
+def _file_row(record: FileRecord) -> Row:
+    return Row(_FILES.name, record.owner, record.id, record.expires_at, 0, encode_json(record))
+
+
+def _batch_row(batch: Batch) -> Row:
+    return Row(_BATCHES.name, batch.owner, batch.id, batch.created_at + 2 * KEPT_S, 0, encode_json(batch))
+
+
+def _name(row: Row) -> str:
+    return f"{'files' if row.kind == _FILES.name else 'batches'}/{row.key!s}.json"
+
+
+def _disk_error(error: sqlite3.Error) -> OSError:
+    return OSError(errno.EIO, str(error))
 
 
 def has_place(owner: str, own: int, taken: int, most: int, more: int = 1) -> bool:
