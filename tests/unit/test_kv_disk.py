@@ -23,7 +23,7 @@ from tokenmill.kv.transfer.disk.extent import PAGE_BYTES, EntryCodec, Extent, He
 from tokenmill.kv.transfer.disk.io import DiskSlots
 from tokenmill.kv.transfer.disk.space import DiskSpace
 from tokenmill.kv.transfer.disk.tier import DiskReader, DiskTier
-from tokenmill.kv.transfer.disk.write import Complaints, DiskCounts
+from tokenmill.kv.transfer.disk.write import DiskCounts, RateLimitedWarnings
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_loads_are_cut_into_large_pieces() -> None:
     space = DiskSpace(Path("nowhere"), MODEL, (64 << 10,), 1 << 30, EntryCodec())
     head = Head(MODEL, (64 << 10,), 64 << 10, 1024, 0, "00" * 16)
     space.extents[0] = Extent(Path("nowhere"), head, -1, True)
-    reader = DiskReader(space, DiskCounts(), Complaints("nowhere"), DiskSlots((64 << 10,), memoryview, None))
+    reader = DiskReader(space, DiskCounts(), RateLimitedWarnings("nowhere"), DiskSlots((64 << 10,), memoryview, None))
     for num_blocks, sizes in ((8, [8]), (64, [64]), (160, [64, 64, 32]), (600, [64] * 9 + [24])):
         found = [(place, place) for place in range(num_blocks)]
         assert [len(piece.nths) for piece in reader.pieces(found)] == sizes

@@ -1,7 +1,7 @@
-"""All that is about KV: which blocks there are, where they are kept, and how their bytes move.
+"""KV: which blocks there are, where they are kept, and how their bytes move.
 
     blocks                block ids and keys: allocator, prefix tree, eviction              pure
-    events                what others are told of published blocks                          pure
+    events                what others hear of published blocks                              pure
     tiers                 which block is in which tier of a store, and what moves           pure
     connector/scheduler   what an engine fetches, saves, offers and pulls, and when         pure
     connector/worker      bytes between a worker's pools and all that is elsewhere

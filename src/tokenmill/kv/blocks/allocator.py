@@ -27,7 +27,7 @@ class BlockAllocator:
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
         self._free: list[int] = []
-        self._bare: list[int] = []  # free, and without memory as far as is known here; so are those never handed out
+        self._bare: list[int] = []  # free and, as far as is known here, without memory; so are those never handed out
         self._num_lent = 0
         self._references: list[int] = []  # of those that were ever handed out, which are the lowest
         self._last_step: list[int] = []
@@ -133,7 +133,7 @@ class BlockAllocator:
 
 
 class Leaf(CachedBlock, Protocol):
-    """A block of the prefix tree, as far as it is needed here."""
+    """What is needed here of a block of the prefix tree."""
 
     @property
     def block(self) -> int: ...

@@ -121,7 +121,7 @@ class KVBlocks:
             table.ids += pool.reserve(num_blocks)
 
     def publish(self, keys: Sequence[BlockKey], tables: Tables, num_full: int) -> list[tuple[BlockManager, int]]:
-        """Make the first `num_full` blocks of the tables matchable as far as they are not; returns which became so."""
+        """Make the first `num_full` blocks of the tables matchable, and return those that were not yet."""
         published: list[tuple[BlockManager, int]] = []
         for pool, table in zip(self.pools, tables, strict=True):
             first = max(table.num_published, table.num_released)

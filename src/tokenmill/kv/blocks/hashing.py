@@ -77,7 +77,7 @@ def prompt_keys(
 
 
 def extend_seq_keys(seq: Sequence, config: EngineConfig) -> None:
-    """Give each full block of the sequence its key, as far as it has none."""
+    """Give each full block of the sequence that has no key yet its key."""
     size, request = config.block_size, seq.request
     if (len(seq.keys) + 1) * size > len(seq.tokens):
         return

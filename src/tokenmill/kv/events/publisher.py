@@ -50,7 +50,7 @@ class KVEventPublisher:
         self._runs.remove("", key)
 
     def flush(self) -> None:
-        """Send what there is."""
+        """Send the events so far."""
         runs = self._runs
         if runs.is_empty:
             return
@@ -112,7 +112,7 @@ class TokenEventPublisher:
         return key in self._told
 
     def flush(self, now: float) -> None:
-        """Tell what there is."""
+        """Send the events so far."""
         self._close_gone()
         if self._events:
             events, self._events = tuple(self._events), []

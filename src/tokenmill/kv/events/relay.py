@@ -5,9 +5,9 @@ blocks goes over the links to the front ends that asked.
                <- TierEvents --                             <----------
 
 Workers of one machine would all tell the same, so a front end asks one of them (`cluster.stores`). The store's messages
-are numbered without gaps; who asks is told at first all that there is, and so is everybody else who listens, who takes
-it for what it is. The engine hears nothing of this. Of what a front end is too slow to read nothing is kept: it notices
-the gap in the numbers, and asks again.
+are numbered without gaps. When a front end asks, all that listen get a snapshot first, marked as such. The engine hears
+nothing of this. Nothing is kept for a front end that reads too slowly: it notices the gap in the numbers, and asks
+again.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Admin:
         self._flushing = [one for one in self._flushing if one[0] != client]
 
     def step(self) -> None:
-        """Answer who waits for all to be written."""
+        """Answer those that wait until all is written."""
         if self._flushing and all(saver.is_idle or not saver.is_open for saver in self._savers.values()):
             for client, number in self._flushing:
                 self._outbox.say(client, Told(number, "{}"))

@@ -1,4 +1,4 @@
-"""All that the tiers of a KV store hold, as far as it is known here, and how room is made.
+"""What the tiers of a KV store hold, as far as is known here, and how room is made.
 
     host        each block lies in a slot; one that is held stays there
     disk        each block has a place of the tier's own choosing

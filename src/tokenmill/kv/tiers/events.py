@@ -13,7 +13,7 @@ from ...core.tiers import FromStore, TierEffects, TierEvent, TierEvents, TierJob
 from .replacement import TierBlock
 
 MOST_KEYS = 16384
-"""Of a part of what there is at first."""
+"""Keys in one part of what a watcher gets first."""
 
 
 class Outbox:
@@ -103,7 +103,7 @@ class EventLog:
             self._runs.remove(tier, block.key)
 
     def flush(self) -> None:
-        """Send what there is."""
+        """Send the events so far."""
         if self._runs.is_empty:
             return
         message = TierEvents(self._seq, self._runs.take())

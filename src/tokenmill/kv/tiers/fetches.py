@@ -55,7 +55,7 @@ class Fetching:
 
     @property
     def is_told(self) -> bool:
-        """All that there is to say has been said, or is about to be."""
+        """Everything has been said, or is about to be."""
         return not self.coming
 
     def arrived(self, nth: int, block: TierBlock, now: float) -> None:

@@ -18,7 +18,7 @@ class Asker(Protocol):
     """Who waits for the answer: a Find, and blocks on their way."""
 
     def looked(self, tier: str, block: TierKey, now: float) -> None:
-        """What there is to know has been noted."""
+        """The answer has been noted."""
         ...
 
 

@@ -146,7 +146,7 @@ class Replacement(Protocol):
         ...
 
     def use(self, block: TierBlock, now: float) -> None:
-        """It was fetched or stored again. Those of a prompt are told of last to first."""
+        """It was fetched or stored again. The blocks of a prompt come last to first."""
         ...
 
     def bare(self, block: TierBlock) -> None:

@@ -1,7 +1,7 @@
 """Blocks on their way from host memory to a tier below it that is written to.
 
     considered  at each use, as long as the tier has it not: admitted or refused. As long as the disk has room, all are
-                admitted: nothing is pushed out for them, and each byte of it is written once by that. While writing
+                admitted: nothing is pushed out for them, and so each byte of it is written once. While writing
                 is held back, they would only be in the way of those that are worth it
     queued      in the order of admission; it may still be given up, and then is lost to the tier
     saved       held in its slot until the job has ended

@@ -1,4 +1,4 @@
-"""One connection of a client to its KV store: the handshake, messages as bytes, who waits for which answer, its end.
+"""A client's connection to its KV store: the handshake, messages as bytes, who waits for which answer, the end.
 
 A store that does not answer is one that has gone: then the connection is ended, and with it all that waits. The arena
 stays mapped as long as somebody copies out of it or into it (`busy`).

@@ -23,7 +23,7 @@ for."""
 _MOST = 16.0
 """An error counts as at most so many times what was expected, and at least as the inverse."""
 _RELAXED = 0.997
-"""What is left of a tier's times whenever a block there was not worth its load."""
+"""Whenever a block was not worth its load, its tier's times become this share of what they were."""
 NUM_KNOWN = 3
 """A tier is known after so many loads."""
 _SUDDEN, PROBE_S = 4.0, 5.0
@@ -226,10 +226,9 @@ class Rates:
 
 @dataclass(slots=True)
 class _Rate:
-    """over_s: when the last load that has ended was over; ahead_s: what those under way are expected to take;
-    num_learnt: loads that said something; num_usual: those as expected, since one was slow of a sudden before NUM_KNOWN
-    of them. before: latency and rate as they were before loads were slow of a sudden; None: the last was not, compared
-    with these."""
+    """over_s: when the last ended load was over; ahead_s: expected time of the loads under way; num_learnt: loads that
+    were learnt from; num_usual: loads as expected, counted anew where one suddenly is slow before there are NUM_KNOWN.
+    before: latency and rate before loads suddenly became slow; None: the last one was not slow, compared with these."""
 
     latency_s: float
     byte_s: float

@@ -29,7 +29,7 @@ from .load_or_recompute import Computing, Place, Rates, Run, Speed, best_run, en
 from .port import EnginePort
 
 CHUNK_BYTES = 16 * MiB
-"""Of one job that fetches: what is published, and can be cancelled, at once."""
+"""Size of one job that fetches: it is published, and can be cancelled, as a whole."""
 
 FIND_S = 0.25
 """A lookup that takes longer has found nothing."""

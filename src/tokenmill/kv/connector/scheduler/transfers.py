@@ -157,7 +157,7 @@ class Transfers:
         yield from self._overlapped_load.tables()
 
     def _publish(self, fetch: _Fetch) -> None:
-        """What is in, as far as all before it is."""
+        """Publish the blocks that are in, up to the first that is not."""
         made = fetch.claim
         self._state.blocks.publish(made.keys, made.tables, num_in(made, fetch.left))
 

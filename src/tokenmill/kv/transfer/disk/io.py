@@ -135,7 +135,7 @@ def punch(extent: Extent, first: int, count: int) -> bool:
 
 
 def data_spans(extent: Extent) -> Iterator[tuple[int, int]]:
-    """From and to where the file has something among its slots, as far as the system tells."""
+    """Where the data among its slots begins and ends, as far as the system tells."""
     end = extent.head.data_offset
     while end < extent.head.file_bytes:
         try:

@@ -1,10 +1,10 @@
 """A folder of extents that several processes share (`--kv-save`): the KV blocks of one model that outlive them.
 
 Extents are written whole and never changed; when they are more than the folder may hold, the oldest go. A file that
-cannot be used is told of in one line and left alone, for it may be another model's. Nothing here runs on a thread of
-its own; one thread at a time may `save`, while others do all else. One process at a time writes, and each knows of the
-extents that were there when it last looked (`refresh`) and of those that it wrote. A KV store whose disk tier is in the
-folder has it alone (`folder.claim`).
+cannot be used gets one line in the log and is left alone, for it may be another model's. Nothing here runs on a thread
+of its own; one thread at a time may `save`, while others do all else. One process at a time writes, and each knows of
+the extents that were there when it last looked (`refresh`) and of those that it wrote. A KV store whose disk tier is in
+the folder has it alone (`folder.claim`).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from .folder import claim, open_extents
 from .io import DiskSlots, View
 from .space import DiskSpace, place_of
 from .whole import convert
-from .write import Complaints, DiskCounts, DiskWriter
+from .write import DiskCounts, DiskWriter, RateLimitedWarnings
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -68,10 +68,10 @@ class DiskTier:
         codec = EntryCodec(b"" if key is None else derive(key, b"disk entries", numerics_id.encode()))
         overhead = 0 if seal is None else OVERHEAD
         self.counts = DiskCounts()
-        self._complaints = Complaints(path)
+        self._warnings = RateLimitedWarnings(path)
         self._space = DiskSpace(path, numerics_id, tuple(block_bytes), num_bytes, codec, overhead, spare_bytes)
         self._slots = DiskSlots(block_bytes, view, seal)
-        self._reader = DiskReader(self._space, self.counts, self._complaints, self._slots)
+        self._reader = DiskReader(self._space, self.counts, self._warnings, self._slots)
         self._writer: DiskWriter | None = None
         self._readers = ThreadPoolExecutor(num_threads, "disk-tier-read")
         self._writers = ThreadPoolExecutor(1, "disk-tier-write", _give_way)
@@ -197,7 +197,7 @@ class DiskTier:
             raise
         self.counts.num_damaged += opened.num_damaged
         self.counts.num_unusable += opened.num_unusable
-        self._writer = DiskWriter(self._space, self.counts, self._complaints, self._slots, opened.seq)
+        self._writer = DiskWriter(self._space, self.counts, self._warnings, self._slots, opened.seq)
         return opened.entries
 
     def _close(self) -> None:
@@ -238,7 +238,7 @@ class DiskTier:
         writing_s = math.inf if self._writer is None else self._writer.since_s
         is_stuck = time.monotonic() - min(writing_s, self._reader.since_s) > _STUCK_S
         if is_stuck:
-            self._complaints.tell("stuck", f"the disk has not answered for {_STUCK_S:.0f} s")
+            self._warnings.tell("stuck", f"the disk has not answered for {_STUCK_S:.0f} s")
         return is_stuck
 
 
@@ -273,10 +273,10 @@ class Piece(NamedTuple):
 class DiskReader:
     """What the threads that read do: large reads into host memory, and looking at single blocks."""
 
-    def __init__(self, space: DiskSpace, counts: DiskCounts, complaints: Complaints, slots: DiskSlots) -> None:
+    def __init__(self, space: DiskSpace, counts: DiskCounts, warnings: RateLimitedWarnings, slots: DiskSlots) -> None:
         self._space = space
         self._counts = counts
-        self._complaints = complaints
+        self._warnings = warnings
         self._slots = slots
         self._tokens = itertools.count()
         self._busy: dict[int, float] = {}
@@ -311,7 +311,7 @@ class DiskReader:
             opens = self._timed(self._slots.read, extent, first, wanted)
         except OSError as error:
             self._counts.num_failed += len(nths)
-            self._complaints.tell(f"read {error.errno}", f"reading fails ({error.strerror or error})")
+            self._warnings.tell(f"read {error.errno}", f"reading fails ({error.strerror or error})")
             return [0] * len(nths)
         return [seq if is_open else 0 for seq, is_open in zip(seqs, opens, strict=True)]
 
@@ -337,7 +337,7 @@ class DiskReader:
             with self._slots.look(extent, slot) as data:
                 return data is not None and block_sum((group, key), data) == extent.sums[slot]
         except OSError as error:
-            self._complaints.tell(f"read {error.errno}", f"reading fails ({error.strerror or error})")
+            self._warnings.tell(f"read {error.errno}", f"reading fails ({error.strerror or error})")
             return False
 
     def _timed(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

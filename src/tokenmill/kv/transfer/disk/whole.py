@@ -119,7 +119,7 @@ def read_blocks(extent: Extent, slots: Sequence[int]) -> list[bytes]:
 
 def convert(folder: Path, numerics_id: str, block_bytes: Sequence[int]) -> None:
     """Make extents of what files of the old format hold for this model. A file that cannot be used, or has no room as
-    an extent, is told of and stays as it is."""
+    an extent, gets a line in the log and stays as it is."""
     for path in folder.glob(f"{numerics_id[:16]}-*{OLD_SUFFIX}{PARTIAL}"):
         path.unlink(missing_ok=True)
     for path in sorted(folder.glob(f"*{OLD_SUFFIX}")):

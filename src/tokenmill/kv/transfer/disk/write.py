@@ -53,8 +53,8 @@ class DiskCounts:
 
 
 @dataclass
-class Complaints:
-    """Each kind of trouble is told of once in a while. last_s: when it was, by kind."""
+class RateLimitedWarnings:
+    """Warnings, of each kind one a minute at most. last_s: when the last one was, by kind."""
 
     what: object
     last_s: dict[str, float] = field(default_factory=dict)
@@ -71,11 +71,11 @@ class DiskWriter:
     failed, but for want of room, are not used again until the next start."""
 
     def __init__(
-        self, space: DiskSpace, counts: DiskCounts, complaints: Complaints, slots: DiskSlots, seq: int
+        self, space: DiskSpace, counts: DiskCounts, warnings: RateLimitedWarnings, slots: DiskSlots, seq: int
     ) -> None:
         self._space = space
         self._counts = counts
-        self._complaints = complaints
+        self._warnings = warnings
         self._slots = slots
         self._seq = max(seq, time.time_ns())
         self._unsynced: set[Extent] = set()
@@ -92,7 +92,7 @@ class DiskWriter:
                             for nth, at in enumerate(piece):
                                 places[at] = place_of(extent, slot + nth)
             except OSError as error:
-                self._complaints.tell(f"room {error.errno}", f"nothing more is written ({error.strerror or error})")
+                self._warnings.tell(f"room {error.errno}", f"nothing more is written ({error.strerror or error})")
         self._counts.num_refused += places.count(NO_PLACE)
         return places
 
@@ -108,7 +108,7 @@ class DiskWriter:
             try:
                 write_entries(extent, PAGE_BYTES + first * ENTRY_BYTES, bytes(count * ENTRY_BYTES))
             except OSError as error:
-                self._complaints.tell("clear", f"entries cannot be cleared ({error.strerror or error})")
+                self._warnings.tell("clear", f"entries cannot be cleared ({error.strerror or error})")
                 continue
             for slot in range(first, first + count):
                 self._space.free(extent, slot)
@@ -120,7 +120,7 @@ class DiskWriter:
             try:
                 os.fsync(extent.fd)
             except OSError as error:
-                self._complaints.tell("sync", f"not all may outlast a power cut ({error.strerror or error})")
+                self._warnings.tell("sync", f"not all may outlast a power cut ({error.strerror or error})")
 
     def _runs(self, job: SaveTo) -> Iterator[list[int]]:
         """The places in the job of blocks of one group, each the child of the one before."""
@@ -156,7 +156,7 @@ class DiskWriter:
             self._slots.write(extent, first, [(facts.block, offset, sum_) for facts, offset, sum_ in blocks])
             write_entries(extent, PAGE_BYTES + first * ENTRY_BYTES, packed)
         except OSError as error:
-            self._complaints.tell(f"write {error.errno}", f"writing fails ({error.strerror or error})")
+            self._warnings.tell(f"write {error.errno}", f"writing fails ({error.strerror or error})")
             self._counts.num_failed += len(blocks)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 extent.set_used(first, len(blocks), False)

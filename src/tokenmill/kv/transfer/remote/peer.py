@@ -136,7 +136,7 @@ class PeerTier:
 
 
 class PeerBackend:
-    """One peer, as a store that is only read. hello: what is said first"""
+    """One peer, as a store that is only read. hello: what is said first."""
 
     num_threads = 4
     batch_bytes = 4 * MiB

@@ -292,7 +292,7 @@ class Rate:
         self.latency_s = _mix(self.latency_s, seconds)
 
     def note_bytes(self, num_bytes: int, seconds: float) -> None:
-        """Of a load; small ones tell of latency alone."""
+        """Note a load; small ones count for the latency alone."""
         if num_bytes >= _LEAST_BYTES:
             self.bytes_s = _mix(self.bytes_s, num_bytes / max(seconds - self.latency_s, 1e-6, 0.1 * seconds))
 
