@@ -18,7 +18,7 @@ from tokenmill.core.events import Drain, Output, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.build import build_engine, local_link
 from tokenmill.kv.connector.worker import transfers
-from tokenmill.kv.transfer.disk.shared import SharedFolder
+from tokenmill.kv.transfer.disk.folder import SharedFolder
 from tokenmill.models import loader as registry
 from tokenmill.net.system import MonotonicClock
 from tokenmill.ops.native import NativeOps, available

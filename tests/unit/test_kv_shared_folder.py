@@ -16,8 +16,7 @@ import pytest
 from tokenmill.core.errors import ConfigError
 from tokenmill.kv.connector.worker.transfers import open_folder
 from tokenmill.kv.transfer.disk.extent import PARTIAL, BadExtent, extent_name
-from tokenmill.kv.transfer.disk.folder import claim
-from tokenmill.kv.transfer.disk.shared import SharedFolder
+from tokenmill.kv.transfer.disk.folder import SharedFolder, claim
 from tokenmill.kv.transfer.disk.whole import StoredBlock, open_extent, read_blocks, write_extents
 
 SIZES = (4000, 3000)

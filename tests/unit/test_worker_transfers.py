@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenmill.core.effects import FindBlocks, SaveBlocks
 from tokenmill.kv.connector.worker.transfers import Transfers
-from tokenmill.kv.transfer.disk.shared import SharedFolder
+from tokenmill.kv.transfer.disk.folder import SharedFolder
 
 SIZE = 32
 

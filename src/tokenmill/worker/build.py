@@ -19,7 +19,7 @@ from ..core.experts import ExpertLoad
 from ..formats.checkpoint import Checkpoint, open_checkpoint, weights_digest
 from ..formats.hub import default_cache_dir
 from ..kv.connector.worker.transfers import Transfers, open_folder
-from ..kv.transfer.disk.shared import SharedFolder
+from ..kv.transfer.disk.folder import SharedFolder
 from ..models.config import ModelConfig, config_from_checkpoint
 from ..models.encoder_config import EncoderConfig
 from ..models.loader import Model, load_model

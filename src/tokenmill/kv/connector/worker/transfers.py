@@ -19,7 +19,7 @@ from ....core.errors import ConfigError, EngineFailed
 from ....core.units import MiB
 from ....ops.kv_pool import KVPool
 from ...transfer.disk.extent import BadExtent
-from ...transfer.disk.shared import SharedFolder
+from ...transfer.disk.folder import SharedFolder
 from ...transfer.disk.whole import StoredBlock
 
 log = logging.getLogger(__name__)
