@@ -1,4 +1,6 @@
-"""The folder of the disk tier: one process has it at a time, and reads at its start what is in the extents."""
+"""A folder of extents: one KV store has it alone as its disk tier and writes its slots again (`open_extents`), or any
+number of processes share it and change no extent once it is written (`SharedFolder`). A lock keeps the two apart.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +171,14 @@ def _set_aside(space: DiskSpace, unusable: list[tuple[Path, str]]) -> None:
 
 
 class SharedFolder:
-    """block_bytes: of each KV group. max_bytes: what the extents of this model may take together; a single extent may
+    """The KV blocks of one model in a folder that several processes share (`--kv-save`), and that outlive them.
+
+    Extents are written whole and never changed; when they are more than the folder may hold, the oldest go. A file that
+    cannot be used gets one line in the log and is left alone, for it may be another model's. Nothing here runs on a
+    thread of its own; one thread at a time may `save`, while others do all else. One process at a time writes, and each
+    knows of the extents that were there when it last looked (`refresh`) and of those that it wrote.
+
+    block_bytes: of each KV group. max_bytes: what the extents of this model may take together; a single extent may
     be larger. `num_saved`, `num_read`, `saving_s`, `reading_s`: blocks that were written and read, and the time that
     it took."""
 

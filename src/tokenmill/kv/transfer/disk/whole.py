@@ -1,4 +1,4 @@
-"""Extents that are written whole and never changed: for a folder that several processes share (`shared`).
+"""Extents that are written whole and never changed: for a folder that several processes share (`folder.SharedFolder`).
 
 An extent has its name once all its blocks, and its entries, are on the disk. One with anything wrong in its head or
 table is refused when it is opened, a block whose bytes have changed when it is read: what is damaged is never taken for
