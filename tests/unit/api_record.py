@@ -11,10 +11,11 @@ from unittest.mock import AsyncMock, MagicMock, patch
 
 import msgspec
 
+from tokenmill.api.call import Call
 from tokenmill.api.endpoints import ENDPOINTS
 from tokenmill.api.fields import Fields
 from tokenmill.api.messages import parse as messages
-from tokenmill.api.openai.parse import Call, Rules
+from tokenmill.api.rules import Rules
 from tokenmill.core import sampling
 from tokenmill.core.tenant import ADAPTERS
 from tokenmill.server.app import Resources, build_app

@@ -11,7 +11,7 @@ import pytest
 
 from tokenmill.api.endpoints import ENDPOINTS
 from tokenmill.api.fields import check_integer
-from tokenmill.api.openai.parse import Rules
+from tokenmill.api.rules import Rules
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.server.openapi.bodies import EXAMPLES
 

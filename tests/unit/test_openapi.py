@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from tokenmill.api.endpoints import ENDPOINTS
-from tokenmill.api.openai.parse import Rules
+from tokenmill.api.rules import Rules
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.server.openapi.bodies import EXAMPLES
 from tokenmill.server.openapi.document import document

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tokenmill.api.openai.parse import Call, Rules
+from tokenmill.api.call import Call
 from tokenmill.api.responses.parse import parse_continued, parse_response
+from tokenmill.api.rules import Rules
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.text.chat_format import ChatFormat
 

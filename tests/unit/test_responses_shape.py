@@ -14,10 +14,10 @@ from scripted import make_text_model
 from tokenmill.api.answer import Answer
 from tokenmill.api.encoder import Encoded
 from tokenmill.api.logprobs import TokenNames
-from tokenmill.api.openai.parse import Rules
 from tokenmill.api.responses.output import item_id, response_of
 from tokenmill.api.responses.parse import parse_response
 from tokenmill.api.responses.shape import Progress, ResponseShape
+from tokenmill.api.rules import Rules
 from tokenmill.core.errors import EngineFailed
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob

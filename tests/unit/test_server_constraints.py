@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from tokenmill.api.openai.parse import Call, Rules, parse_chat, parse_completion
+from tokenmill.api.call import Call
+from tokenmill.api.openai.parse import parse_chat, parse_completion
+from tokenmill.api.rules import Rules
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.text.grammar.constraint import Constraint
 

@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 from scripted import make_text_model
+from tokenmill.api.conversations import Conversation
 from tokenmill.api.encoder import Encoder
 from tokenmill.api.errors import ClientGone
 from tokenmill.api.helper import Caller
 from tokenmill.api.jobs import Job
-from tokenmill.api.openai.parse import Conversation
 
 
 class Busy:

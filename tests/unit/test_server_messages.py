@@ -11,6 +11,7 @@ import pytest
 
 from scripted import make_text_model
 from tokenmill.api.answer import Answer
+from tokenmill.api.call import Call
 from tokenmill.api.encoder import Encoded
 from tokenmill.api.errors import anthropic_style, describe
 from tokenmill.api.fields import Fields
@@ -18,8 +19,8 @@ from tokenmill.api.logprobs import TokenNames
 from tokenmill.api.messages.history import read_messages, read_system
 from tokenmill.api.messages.parse import parse_count, parse_messages, read_choice, read_tools
 from tokenmill.api.messages.shape import MessageShape, read_object, signature_of
-from tokenmill.api.openai.parse import Call, Rules
 from tokenmill.api.pieces import in_turns
+from tokenmill.api.rules import Rules
 from tokenmill.core.errors import InvalidRequest, Unavailable
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.text.choice import Choice, Piece

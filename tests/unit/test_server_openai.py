@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tokenmill.api.fields import parse_object
-from tokenmill.api.openai.parse import Rules, parse_chat, parse_completion
+from tokenmill.api.openai.parse import parse_chat, parse_completion
 from tokenmill.api.openai.tokenize import parse_detokenize, parse_tokenize
+from tokenmill.api.rules import Rules
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import EXPORT, IMPORT
 from tokenmill.text.chat_format import ChatFormat

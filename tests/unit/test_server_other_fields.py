@@ -9,8 +9,9 @@ import pytest
 
 from tokenmill.api import unsupported_fields as other_fields
 from tokenmill.api.fields import Fields
-from tokenmill.api.openai.parse import Rules, parse_chat, parse_completion
+from tokenmill.api.openai.parse import parse_chat, parse_completion
 from tokenmill.api.pooling import parse_embedding, parse_rerank, parse_score
+from tokenmill.api.rules import Rules
 from tokenmill.api.unsupported_fields import RENAMED, Ignored, Refused, Table
 from tokenmill.core.errors import InvalidRequest
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tokenmill.api.openai.parse import Rules
 from tokenmill.api.pooling import MAX_INPUTS, parse_embedding, parse_rerank, parse_score
+from tokenmill.api.rules import Rules
 from tokenmill.core.errors import InvalidRequest
 
 RULES = Rules(vocab_size=100)

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from scripted import InlineHelper, make_text_model
+from tokenmill.api.call import Call
+from tokenmill.api.conversations import Conversation
 from tokenmill.api.encoder import Encoder
-from tokenmill.api.openai.parse import Call, Conversation
 from tokenmill.api.prompts import Mixed
 from tokenmill.core.request import SamplingParams
 from tokenmill.text.chat_template import ChatTemplate

@@ -14,9 +14,10 @@ from scripted import make_text_model
 from tokenmill.api.answer import Answer
 from tokenmill.api.encoder import Encoded
 from tokenmill.api.logprobs import TextOffsets, TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
-from tokenmill.api.openai.parse import Rules, parse_chat, parse_completion
+from tokenmill.api.openai.parse import parse_chat, parse_completion
 from tokenmill.api.openai.shape import Chunks, whole_body
 from tokenmill.api.pieces import in_turns
+from tokenmill.api.rules import Rules
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.text.choice import Choice, Piece

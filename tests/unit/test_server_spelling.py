@@ -11,7 +11,7 @@ import pytest
 from make_api_doc import TABLES
 from tokenmill.api.endpoints import ENDPOINTS
 from tokenmill.api.fields import Fields, nearest
-from tokenmill.api.openai.parse import Rules
+from tokenmill.api.rules import Rules
 from tokenmill.api.unsupported_fields import RENAMED
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.server.openapi.bodies import EXAMPLES

@@ -13,9 +13,9 @@ import pytest
 
 from scripted import attached, make_text_model
 from tokenmill.api.answer import Answer
+from tokenmill.api.call import Call
 from tokenmill.api.encoder import Encoded
 from tokenmill.api.logprobs import TokenNames
-from tokenmill.api.openai.parse import Call
 from tokenmill.api.openai.shape import OpenAIShape
 from tokenmill.core.events import Abort, EngineStats, Output, StepOutputs, Submit
 from tokenmill.core.request import Request, SamplingParams

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tokenmill.api.openai.parse import Call, parse_chat
+from tokenmill.api.call import Call
+from tokenmill.api.openai.parse import parse_chat
 from tokenmill.api.parsers import constraint_of
 from tokenmill.api.rules import Rules
 from tokenmill.core.errors import InvalidRequest

@@ -8,7 +8,8 @@ import pytest
 
 from scripted import READY, make_text_model
 from tokenmill.api.encoder import text_call
-from tokenmill.api.openai.parse import Rules, parse_completion
+from tokenmill.api.openai.parse import parse_completion
+from tokenmill.api.rules import Rules
 from tokenmill.cluster.request_queue import held_tokens
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig

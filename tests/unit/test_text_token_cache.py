@@ -17,9 +17,9 @@ from tiny_tokenizer import DEFINED, MERGES, SPECIAL, byte_metadata
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
 from scripted import InlineHelper, make_text_model
+from tokenmill.api.call import Call
 from tokenmill.api.encoder import KNOWN_CHARS, Encoder
 from tokenmill.api.helper import Caller
-from tokenmill.api.openai.parse import Call
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.tenant import Tenant
 from tokenmill.text import token_cache as segments

@@ -11,9 +11,9 @@ import msgspec
 from ..core.errors import TokenmillError
 from ..core.step import TokenLogprob
 from ..text.choice import Choice, Piece
+from .call import Call
 from .encoder import Encoded
 from .logprobs import TextOffsets, TokenNames, chat_logprobs, completion_logprobs
-from .openai.parse import Call
 from .pieces import Work
 
 

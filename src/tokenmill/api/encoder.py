@@ -18,6 +18,8 @@ from ..core.terms import Terms
 from ..text.calls import TextCall, bad_word_ids, breaker_ids
 from ..text.special_tokens import Rendered
 from ..text.text_model import TextModel
+from .call import Call
+from .conversations import Conversation
 from .helper import Caller, Helper
 from .jobs import (
     Encode,
@@ -30,7 +32,6 @@ from .jobs import (
     unpack_inputs,
     unpack_rendered,
 )
-from .openai.parse import Call, Conversation
 from .openai.tokenize import MAX_TOKENIZE_CHARS, tokenize_body
 from .prompts import Mixed, Prompt
 

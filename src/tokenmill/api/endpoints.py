@@ -6,14 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import InvalidRequest
+from .call import Call
 from .ids.parse import parse_sglang, parse_vllm
 from .llama.parse import parse_llama_completion, parse_llama_embedding, parse_llama_infill
 from .messages.parse import parse_count, parse_messages
 from .ollama.parse import parse_embed, parse_embeddings, parse_ollama_chat, parse_ollama_generate
-from .openai.parse import Call, Rules, parse_chat, parse_completion
+from .openai.parse import parse_chat, parse_completion
 from .openai.tokenize import DetokenizeCall, TokenizeCall, parse_detokenize, parse_tokenize
 from .pooling import PoolingCall, parse_embedding, parse_rerank, parse_score
 from .responses.parse import parse_continued, parse_response
+from .rules import Rules
 
 AnyCall = Call | PoolingCall | TokenizeCall | DetokenizeCall
 Parse = Callable[[dict[str, Any], Rules], tuple[Any, list[str]]]

@@ -20,7 +20,7 @@ from .endpoints import ENDPOINTS, parse_body
 from .errors import ClientGone
 from .fields import parse_object
 from .jobs import Job, Read, unpack, unpack_ids
-from .openai.parse import Rules
+from .rules import Rules
 
 HEAVY_BYTES = 1 << 20
 HEAVY_VALUES = 20_000

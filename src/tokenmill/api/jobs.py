@@ -23,12 +23,14 @@ from ..text.grammar.constraint import Constraint
 from ..text.grammar.matcher import Vocabulary
 from ..text.special_tokens import Rendered
 from ..text.tokenizer import Tokenizer
+from .call import Call
+from .conversations import Conversation
 from .endpoints import ENDPOINTS, AnyCall, parse_body
 from .fields import parse_object
-from .openai.parse import Call, Conversation, Rules
 from .openai.tokenize import DetokenizeCall, TokenizeCall, tokenize_body
 from .prompts import Mixed
 from .responses.parse import outline_of
+from .rules import Rules
 
 JOB_S = 2.0
 RENDER_S = 0.2

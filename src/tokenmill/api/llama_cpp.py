@@ -12,7 +12,7 @@ from typing import Any
 from ..core.errors import InvalidRequest
 from ..text.choice import Choice
 from ..text.fim import FimTokens, infill
-from .openai.parse import Call
+from .call import Call
 from .rules import Rules
 
 _OPEN = frozenset(

@@ -13,8 +13,8 @@ from ..text.grammar.constraint import Constraint, Thinking
 from ..text.parts import Parser
 from ..text.reasoning import is_open
 from ..text.tools.call_grammar import ToolConstraint
+from .call import Call
 from .common_fields import BUDGET
-from .openai.parse import Call
 
 
 def begins_thinking(call: Call, chat_format: ChatFormat, prompt: str | None) -> bool:

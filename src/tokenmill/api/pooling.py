@@ -15,8 +15,8 @@ from ..core.errors import InvalidRequest
 from ..text.calls import Input
 from .common_fields import read_class
 from .fields import Fields, kind_name
-from .openai.parse import Rules
 from .prompts import Prompt, token_ids
+from .rules import Rules
 from .unsupported_fields import EMBEDDING, RERANK, SCORE, check
 
 MAX_INPUTS = 2048

@@ -18,9 +18,9 @@ from ..core.events import EngineStats, Ready
 from ..text.special_tokens import Rendered
 from ..text.text_model import TextModel
 from .answer import Answer, Shape
+from .call import Call
 from .encoder import Encoder
 from .helper import Caller, Helper
-from .openai.parse import Call
 from .pooling import Embedded, Scored
 
 

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ..api.call import Call
 from ..api.constraints import structured_outputs
 from ..api.conversations import parse_conversation
 from ..api.fields import Fields
-from ..api.openai.parse import Call
 from ..api.rules import Rules
 from ..api.tools import demand, read_tools
 from ..core.config import check_keys

@@ -15,11 +15,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from ..api.answer import Answer, Shape
+from ..api.call import Call
 from ..api.encoder import Encoded, Encoder, prompt_text, text_call
 from ..api.fields import Fields
 from ..api.helper import Caller, Helper, caller_of, read_call
 from ..api.logprobs import TokenNames
-from ..api.openai.parse import Call
 from ..api.parsers import constraint_of, parsers_of
 from ..api.pieces import in_turns
 from ..api.rules import rules_of

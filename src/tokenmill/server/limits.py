@@ -16,10 +16,10 @@ from typing import NoReturn
 
 from starlette.requests import Request as HttpRequest
 
+from ..api.call import Call
 from ..api.errors import ClientGone, told_s
 from ..api.helper import Caller
 from ..api.jobs import MAX_RESULT_BYTES
-from ..api.openai.parse import Call
 from ..cluster.admission import PREDICTED, BoundedWait
 from ..cluster.request_queue import held_tokens
 from ..control.tenants.quotas import Quotas

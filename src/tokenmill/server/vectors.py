@@ -22,8 +22,8 @@ from ..api.encoder import Encoder
 from ..api.errors import from_engine
 from ..api.helper import Caller, Helper, caller_of, read_call
 from ..api.json_reply import JSONReply
-from ..api.openai.parse import Rules
 from ..api.pooling import Embedded, PoolingCall, Scored, floats, usage_of
+from ..api.rules import Rules
 from ..control.usage.journal import Account
 from ..control.usage.meter import Meter
 from ..core.errors import InvalidRequest, Unavailable

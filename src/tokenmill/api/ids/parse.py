@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from ...core.errors import InvalidRequest
+from ..call import Call
 from ..fields import Fields
-from ..openai.parse import Call, parse_completion
+from ..openai.parse import parse_completion
 from ..rules import Rules
 from ..unsupported_fields import Refused, Table, check
 

@@ -11,11 +11,13 @@ from typing import Any
 
 from ...core.errors import InvalidRequest
 from ...core.sampling import MAX_LOGPROBS
+from ..call import Call
 from ..fields import Fields, check_integer, kind_name, nearest, said_as
 from ..llama_cpp import closed, fill_gap, require_marks
-from ..openai.parse import Call, Rules, parse_completion
+from ..openai.parse import parse_completion
 from ..pooling import PoolingCall, parse_embedding
 from ..prompts import MAX_PROMPTS, Mixed, Prompt, token_ids
+from ..rules import Rules
 from ..unsupported_fields import Ignored, Refused, Table, check
 from .settings import RANDOM_SEED, with_samplers
 

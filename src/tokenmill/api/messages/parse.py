@@ -13,9 +13,11 @@ from typing import Any
 
 from ...core.errors import InvalidRequest
 from ...core.sampling import SETTINGS
+from ..call import Call
 from ..common_fields import template_switch
 from ..fields import Fields, kind_name
-from ..openai.parse import Call, Rules, parse_chat
+from ..openai.parse import parse_chat
+from ..rules import Rules
 from ..unsupported_fields import Ignored, Refused, Table, check
 from .history import check_cache_control, read_messages, read_system
 

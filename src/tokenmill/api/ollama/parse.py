@@ -16,12 +16,14 @@ from msgspec import structs
 
 from ...core.errors import InvalidRequest
 from ...core.sampling import MAX_LOGPROBS, SamplingParams
+from ..call import Call
 from ..common_fields import template_switch
 from ..fields import Fields, check_integer, kind_name, said_as
 from ..llama_cpp import closed, fill_gap, require_marks
-from ..openai.parse import Call, Rules, parse_chat, parse_completion
+from ..openai.parse import parse_chat, parse_completion
 from ..pooling import MAX_INPUTS, PoolingCall
 from ..prompts import token_ids
+from ..rules import Rules
 from ..unsupported_fields import Ignored, Refused, Table, check
 
 READ: Mapping[str, str] = {

@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 
 from ...core.errors import InvalidRequest
+from ..call import Call
 from ..fields import MAX_SPELLED, Fields, nearest, parse_object
-from ..openai.parse import Call, Rules, parse_chat
+from ..openai.parse import parse_chat
+from ..rules import Rules
 from ..unsupported_fields import Ignored, Refused, Table, check
 from .items import Item, read_items, to_messages
 from .tools import MAX_NAME, GivenTools, read_tools

@@ -19,11 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...core.errors import ContextTooLong, InvalidRequest, NotFound, TokenmillError, Unavailable
 from ...text.calls import context_limit, require_tokens
 from ...text.special_tokens import Rendered
+from ..call import Call
 from ..fields import said_as
 from ..helper import Caller, caller_of
 from ..json_encoder import encode_json
 from ..json_reply import JSONReply
-from ..openai.parse import Call
 from ..port import Running, Server
 from .history import Record, Store, earlier_items, id_of, with_history
 from .parse import INCLUDES

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...api.endpoints import ENDPOINTS
 from ...api.errors import STYLES, Fault, openai_style, style_of
-from ...api.openai.parse import Rules
+from ...api.rules import Rules
 from ...control.tenants.settings import TenantSettings
 from ...core.errors import InvalidRequest
 from ...core.options import options_of
