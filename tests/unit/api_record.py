@@ -20,7 +20,7 @@ from tokenmill.core import sampling
 from tokenmill.core.tenant import ADAPTERS
 from tokenmill.server.app import Resources, build_app
 from tokenmill.server.config import ServerConfig
-from tokenmill.server.openapi.bodies import EXAMPLES
+from tokenmill.server.openapi.document import EXAMPLES
 from tokenmill.server.openapi.schemas import bound
 from tokenmill.server.service import Service
 from tokenmill.text.fim import FimTokens

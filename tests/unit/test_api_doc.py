@@ -31,8 +31,7 @@ from tokenmill.server import connection, service
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.connections import HttpBounds
 from tokenmill.server.openapi import fields, paths
-from tokenmill.server.openapi.bodies import BODIES, EXAMPLES, READ
-from tokenmill.server.openapi.document import told
+from tokenmill.server.openapi.document import BODIES, EXAMPLES, READ, told
 from tokenmill.server.openapi.fields import Told
 from tokenmill.server.openapi.schemas import schema_of
 

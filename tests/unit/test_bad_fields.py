@@ -13,7 +13,7 @@ from tokenmill.api.endpoints import ENDPOINTS
 from tokenmill.api.fields import check_integer
 from tokenmill.api.rules import Rules
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.server.openapi.bodies import EXAMPLES
+from tokenmill.server.openapi.document import EXAMPLES
 
 RULES = Rules(vocab_size=10, fim=api_record._FIM)
 IGNORED = {"request_id": ("response", "continued_response")}

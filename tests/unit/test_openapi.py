@@ -12,9 +12,8 @@ import pytest
 from tokenmill.api.endpoints import ENDPOINTS
 from tokenmill.api.rules import Rules
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.server.openapi.bodies import EXAMPLES
-from tokenmill.server.openapi.document import document
-from tokenmill.server.openapi.page import render
+from tokenmill.server.openapi.document import EXAMPLES, document
+from tokenmill.server.openapi.routes import render
 from tokenmill.server.openapi.schemas import plain, schema_of
 
 STORED = document()

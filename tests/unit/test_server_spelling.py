@@ -14,7 +14,7 @@ from tokenmill.api.fields import Fields, nearest
 from tokenmill.api.rules import Rules
 from tokenmill.api.unsupported_fields import RENAMED
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.server.openapi.bodies import EXAMPLES
+from tokenmill.server.openapi.document import EXAMPLES
 from tokenmill.text.fim import FimTokens
 
 RULES = Rules(vocab_size=10, fim=FimTokens("<p>", "<s>", "<m>"))

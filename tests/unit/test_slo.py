@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tokenmill.api.common_fields import read_wish, with_headers
 from tokenmill.api.fields import Fields
-from tokenmill.api.slo_fields import read_wish, with_headers
 from tokenmill.control.slo.objectives import Objectives
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import InvalidRequest

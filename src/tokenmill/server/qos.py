@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ..api.common_fields import with_class
+from ..api.common_fields import with_class, with_headers
 from ..api.helper import Caller
-from ..api.slo_fields import with_headers
 from ..control.slo.objectives import Objectives
 from ..core.errors import InvalidRequest
 from ..core.slo import NO_WISH, OFF, Wish

@@ -14,13 +14,12 @@ from ...core.errors import InvalidRequest
 from ...core.request import EXPORT, IMPORT
 from ...core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_TOKENS, SETTINGS, SamplingParams, Setting
 from ..call import Call
-from ..common_fields import budget_field, read_beams, read_class, read_keep, read_reasoning
+from ..common_fields import budget_field, read_beams, read_class, read_keep, read_reasoning, read_wish
 from ..constraints import read_constraint
 from ..conversations import parse_conversation
 from ..fields import Fields
 from ..prompts import parse_prompts, token_ids
 from ..rules import Rules
-from ..slo_fields import read_wish
 from ..tools import FUNCTION_CALL, demand, read_tools
 from ..unsupported_fields import CHAT, COMPLETION, check, rename
 
