@@ -36,7 +36,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.slo import Targets
 from tokenmill.core.terms import Terms
 from tokenmill.net.system import MonotonicClock
-from tokenmill.server.idempotency.layer import RepeatMetrics
+from tokenmill.server.idempotency.layer import IdempotencyMetrics
 from tokenmill.server.result_cache import ResultCache
 from tokenmill.server.resume.registry import ResumeMetrics
 from tokenmill.server.upstream.connection import UpstreamAddress
@@ -117,7 +117,7 @@ def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
     metrics.engine_ready(READY, EngineStats())
     metrics.registry.register(UsageMetrics("m", Accounting(Path("never opened"))))
     metrics.registry.register(AuditMetrics("m", lambda: {"seq": 7, "pending": 2, "failure": None}))
-    RepeatMetrics("m", metrics.registry)
+    IdempotencyMetrics("m", metrics.registry)
     metrics.registry.register(ResumeMetrics("m", Mock(num_open=1, num_resumed=0, num_reconnects=0)))
     ResultCache(0, "m", metrics.registry, lambda: None)
     monitor = observed(metrics)

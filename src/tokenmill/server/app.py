@@ -57,18 +57,17 @@ from .files.runner import Batches, Handover
 from .files.store import FileStore
 from .generation import Generation
 from .http import on_http, on_unexpected
-from .idempotency.layer import Keyed, RepeatMetrics
+from .idempotency.layer import Idempotency, IdempotencyMetrics
 from .idempotency.store import AnswerStore
 from .kv.routes import pin_always
 from .kv.routes import routes as kv_routes
 from .layers import Traced, layers
-from .models import ModelDoor
+from .models import ModelDispatch
 from .openapi.routes import routes as openapi_routes
 from .responses.store import ResponseStore
 from .result_cache import ResultCache
 from .resume.layer import routes as resume_routes
-from .resume.registry import Book as StreamBook
-from .resume.registry import book_of
+from .resume.registry import StreamRegistry, stream_registry
 from .resume.store import MODEL, ResumeStore
 from .service import Service
 from .signatures import routes as signature_routes
@@ -137,13 +136,13 @@ def build_app(
     tiers = _register_metrics(generation, canaries, resources)
     service = Service(generation, models, tiers)
     vectors = _vectors(generation, resources, results)
-    keyed = _keyed(generation, resources)
+    idempotency = _idempotency(generation, resources)
     if resources.audit is not None:
         generation.metrics.registry.register(AuditMetrics(config.model_names[0], resources.audit.status))
     streams = _streams(generation, resources, access)
     idle_time = _idle_time(generation, resources)
-    door = partial(
-        ModelDoor,
+    dispatch = partial(
+        ModelDispatch,
         models=models,
         canaries=canaries,
         limits=generation.limits,
@@ -159,10 +158,10 @@ def build_app(
         *resume_routes(streams),
     ]
     alone = Starlette(routes=routes, exception_handlers=_handlers(service))  # no gate: who calls has passed one
-    batches = _batches(generation, service, door(alone), resources, access)
+    batches = _batches(generation, service, dispatch(alone), resources, access)
     app = Starlette(
         routes=[*routes, *file_routes(generation, batches)],
-        middleware=[*_layers(config, access, streams, keyed, resources), Middleware(door)],
+        middleware=[*_layers(config, access, streams, idempotency, resources), Middleware(dispatch)],
         exception_handlers=_handlers(service),
     )
     app.state.inside = alone
@@ -290,21 +289,21 @@ def _vectors(generation: Generation, resources: Resources, results: ResultCache 
     )
 
 
-def _keyed(generation: Generation, resources: Resources) -> Middleware:
+def _idempotency(generation: Generation, resources: Resources) -> Middleware:
     """The layer that answers calls with an Idempotency-Key again."""
     return Middleware(
-        Keyed,
+        Idempotency,
         store=resources.answers,
         limits=generation.limits,
         max_body_bytes=generation.config.max_body_bytes,
-        note=RepeatMetrics(generation.config.model_names[0], generation.metrics.registry).note,
+        note=IdempotencyMetrics(generation.config.model_names[0], generation.metrics.registry).note,
     )
 
 
-def _streams(generation: Generation, resources: Resources, access: Access) -> StreamBook | None:
+def _streams(generation: Generation, resources: Resources, access: Access) -> StreamRegistry | None:
     if resources.resume is None:
         return None
-    return book_of(resources.resume, generation.config, access, generation.client, generation.limits)
+    return stream_registry(resources.resume, generation.config, access, generation.client, generation.limits)
 
 
 def _idle_time(generation: Generation, resources: Resources) -> IdleTime | None:
@@ -319,10 +318,10 @@ def _idle_time(generation: Generation, resources: Resources) -> IdleTime | None:
 
 
 def _layers(
-    config: ServerConfig, access: Access, streams: StreamBook | None, keyed: Middleware, resources: Resources
+    config: ServerConfig, access: Access, streams: StreamRegistry | None, idempotency: Middleware, resources: Resources
 ) -> list[Middleware]:
     audit, signer, tracing = resources.audit, resources.signer, resources.tracing
-    return layers(config, access, streams, keyed, resources.new_id, audit=audit, signer=signer, tracing=tracing)
+    return layers(config, access, streams, idempotency, resources.new_id, audit=audit, signer=signer, tracing=tracing)
 
 
 def _handlers(service: Service) -> dict[Any, Any]:

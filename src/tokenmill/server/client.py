@@ -65,8 +65,8 @@ from ..core.request import Request
 from ..core.work import PATIENCE
 from .adapters import AdapterRegistry, ServedAdapter
 from .deltas import Stream
-from .engine_link import Absence, Alarm, AttachedEngine
-from .kv.hints import KVLater
+from .engine_link import Absence, AttachedEngine, Timer
+from .kv.hints import KVHints
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class EngineClient:
     observers      who is told of requests and their outputs
     adapters     the LoRA adapters that requests may name
     cache_views  what the engines' prefix caches hold
-    kv_later     asks for KV that is wanted later
+    kv_hints     asks for KV that is wanted later
     gateway      the record of all of this, to be set up and read
     roster       who works, also those whose engine does not serve now
 
@@ -103,14 +103,14 @@ class EngineClient:
         self.cache_views = CacheViews(self._tell)
         self._on_prepared = on_prepared
         self._links: dict[int, AttachedEngine] = {}
-        self.kv_later = KVLater(self._tell, self.gateway, self._links)
+        self.kv_hints = KVHints(self._tell, self.gateway, self._links)
         self._num_links = 0
         self._streams: dict[str, Stream] = {}
         self._absence = Absence(why_down, lambda: self.gateway.ready)
         self.roster = Roster()
-        self._alarm = Alarm(self._tick)
+        self._timer = Timer(self._tick)
         self._liveness_s = liveness_s
-        self._next_look = Alarm(self._look)
+        self._next_look = Timer(self._look)
 
     @property
     def ready(self) -> Ready | None:
@@ -211,7 +211,7 @@ class EngineClient:
     def close(self, reason: str) -> None:
         """No engine will come any more: everything open ends with Unavailable."""
         self._absence.close(reason)
-        self._alarm.cancel()
+        self._timer.cancel()
         self._next_look.cancel()
         for link in list(self._links.values()):
             self._let_go(link, reason)
@@ -226,7 +226,7 @@ class EngineClient:
         effects = self._handle(Left(link.number, cause))
         self.adapters.lose(link.number, Unavailable(reason))
         self.cache_views.lose(link.number)
-        self.kv_later.lose(link.number)
+        self.kv_hints.lose(link.number)
         self.roster.go(link.number)
         if self.ready is None:
             self._absence.why = reason
@@ -328,7 +328,7 @@ class EngineClient:
                 link.look_again()
         if effects.moved or effects.lengths or effects.rerouted or effects.copied:
             self.observers.moved(effects, now)
-        self._alarm.set(self.gateway.next_due_s)
+        self._timer.set(self.gateway.next_due_s)
         return effects
 
     def _push(self, output: Output) -> None:
@@ -353,7 +353,7 @@ class EngineClient:
         elif isinstance(message, CacheShown):
             self.cache_views.answer(link.number, message)
         elif isinstance(message, Telling):
-            if not self.kv_later.takes(message):
+            if not self.kv_hints.takes(message):
                 self._handle(EngineMessage(link.number, message))
         elif isinstance(message, PoolChanged):
             link.epoch = message.epoch

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from ..api.errors import Fault, Style, openai_style, style_of
 from ..api.json_encoder import encode_json
 from .access_log import log_access
-from .connections import Door, HttpBounds, address_group
+from .connections import Connections, HttpBounds, address_group
 from .http import Begun, route_of
 
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
@@ -106,10 +106,10 @@ class _Open(NamedTuple):
 class Connection(HttpToolsProtocol):
     """The protocol object of one accepted connection. `check` is called again and again."""
 
-    def __init__(self, door: Door, **how: Any) -> None:
+    def __init__(self, shared: Connections, **how: Any) -> None:
         super().__init__(**how)
-        self._door = door
-        self._bounds = door.bounds
+        self._shared = shared
+        self._bounds = shared.bounds
         self._group = ""
         self._has_place = False
         self._is_deaf = False  # what still arrives is dropped
@@ -137,8 +137,8 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._group = address_group(self.client[0]) if self.client else ""
-        self._has_place = self._door.enter(self, self._group)
-        tls = self._door.tls
+        self._has_place = self._shared.enter(self, self._group)
+        tls = self._shared.tls
         if not self._has_place:
             self._is_deaf = True
             if tls is None:
@@ -176,7 +176,7 @@ class Connection(HttpToolsProtocol):
         now = self.loop.time()
         for cycle, _, start_s in self._open:
             _lose(cycle)
-            log_access(cycle.scope, now - start_s, self._door.mask, has_left=True)
+            log_access(cycle.scope, now - start_s, self._shared.mask, has_left=True)
         self._open.clear()
         self.pipeline.clear()
         super().connection_lost(exc)
@@ -239,7 +239,7 @@ class Connection(HttpToolsProtocol):
         if self._is_deaf or self._is_framing:
             return
         super().on_message_begin()
-        self.scope["root_path"] = self._door.root_path
+        self.scope["root_path"] = self._shared.root_path
         self._size_bytes = 0
         self._silent_bytes = self._part_bytes
         self._in_head = True
@@ -299,7 +299,7 @@ class Connection(HttpToolsProtocol):
         if not self.cycle.keep_alive:
             self._is_deaf = True
         if self._open:
-            self._door.peers.busy(self._group, self)
+            self._shared.peers.busy(self._group, self)
         else:
             self._rest()
 
@@ -310,7 +310,7 @@ class Connection(HttpToolsProtocol):
         cycle, held_bytes, start_s = self._open.popleft()
         self._held_bytes -= held_bytes
         self._settle()
-        log_access(cycle.scope, self.loop.time() - start_s, self._door.mask)
+        log_access(cycle.scope, self.loop.time() - start_s, self._shared.mask)
         if self._last_words is not None and not self._open and not self.transport.is_closing():
             self._end(self._last_words)
             return
@@ -321,7 +321,7 @@ class Connection(HttpToolsProtocol):
                 self.headers, self.scope = [], {}  # type: ignore[typeddict-item]
             self._rest()
 
-    # ---- told by the door ----
+    # ---- told by the connections of the server ----
 
     def shutdown(self) -> None:
         if self._early is not None:
@@ -365,8 +365,8 @@ class Connection(HttpToolsProtocol):
     def _leave(self) -> None:
         if self._has_place:
             self._has_place = False
-            self._door.leave(self, self._group)
-            self._door.peers.give(self._taken_bytes)
+            self._shared.leave(self, self._group)
+            self._shared.peers.give(self._taken_bytes)
             self._taken_bytes = 0
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -374,7 +374,7 @@ class Connection(HttpToolsProtocol):
         if self._is_deaf:
             return
         self._is_deaf = True
-        self._door.note_refused(refusal.status)
+        self._shared.note_refused(refusal.status)
         reply = refusal_bytes(refusal, self.server_state.default_headers, style_of(self._route()))
         if self._in_body and self.cycle is not None and not self.cycle.response_complete:
             cycle, held_bytes, _ = self._open.pop()
@@ -393,14 +393,14 @@ class Connection(HttpToolsProtocol):
 
     def _route(self) -> str:
         """The path that the newest request is for, as far as it is known."""
-        return route_of({"path": self.url.decode("ascii", "replace"), "root_path": self._door.root_path})
+        return route_of({"path": self.url.decode("ascii", "replace"), "root_path": self._shared.root_path})
 
     def _end(self, last_words: bytes) -> None:
         """Close once all is written, and read and drop for a while what still arrives: the client would lose the
         answer to a reset if that were not read."""
         self._is_deaf = True
         self._ended_s = self.loop.time()
-        self._door.peers.busy(self._group, self)
+        self._shared.peers.busy(self._group, self)
         if self.transport.is_closing():
             return
         if last_words:
@@ -415,7 +415,7 @@ class Connection(HttpToolsProtocol):
         """Nothing is owed, the client has the next word."""
         self._since_s = self._progress_s = self.loop.time()
         if not self.transport.is_closing():
-            self._door.peers.waits(self._group, self)
+            self._shared.peers.waits(self._group, self)
 
     def _head_bytes(self) -> int:
         return _REQUEST_BYTES + len(self.url) + self._size_bytes + _LINE_BYTES * len(self.headers)
@@ -425,8 +425,8 @@ class Connection(HttpToolsProtocol):
         arriving_bytes = self._head_bytes() + self._silent_bytes if self._in_head else self._silent_bytes
         needed = max(0, self._held_bytes + arriving_bytes - self._bounds.own_head_bytes)
         if needed <= self._taken_bytes:
-            self._door.peers.give(self._taken_bytes - needed)
-        elif not self._door.peers.take(needed - self._taken_bytes):
+            self._shared.peers.give(self._taken_bytes - needed)
+        elif not self._shared.peers.take(needed - self._taken_bytes):
             self._refuse(Refusal(503, "Too many bytes of requests are held; retry in a second."))
             return
         self._taken_bytes = needed

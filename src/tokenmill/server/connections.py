@@ -221,14 +221,14 @@ _TICKS = 8  # of the shortest bound
 
 
 class Checked(Protocol):
-    """A connection, as the door knows it."""
+    """A connection, as all of them together know it."""
 
     def give_way(self) -> None: ...
 
     def check(self, now: float) -> None: ...
 
 
-class Door:
+class Connections:
     """Make it inside a running loop; `open` starts the clock that `close` stops. mask: of what the access log shows.
 
     note_refused  called with the status of a request that was refused before the application saw it

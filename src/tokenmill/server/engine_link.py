@@ -81,7 +81,7 @@ class Absence:
         return self.require_ready()
 
 
-class Alarm:
+class Timer:
     """Calls `ring` once `set` has said when; what `ring` gives is when next, None: not again until it is set."""
 
     def __init__(self, ring: Callable[[], float | None]) -> None:

@@ -45,13 +45,13 @@ from .client import EngineClient
 from .config import SHADOW, ServerConfig
 from .deltas import Stream
 from .grammars import GrammarCompiler
-from .kv.hints import Keeper
+from .kv.hints import KVRetention
 from .limits import Limits, least_tokens, newcomer, wait_ready
 from .qos import bounded, terms_of
 from .result_cache import HEADER as HIT
 from .result_cache import Kept, ResultCache
 from .resume.record import KeptCall
-from .resume.stream_log import Line, ended_stream, line_of, ready_at_last
+from .resume.stream_log import StreamLog, ended_stream, ready_at_last, stream_log_of
 from .stream import RunningCall
 
 SESSION = "x-session-id"
@@ -128,8 +128,8 @@ class Generation:
         self.objectives = Objectives(config.slo, lambda: client.stats.costs, self._step_tokens)
         self.scorer = Scorer(config.model_names[0], lambda: self.objectives.effective)
         client.observers.added.append(self.scorer)
-        self.keeper = Keeper(client.kv_later, config.kv_keep_tools_s)
-        client.observers.added.append(self.keeper)
+        self.retention = KVRetention(client.kv_hints, config.kv_keep_tools_s)
+        client.observers.added.append(self.retention)
         self.metrics.registry.register(self.scorer)
         self._shadow: Shadow | None = None
         if config.admission == SHADOW:
@@ -224,9 +224,9 @@ class Generation:
         resumed; `new_name`: gives the answer's id, instead of prefix and request_id."""
         if call.beams is not None:
             raise InvalidRequest("use_beam_search is not available here.", param="use_beam_search")
-        line = line_of(caller.request, media_type) if media_type and caller.request is not None else None
-        if line is not None and line.call is not None:
-            return await self._go_on(call, caller, rendered, line, line.call)
+        log = stream_log_of(caller.request, media_type) if media_type and caller.request is not None else None
+        if log is not None and log.call is not None:
+            return await self._go_on(call, caller, rendered, log, log.call)
         admitted = await self._prepare(call, prefix, caller, rendered, arrival_s, request_id)
         answer, kept, tab = admitted.answer, admitted.kept, admitted.tab
         if new_name is not None:
@@ -240,24 +240,24 @@ class Generation:
             self._results.record(requests)
         if self._shadow is not None:
             self._shadow.note(requests, admitted.verdict)
-        if line is not None and not (call.stream and len(requests) == 1):
-            line.forget()
-        elif line is not None and line.keep(answer, self.client):
+        if log is not None and not (call.stream and len(requests) == 1):
+            log.forget()
+        elif log is not None and log.keep(answer, self.client):
             interval = 1
             if tab is not None:
                 tab.defer(requests[0].id)
         with self.limits.dropping_quota(requests):
             stream = self.client.open(requests, caller.name, interval, admitted.verdict)
-        self.keeper.watch(requests, call.keep_s)
+        self.retention.watch(requests, call.keep_s)
         if self.client.observers.request_log is not None:
             self.client.observers.request_log.came(requests, answer.id)
-        return self._running(admitted, stream, self.keeper)
+        return self._running(admitted, stream, self.retention)
 
-    def _running(self, admitted: _Admitted, stream: Stream, keeper: Keeper | None = None) -> RunningCall:
-        return RunningCall(admitted.answer, stream, self.metrics, admitted.headers, admitted.tab, keeper)
+    def _running(self, admitted: _Admitted, stream: Stream, retention: KVRetention | None = None) -> RunningCall:
+        return RunningCall(admitted.answer, stream, self.metrics, admitted.headers, admitted.tab, retention)
 
     async def _go_on(
-        self, call: Call, caller: Caller, rendered: Rendered | None, line: Line, kept: KeptCall
+        self, call: Call, caller: Caller, rendered: Rendered | None, log: StreamLog, kept: KeptCall
     ) -> RunningCall:
         """`begin` of a call that an earlier process had let in: with its names, its request and what had come of it.
         It waits for an engine as long as it takes."""
@@ -270,11 +270,11 @@ class Generation:
         if tab is not None:
             tab.defer(request.id)
         answer.created = kept.created
-        if answer.fingerprint != kept.fingerprint or any(each.finish_reason for each in line.outputs):
-            return RunningCall(answer, ended_stream(request.id, line.outputs), self.metrics, tab=tab)
-        tokens = tuple(token for each in line.outputs for token in each.tokens)
+        if answer.fingerprint != kept.fingerprint or any(each.finish_reason for each in log.outputs):
+            return RunningCall(answer, ended_stream(request.id, log.outputs), self.metrics, tab=tab)
+        tokens = tuple(token for each in log.outputs for token in each.tokens)
         stream = self.client.open([replace(request, output_tokens=tokens, is_resumed=True)], caller.name)
-        for output in line.outputs:
+        for output in log.outputs:
             stream.push(output)
         return RunningCall(answer, stream, self.metrics, tab=tab)
 

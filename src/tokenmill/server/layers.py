@@ -19,7 +19,7 @@ from .config import ServerConfig
 from .connections import Clients
 from .http import Gate, is_open, route_of
 from .resume.layer import Resumable
-from .resume.registry import Book
+from .resume.registry import StreamRegistry
 from .signatures import HEADER as SIGNATURE
 from .signatures import Signing
 
@@ -64,15 +64,15 @@ _EXPOSED = (
 def layers(
     config: ServerConfig,
     access: Access,
-    book: Book | None,
-    keyed: Middleware,
+    streams: StreamRegistry | None,
+    idempotency: Middleware,
     new_id: Callable[[str], str],
     *,
     audit: AuditLog | None,
     signer: Signer | None,
     tracing: Tracing | None,
 ) -> list[Middleware]:
-    """`keyed` is the innermost. None: there is no such layer."""
+    """`idempotency` is the innermost. None: there is no such layer."""
     found = []
     if tracing is not None:
         found.append(Middleware(Traced, tracing=tracing))
@@ -92,6 +92,6 @@ def layers(
     found.append(Middleware(Gate, access=access, visitors=visitors, clients=clients, new_id=new_id, mask=config.mask))
     if signer is not None:
         found.append(Middleware(Signing, signer=signer))
-    if book is not None:
-        found.append(Middleware(Resumable, book=book, max_body_bytes=config.max_body_bytes))
-    return [*found, keyed]
+    if streams is not None:
+        found.append(Middleware(Resumable, streams=streams, max_body_bytes=config.max_body_bytes))
+    return [*found, idempotency]

@@ -209,7 +209,7 @@ _read = msgspec.json.Decoder(_Named).decode
 _read_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-class ModelDoor:
+class ModelDispatch:
     """ASGI middleware in front of the server's own application. refuse, note_gone: answer for a call that is refused,
     and one whose client left."""
 
@@ -287,8 +287,8 @@ class ModelDoor:
             model = self._models.find(name)
             if model is None:
                 inner, again = unread(scope, data, receive)
-                if (line := state.get("line")) is not None:  # who goes on with it need not know this name
-                    line.headers, line.body = tuple(inner["headers"]), bytearray(data)
+                if (log := state.get("stream_log")) is not None:  # who goes on with it need not know this name
+                    log.headers, log.body = tuple(inner["headers"]), bytearray(data)
                 await self._app(inner, again, watched)
             else:
                 await self._answer(model, path, data, scope, receive, watched)

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from ..core.errors import Unavailable
 from .access_log import Noting
 from .connection import Connection
-from .connections import Door
+from .connections import Connections
 from .listen import listening, raise_file_limit
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -48,11 +48,11 @@ async def serve(
     they do at once on a second signal. `on_draining` gets the number of requests that are waited for, and
     `on_shrunk` is called when memory may be given back. Raises ConfigError when the address cannot be had.
     """
-    door = _door(app, on_shrunk, tls)
-    server = uvicorn.Server(_settings(app, door, drain_s))
+    connections = _connections(app, on_shrunk, tls)
+    server = uvicorn.Server(_settings(app, connections, drain_s))
     handover = app.state.handover
     with listening(host, port, uds) as listener:
-        door.open()
+        connections.open()
         if handover is not None:
             handover.open()
         app.state.measuring.open()
@@ -72,19 +72,19 @@ async def serve(
             serving.cancel()
             for each in getattr(server, "servers", ()):
                 each.close()
-            door.close()
+            connections.close()
             await app.state.measuring.close()
             await app.state.models.close()
             if handover is not None:
                 await handover.close()
 
 
-def _door(app: Starlette, on_shrunk: Callable[[], None], tls: ssl.SSLContext | None) -> Door:
+def _connections(app: Starlette, on_shrunk: Callable[[], None], tls: ssl.SSLContext | None) -> Connections:
     config = app.state.config
     bounds = replace(config.http, max_connections=raise_file_limit(config.http.max_connections))
     if bounds.max_connections < config.http.max_connections:
         _log.warning("At most %d connections can be open here (ulimit -n).", bounds.max_connections)
-    return Door(
+    return Connections(
         bounds,
         config.mask,
         root_path=config.root_path,
@@ -94,10 +94,10 @@ def _door(app: Starlette, on_shrunk: Callable[[], None], tls: ssl.SSLContext | N
     )
 
 
-def _settings(app: Starlette, door: Door, drain_s: float) -> uvicorn.Config:
+def _settings(app: Starlette, connections: Connections, drain_s: float) -> uvicorn.Config:
     return uvicorn.Config(
         Noting(app),
-        http=cast(Any, partial(Connection, door)),
+        http=cast(Any, partial(Connection, connections)),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -31,8 +31,8 @@ from ..core.events import FINISH_ABORT, FINISH_ERROR, Output
 from ..text.choice import Choice, Piece
 from .deltas import Stream
 from .http import Begun
-from .kv.hints import Keeper
-from .resume.stream_log import Line
+from .kv.hints import KVRetention
+from .resume.stream_log import StreamLog
 
 _log = logging.getLogger(__name__)
 _PIECES_AT_ONCE = 256
@@ -43,9 +43,9 @@ _HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 class RunningCall:
     """A call that is submitted to the engine, and what is done about it beside its answer.
 
-    headers  of its response
-    tab      on which it is counted; None: it is not
-    keeper   has its KV kept
+    headers    of its response
+    tab        on which it is counted; None: it is not
+    retention  has its KV kept
     """
 
     answer: Answer
@@ -53,7 +53,7 @@ class RunningCall:
     metrics: Metrics
     headers: Sequence[tuple[bytes, bytes]] = ()
     tab: Tab | None = None
-    keeper: Keeper | None = None
+    retention: KVRetention | None = None
 
     def reply(self, shape: Shape) -> ASGIApp:
         """The application that sends the answer, as a stream where the call wants one."""
@@ -99,11 +99,11 @@ class EventStream:
         self._call = call
         self._chunks = shape.chunks(call.answer)
         self._headers = [(b"content-type", shape.media_type.encode()), *_HEADERS, *call.headers]
-        self._line: Line | None = None
+        self._stream_log: StreamLog | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_started = False
-        self._line = scope.get("state", {}).get("line")
+        self._stream_log = scope.get("state", {}).get("stream_log")
         with contextlib.closing(_Body(scope.get("state", {}).get("send", send))) as body, self._counted():
             async with watched(self._call.stream, receive):
                 try:
@@ -138,9 +138,9 @@ class EventStream:
         if tape is not None:
             tape.spoil()
         state["has_failed"] = True
-        if self._line is not None:
-            self._line.has_failed = True
-            self._line.was_cut = isinstance(error, Unavailable)
+        if self._stream_log is not None:
+            self._stream_log.has_failed = True
+            self._stream_log.was_cut = isinstance(error, Unavailable)
         return self._chunks.failure(error)
 
     @contextlib.contextmanager
@@ -157,8 +157,8 @@ class EventStream:
         call, answer, chunks = self._call, self._call.answer, self._chunks
         ready = [chunks.start()]
         num_entries, per_token = 0, 1 + (answer.call.sampling.logprobs or 0)
-        line = self._line if self._line is not None and self._line.is_kept else None
-        async for batch in _batches(call, line):
+        log = self._stream_log if self._stream_log is not None and self._stream_log.is_kept else None
+        async for batch in _batches(call, log):
             for number, (choice, piece) in enumerate(batch, 1):
                 if number % _PIECES_AT_ONCE == 0:
                     await asyncio.sleep(0)
@@ -183,7 +183,7 @@ class EventStream:
 
     def _pass_on(self, chunks: Chunks, choice: Choice, body: _Body, output: Output) -> bool:
         """Write an output that does not end the choice, unless one before is not written yet."""
-        if body.is_held or (len(output.tokens) > 1 and self._line is not None):
+        if body.is_held or (len(output.tokens) > 1 and self._stream_log is not None):
             return False
         data = chunks.text(choice, choice.push(output))
         if data:
@@ -234,10 +234,10 @@ def _part(data: bytes, more: bool) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-async def _batches(call: RunningCall, line: Line | None = None) -> AsyncIterator[list[tuple[Choice, Piece]]]:
+async def _batches(call: RunningCall, log: StreamLog | None = None) -> AsyncIterator[list[tuple[Choice, Piece]]]:
     """What each read of the stream adds, until every choice is finished. `line`: of a stream that is kept, which grows
     by a token at a time. Raises what ends the call early."""
-    answer, stream, keeper = call.answer, call.stream, call.keeper
+    answer, stream, retention = call.answer, call.stream, call.retention
     choices = {choice.request.id: choice for choice in answer.choices}
     num_running = len(choices)
     try:
@@ -250,15 +250,15 @@ async def _batches(call: RunningCall, line: Line | None = None) -> AsyncIterator
                 if delta.finish_reason == FINISH_ABORT:
                     raise Unavailable("The server gave up this request; it may be sent again.")
                 is_end = delta.finish_reason is not None
-                for part in (delta,) if line is None else line.one_by_one(delta):
+                for part in (delta,) if log is None else log.one_by_one(delta):
                     piece = choice.push(part)
                     batch.append((choice, piece))
                     if len(batch) % _PIECES_AT_ONCE == 0:
                         await asyncio.sleep(0)
                     if piece.finish_reason is not None:
                         num_running -= 1
-                        if keeper is not None:
-                            keeper.finish(choice)
+                        if retention is not None:
+                            retention.finish(choice)
                         if not is_end:
                             stream.finish(delta.request_id, piece.finish_reason)
                         break
@@ -266,8 +266,8 @@ async def _batches(call: RunningCall, line: Line | None = None) -> AsyncIterator
                 call.metrics.call_done(max(choice.num_tokens for choice in answer.choices))
             yield batch
     finally:
-        if keeper is not None:
-            keeper.forget(answer.choices)
+        if retention is not None:
+            retention.forget(answer.choices)
 
 
 @contextlib.asynccontextmanager

@@ -42,7 +42,7 @@ class _Running:
         self.ended = asyncio.Event()
 
 
-class Keyed:
+class Idempotency:
     """`store`: None: calls with a key are refused. note: told of a call with a key how it went: "run", "replayed" or
     "refused"."""
 
@@ -218,7 +218,7 @@ _LABELS = ("model_name", "engine")
 _OUTCOMES = ("run", "replayed", "refused")
 
 
-class RepeatMetrics:
+class IdempotencyMetrics:
     def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
         family = Counter(
             "tokenmill:idempotent_calls", "Calls with an Idempotency-Key", (*_LABELS, "outcome"), registry=registry

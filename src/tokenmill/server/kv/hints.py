@@ -33,7 +33,7 @@ LONGEST_S = 60.0
 """A prefetch that takes longer goes on; nobody waits for it."""
 
 
-class KVLater:
+class KVHints:
     """send: queues a message for one engine; gateway: knows engines and stores; links: engines, by number."""
 
     def __init__(self, send: Callable[[ToEngine, int], None], gateway: Gateway, links: Iterable[int]) -> None:
@@ -106,11 +106,11 @@ _MOST = 4096
 """Answers of which it is not known yet whether they are kept; older ones are forgotten."""
 
 
-class Keeper:
+class KVRetention:
     """An Observer. tools_s: for how long answers that end in calls of tools are kept; 0: they are not."""
 
-    def __init__(self, later: KVLater, tools_s: float) -> None:
-        self._later = later
+    def __init__(self, hints: KVHints, tools_s: float) -> None:
+        self._hints = hints
         self._tools_s = tools_s
         self._wished: dict[str, float | None] = {}
         self._wanted: dict[str, float] = {}
@@ -156,19 +156,19 @@ class Keeper:
         if (seconds := self._wanted.pop(name, None)) is not None:
             self._keep(ended, seconds)
         elif name in self._wished:
-            if ended.reason == FINISH_ABORT or ended.link is None or not self._later.has_store(ended.link):
+            if ended.reason == FINISH_ABORT or ended.link is None or not self._hints.has_store(ended.link):
                 del self._wished[name]
             else:
                 _note(self._ended, name, ended)
 
     def _keep(self, ended: Ended, seconds: float) -> None:
         link, request = ended.link, ended.request
-        if not seconds or link is None or not self._later.has_store(link):
+        if not seconds or link is None or not self._hints.has_store(link):
             return
-        self._later.keep(link, self._later.keys_of(link, request, ended.tokens), seconds, request.cache_salt)
+        self._hints.keep(link, self._hints.keys_of(link, request, ended.tokens), seconds, request.cache_salt)
 
 
-def _note(book: dict[str, T], name: str, what: T) -> None:
-    book[name] = what
-    if len(book) > _MOST:
-        del book[next(iter(book))]
+def _note(notes: dict[str, T], name: str, what: T) -> None:
+    notes[name] = what
+    if len(notes) > _MOST:
+        del notes[next(iter(notes))]

@@ -110,9 +110,9 @@ class PrefetchView:
         to, name = fields.text("to") or HOST, fields.text("worker")
         if to not in PLACES:
             raise InvalidRequest(f"to must be host or pool, got {to[:100]!r}.", param="to")
-        later = self._client.kv_later
-        link = later.find(wanted.keys) if name is None else self._link(name)
-        if link is None or not later.has_store(link):
+        hints = self._client.kv_hints
+        link = hints.find(wanted.keys) if name is None else self._link(name)
+        if link is None or not hints.has_store(link):
             raise NotFound(_NO_STORE)
         reply: dict[str, Any] = {
             "object": "kv.prefetch",
@@ -122,10 +122,10 @@ class PrefetchView:
             "to": to,
         }
         if to == POOL:
-            said = await later.prefetch(link, wanted.keys)
+            said = await hints.prefetch(link, wanted.keys)
             reply |= {"num_cached": said.num_blocks, "error": said.error or None}
         elif wanted.keys:
-            later.promote(link, wanted.keys)
+            hints.promote(link, wanted.keys)
         return JSONReply(reply, status_code=200 if to == POOL else 202)
 
     def _link(self, name: str) -> int:

@@ -1,6 +1,6 @@
-"""ASGI middleware: a POST runs in a task of its own. One that turns out to be a stream that is kept (`Line.keep`) goes
-on apart from its connection, which reads it as others may; for any other it is as if this layer were not there. GET
-/v1/requests/ID/stream gives the rest of a stream to a client that has lost its connection or its server.
+"""ASGI middleware: a POST runs in a task of its own. One that turns out to be a stream that is kept (`StreamLog.keep`)
+goes on apart from its connection, which reads it as others may; for any other it is as if this layer were not there.
+GET /v1/requests/ID/stream gives the rest of a stream to a client that has lost its connection or its server.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...core.errors import EngineFailed, InvalidRequest, NotFound
 from ..http import route_of
 from .record import KeptAnswer
-from .registry import Book
-from .stream_log import Line, Reader
+from .registry import StreamRegistry
+from .stream_log import StreamLog, Subscriber
 
 _NEVER_KEPT = ("/admin/", "/v1/files", "/v1/batches")
 _AT_ONCE = 256
@@ -26,101 +26,103 @@ _AT_ONCE = 256
 class Resumable:
     """max_body_bytes: of a call that may be kept."""
 
-    def __init__(self, app: ASGIApp, *, book: Book, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, streams: StreamRegistry, max_body_bytes: int) -> None:
         self._app = app
-        self._book = book
+        self._streams = streams
         self._max_body_bytes = max_body_bytes
-        book.app = app
+        streams.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        book = self._book
+        streams = self._streams
         if scope["type"] != "http" or scope["method"] != "POST" or route_of(scope).startswith(_NEVER_KEPT):
             await self._app(scope, receive, send)
             return
         state = scope["state"]
         direct = state.get("send", send)
-        line = state["line"] = book.line_of(scope)
+        log = state["stream_log"] = streams.stream_log_of(scope)
 
         async def hear() -> Message:
-            if line.is_kept:
-                await line.abandoned.wait()
+            if log.is_kept:
+                await log.abandoned.wait()
                 return {"type": "http.disconnect"}
             message = await receive()
-            if line.body is not None:
-                line.body += message.get("body", b"")
-                if len(line.body) > self._max_body_bytes:
-                    line.forget()
+            if log.body is not None:
+                log.body += message.get("body", b"")
+                if len(log.body) > self._max_body_bytes:
+                    log.forget()
             return message
 
         async def tell(message: Message) -> None:
-            await (self._take(line, message) if line.is_kept else send(message))
+            await (self._take(log, message) if log.is_kept else send(message))
 
         async def tell_directly(message: Message) -> None:
-            await (self._take(line, message) if line.is_kept else direct(message))
+            await (self._take(log, message) if log.is_kept else direct(message))
 
         state["send"] = tell_directly
-        task = book.spawn(book.run(line, self._app(scope, hear, tell)))
-        kept = asyncio.create_task(line.kept.wait(), name="is-kept")
+        task = streams.spawn(streams.run(log, self._app(scope, hear, tell)))
+        kept = asyncio.create_task(log.kept.wait(), name="is-kept")
         try:
             await asyncio.wait((task, kept), return_when=asyncio.FIRST_COMPLETED)
-            if line.is_kept:
-                await follow(book, line, 0, receive, send, direct)
+            if log.is_kept:
+                await follow(streams, log, 0, receive, send, direct)
         finally:
             kept.cancel()
             state["send"] = direct
-            if not line.is_kept:
-                line.forget()
+            if not log.is_kept:
+                log.forget()
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         if task.done():
             task.result()
 
-    async def _take(self, line: Line, message: Message) -> None:
-        await line.kept.wait()
-        while line.is_ahead and not line.abandoned.is_set():
-            await line.changed()
-        line.take(message)
+    async def _take(self, log: StreamLog, message: Message) -> None:
+        await log.kept.wait()
+        while log.is_ahead and not log.abandoned.is_set():
+            await log.changed()
+        log.take(message)
 
 
-async def follow(book: Book, line: Line, after: int, receive: Receive, send: Send, direct: Send) -> None:
-    """Send what comes behind event `after` of a line, until it ends or the client leaves. send: for the head of the
+async def follow(
+    streams: StreamRegistry, log: StreamLog, after: int, receive: Receive, send: Send, direct: Send
+) -> None:
+    """Send what comes behind event `after` of a log, until it ends or the client leaves. send: for the head of the
     response; direct: for the rest. Raises EngineFailed where nothing was ever sent of it."""
-    reader = Reader(after)
+    subscriber = Subscriber(after)
     has_begun = False
-    book.attach(line, reader)
+    streams.attach(log, subscriber)
     try:
-        async with _watched(line, reader, receive):
-            while not reader.has_left:
-                if line.start is not None and not has_begun:
-                    await send(line.start)
+        async with _watched(log, subscriber, receive):
+            while not subscriber.has_left:
+                if log.start is not None and not has_begun:
+                    await send(log.start)
                     has_begun = True
-                if line.is_over and line.has_failed and reader.place > len(line.events):
-                    reader.place = len(line.events) - 1  # the error is told also to who had more than is left
-                events = line.events[reader.place : reader.place + _AT_ONCE] if has_begun else []
-                is_end = line.is_over and reader.place + len(events) >= len(line.events)
-                if is_end and not line.is_whole:
+                if log.is_over and log.has_failed and subscriber.place > len(log.events):
+                    subscriber.place = len(log.events) - 1  # the error is told also to who had more than is left
+                events = log.events[subscriber.place : subscriber.place + _AT_ONCE] if has_begun else []
+                is_end = log.is_over and subscriber.place + len(events) >= len(log.events)
+                if is_end and not log.is_whole:
                     break
                 if events or is_end:
-                    reader.place += len(events)
+                    subscriber.place += len(events)
                     await direct({"type": "http.response.body", "body": b"".join(events), "more_body": not is_end})
-                    line.wake()
+                    log.wake()
                     if is_end:
                         return
                 else:
-                    await line.changed()
+                    await log.changed()
     finally:
-        book.detach(line, reader)
-    if not has_begun and not reader.has_left:
+        streams.detach(log, subscriber)
+    if not has_begun and not subscriber.has_left:
         raise EngineFailed("The stream ended before it began; see the server's log.")
 
 
 @asynccontextmanager
-async def _watched(line: Line, reader: Reader, receive: Receive) -> AsyncIterator[None]:
+async def _watched(log: StreamLog, subscriber: Subscriber, receive: Receive) -> AsyncIterator[None]:
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        reader.has_left = True
-        line.wake()
+        subscriber.has_left = True
+        log.wake()
 
     watcher = asyncio.create_task(watch(), name="reader-watch")
     try:
@@ -132,34 +134,34 @@ async def _watched(line: Line, reader: Reader, receive: Receive) -> AsyncIterato
 _LAST = "last-event-id"
 
 
-def routes(book: Book | None) -> list[Route]:
-    """`book`: None: nothing is kept."""
+def routes(streams: StreamRegistry | None) -> list[Route]:
+    """`streams`: None: nothing is kept."""
 
     async def stream(request: HttpRequest) -> ASGIApp:
-        if book is None:
+        if streams is None:
             raise NotFound("Streams are not kept here; start the server with --resume-file FILE.")
         name = request.path_params["id"]
         after = _after(request)
-        found = await book.find(request.state.owner, name)
+        found = await streams.find(request.state.owner, name)
         if found is None:
             raise NotFound(f"No stream {name[:100]!r} of this key is under way or kept.", param="id")
-        book.num_reconnects += 1
-        return _Rest(book, found, after)
+        streams.num_reconnects += 1
+        return _Rest(streams, found, after)
 
     return [Route("/v1/requests/{id}/stream", stream)]
 
 
 class _Rest:
-    def __init__(self, book: Book, found: Line | KeptAnswer, after: int) -> None:
-        self._book = book
+    def __init__(self, streams: StreamRegistry, found: StreamLog | KeptAnswer, after: int) -> None:
+        self._streams = streams
         self._found = found
         self._after = after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = self._found
         direct = scope["state"].get("send", send)
-        if isinstance(found, Line):
-            await follow(self._book, found, self._after, receive, send, direct)
+        if isinstance(found, StreamLog):
+            await follow(self._streams, found, self._after, receive, send, direct)
             return
         await send({"type": "http.response.start", "status": found.status, "headers": list(found.headers)})
         body = rest_of(found, self._after)

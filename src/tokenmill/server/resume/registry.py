@@ -35,7 +35,7 @@ from ..config import ServerConfig
 from ..limits import Limits
 from .record import KeptAnswer, KeptCall
 from .store import ADAPTER, ResumeStore
-from .stream_log import Line, Reader
+from .stream_log import StreamLog, Subscriber
 
 if TYPE_CHECKING:
     from ...api.answer import Answer
@@ -48,7 +48,7 @@ WISH = "x-tokenmill-resume"
 """A header: "true" asks that the stream goes on for a while when its connection is lost."""
 
 
-class Book:
+class StreamRegistry:
     """`restart` it before it serves, `close` it after; the store is its maker's. grace_s: how long a stream goes on
     that nobody reads, where that is wanted. tenant_of: as of Access. is_draining: whether the server is about to end:
     what that cuts off is left in the file, for the next one. mask: of what is kept of heads.
@@ -75,8 +75,8 @@ class Book:
         self._is_draining = is_draining
         self.num_resumed = 0
         self.num_reconnects = 0
-        self._lines: dict[tuple[str, str], Line] = {}
-        self._by_request: dict[str, Line] = {}
+        self._logs: dict[tuple[str, str], StreamLog] = {}
+        self._by_request: dict[str, StreamLog] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -87,47 +87,47 @@ class Book:
 
     # ---- streams come and go ----
 
-    def line_of(self, scope: Scope) -> Line:
+    def stream_log_of(self, scope: Scope) -> StreamLog:
         """For a call that has come, whose body is still to be read."""
 
-        def keep(line: Line, answer: Answer, client: EngineClient) -> bool:
-            if line.body is None or self._is_closed or client is not self.client:
+        def keep(log: StreamLog, answer: Answer, client: EngineClient) -> bool:
+            if log.body is None or self._is_closed or client is not self.client:
                 return False
             state, request = scope["state"], answer.choices[0].request
-            headers = tuple((name, self._masked(value)) for name, value in line.headers if name.lower() not in _SECRET)
+            headers = tuple((name, self._masked(value)) for name, value in log.headers if name.lower() not in _SECRET)
             query = self._masked(without_secrets(scope["query_string"]))
-            line.call = KeptCall(
+            log.call = KeptCall(
                 answer.id, answer.created, answer.fingerprint, request, _wish(headers), state["owner"],
                 state["client"], state.get("key", ""), state["request_id"], state["told_id"], scope["path"],
-                query, headers, bytes(line.body),
+                query, headers, bytes(log.body),
             )  # fmt: skip
-            line.key = self._store.new_key()
-            self._enter(line)
-            self.spawn(self._write(line))
+            log.key = self._store.new_key()
+            self._enter(log)
+            self.spawn(self._write(log))
             return True
 
-        line = Line(keep)
-        line.headers, line.body = tuple(scope["headers"]), bytearray()
-        return line
+        log = StreamLog(keep)
+        log.headers, log.body = tuple(scope["headers"]), bytearray()
+        return log
 
     def _masked(self, value: bytes) -> bytes:
         return self._mask(value.decode("latin1")).encode("latin1")
 
-    async def _write(self, line: Line) -> None:
-        assert line.call is not None
+    async def _write(self, log: StreamLog) -> None:
+        assert log.call is not None
         try:
-            await self._store.begin(line.key, line.call)
+            await self._store.begin(log.key, log.call)
         finally:
-            line.kept.set()
-            line.wake()
+            log.kept.set()
+            log.wake()
 
-    def _enter(self, line: Line) -> None:
-        assert line.call is not None
-        call = line.call
-        self._lines[call.owner, call.id] = line
+    def _enter(self, log: StreamLog) -> None:
+        assert log.call is not None
+        call = log.call
+        self._logs[call.owner, call.id] = log
         if call.request_id:
-            self._lines[call.owner, call.request_id] = line
-        self._by_request[call.request.id] = line
+            self._logs[call.owner, call.request_id] = log
+        self._by_request[call.request.id] = log
 
     def spawn(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(work, name="kept-stream")
@@ -135,62 +135,62 @@ class Book:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def run(self, line: Line, work: Any) -> None:
-        """Carry out the call of a line to its end, whoever reads it."""
+    async def run(self, log: StreamLog, work: Any) -> None:
+        """Carry out the call of a stream to its end, whoever reads it."""
         try:
             await work
         finally:
-            line.end()
-            if line.is_kept:
-                await self._close(line)
+            log.end()
+            if log.is_kept:
+                await self._close(log)
 
-    async def _close(self, line: Line) -> None:
+    async def _close(self, log: StreamLog) -> None:
         """Its answer is kept, or nothing of it; but what the end of this process has cut off goes on in the next."""
-        call = line.call
+        call = log.call
         assert call is not None
         self._by_request.pop(call.request.id, None)
-        self._stop_timer(line)
-        if self._is_closed or (line.was_cut and self._is_draining()):
+        self._stop_timer(log)
+        if self._is_closed or (log.was_cut and self._is_draining()):
             pass
-        elif line.is_whole:
-            await self._store.end(line.key, call, line.answer())
+        elif log.is_whole:
+            await self._store.end(log.key, call, log.answer())
         else:
-            self._store.drop(line.key)
+            self._store.drop(log.key)
         for name in (call.id, call.request_id):
-            if self._lines.get((call.owner, name)) is line:
-                del self._lines[call.owner, name]
+            if self._logs.get((call.owner, name)) is log:
+                del self._logs[call.owner, name]
 
-    async def find(self, owner: str, name: str) -> Line | KeptAnswer | None:
+    async def find(self, owner: str, name: str) -> StreamLog | KeptAnswer | None:
         """A stream of this owner by the id of its answer or the X-Request-Id of its call. Raises Unavailable."""
-        line = self._lines.get((owner, name)) if name else None
-        if line is not None and not line.abandoned.is_set():
-            return line
+        log = self._logs.get((owner, name)) if name else None
+        if log is not None and not log.abandoned.is_set():
+            return log
         return await self._store.find(owner, name)
 
-    # ---- readers ----
+    # ---- subscribers ----
 
-    def attach(self, line: Line, reader: Reader) -> None:
-        line.readers.append(reader)
-        self._stop_timer(line)
+    def attach(self, log: StreamLog, subscriber: Subscriber) -> None:
+        log.subscribers.append(subscriber)
+        self._stop_timer(log)
 
-    def detach(self, line: Line, reader: Reader) -> None:
-        """Where it was the last one, the line goes on for the grace, or ends."""
-        line.readers.remove(reader)
-        line.wake()
-        if line.readers or line.is_over or self._is_closed or not line.is_kept:
+    def detach(self, log: StreamLog, subscriber: Subscriber) -> None:
+        """Where it was the last one, the stream goes on for the grace, or ends."""
+        log.subscribers.remove(subscriber)
+        log.wake()
+        if log.subscribers or log.is_over or self._is_closed or not log.is_kept:
             return
-        assert line.call is not None
-        if line.call.waits:
-            self._wait(line)
+        assert log.call is not None
+        if log.call.waits:
+            self._wait(log)
         else:
-            line.abandoned.set()
+            log.abandoned.set()
 
-    def _wait(self, line: Line) -> None:
-        self._stop_timer(line)
-        self._timers[line.key] = asyncio.get_running_loop().call_later(self._grace_s, line.abandoned.set)
+    def _wait(self, log: StreamLog) -> None:
+        self._stop_timer(log)
+        self._timers[log.key] = asyncio.get_running_loop().call_later(self._grace_s, log.abandoned.set)
 
-    def _stop_timer(self, line: Line) -> None:
-        timer = self._timers.pop(line.key, None)
+    def _stop_timer(self, log: StreamLog) -> None:
+        timer = self._timers.pop(log.key, None)
         if timer is not None:
             timer.cancel()
 
@@ -206,16 +206,16 @@ class Book:
                 _log.warning("A stream of a tenant that is gone is not resumed.")
                 self._store.drop(each.key)
                 continue
-            line = Line(call=each.call._replace(waits=True))
-            line.key, line.outputs = each.key, each.outputs
-            line.kept.set()
-            self._enter(line)
+            log = StreamLog(call=each.call._replace(waits=True))
+            log.key, log.outputs = each.key, each.outputs
+            log.kept.set()
+            self._enter(log)
             self.num_resumed += 1
-            self.spawn(self.run(line, self._again(line, each.call, tenant, app)))
+            self.spawn(self.run(log, self._again(log, each.call, tenant, app)))
         if self.num_resumed:
             _log.warning("%d streams of an earlier process are resumed.", self.num_resumed)
 
-    async def _again(self, line: Line, call: KeptCall, tenant: Tenant, app: Starlette) -> None:
+    async def _again(self, log: StreamLog, call: KeptCall, tenant: Tenant, app: Starlette) -> None:
         assert self.app is not None, "the layer is there"
         client = self.client if call.request.adapter else None
         while client is not None and client.ready is None and not self._is_draining():
@@ -223,19 +223,19 @@ class Book:
                 await client.wait_ready(_LOOK_S)
                 break
             await asyncio.sleep(_LOOK_S)  # it is known to come back later
-        scope = _scope_of(call, tenant, line) | {"app": app}
+        scope = _scope_of(call, tenant, log) | {"app": app}
         unread = [call.body]
 
         async def hear() -> Message:
             if unread:
                 return {"type": "http.request", "body": unread.pop(), "more_body": False}
-            await line.abandoned.wait()
+            await log.abandoned.wait()
             return {"type": "http.disconnect"}
 
         async def tell(message: Message) -> None:
-            line.take(message)
-            if message["type"] == "http.response.start" and not line.readers:  # from now on somebody can read it
-                self._wait(line)
+            log.take(message)
+            if message["type"] == "http.response.start" and not log.subscribers:  # from now on somebody can read it
+                self._wait(log)
 
         CALL.set(scope["state"])
         try:
@@ -263,7 +263,7 @@ class Book:
         found = self._by_request
         if not found:
             return
-        rows = [(line.key, each) for each in outputs if (line := found.get(each.request_id)) is not None]
+        rows = [(log.key, each) for each in outputs if (log := found.get(each.request_id)) is not None]
         if rows:
             self._store.add(rows)
 
@@ -275,7 +275,7 @@ def _wish(headers: Sequence[tuple[bytes, bytes]]) -> bool:
     return any(name.lower() == WISH.encode() and value.strip().lower() in (b"true", b"1") for name, value in headers)
 
 
-def _scope_of(call: KeptCall, tenant: Tenant, line: Line) -> dict[str, Any]:
+def _scope_of(call: KeptCall, tenant: Tenant, log: StreamLog) -> dict[str, Any]:
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -297,7 +297,7 @@ def _scope_of(call: KeptCall, tenant: Tenant, line: Line) -> dict[str, Any]:
             "tenant": tenant,
             "key": call.key,
             "scopes": frozenset(),
-            "line": line,
+            "stream_log": log,
         },
     }
 
@@ -305,32 +305,34 @@ def _scope_of(call: KeptCall, tenant: Tenant, line: Line) -> dict[str, Any]:
 _LABELS = ("model_name", "engine")
 
 
-def book_of(store: ResumeStore, config: ServerConfig, access: Access, client: EngineClient, limits: Limits) -> Book:
-    """A book that hears of what `client` does."""
+def stream_registry(
+    store: ResumeStore, config: ServerConfig, access: Access, client: EngineClient, limits: Limits
+) -> StreamRegistry:
+    """A registry that hears of what `client` does."""
     assert client.observers.metrics is not None
-    book = Book(store, config.resume_grace_s, access.tenant_of, lambda: limits.draining, config.mask)
-    book.client = client
+    streams = StreamRegistry(store, config.resume_grace_s, access.tenant_of, lambda: limits.draining, config.mask)
+    streams.client = client
     client.adapters.take_up(store.loaded(ADAPTER), config.lora_dir)
     client.adapters.keep = partial(store.keep_loaded, ADAPTER)
-    client.observers.added.append(book)
-    client.observers.metrics.registry.register(ResumeMetrics(config.model_names[0], book))
-    return book
+    client.observers.added.append(streams)
+    client.observers.metrics.registry.register(ResumeMetrics(config.model_names[0], streams))
+    return streams
 
 
 class ResumeMetrics:
     """A collector of a registry."""
 
-    def __init__(self, model_name: str, book: Book) -> None:
+    def __init__(self, model_name: str, streams: StreamRegistry) -> None:
         self._values = (model_name, "0")
-        self._book = book
+        self._streams = streams
 
     def collect(self) -> Iterator[Metric]:
         kept = GaugeMetricFamily("tokenmill:streams_kept", "Streams under way that are kept", labels=_LABELS)
-        kept.add_metric(self._values, self._book.num_open)
+        kept.add_metric(self._values, self._streams.num_open)
         yield kept
         for name, text, number in (
-            ("streams_resumed", "Streams of an earlier process that were resumed", self._book.num_resumed),
-            ("stream_reconnects", "Connections that came back to a stream", self._book.num_reconnects),
+            ("streams_resumed", "Streams of an earlier process that were resumed", self._streams.num_resumed),
+            ("stream_reconnects", "Connections that came back to a stream", self._streams.num_reconnects),
         ):
             family = CounterMetricFamily(f"tokenmill:{name}", text, labels=_LABELS)
             family.add_metric(self._values, number)

@@ -29,7 +29,7 @@ _MOST_AHEAD = 1024
 """Events that an answer may be ahead of a slow reader while others or the connection could still take them."""
 
 
-class Line:
+class StreamLog:
     """call       what is kept of the call; None: it is not kept, and its connection gets the answer itself
     headers, body: of the call, as whoever answers it reads them and as far as they have come; None: too much, or it
                is known whether the call is kept
@@ -43,7 +43,7 @@ class Line:
     """
 
     def __init__(
-        self, keep: Callable[[Line, Answer, EngineClient], bool] | None = None, call: KeptCall | None = None
+        self, keep: Callable[[StreamLog, Answer, EngineClient], bool] | None = None, call: KeptCall | None = None
     ) -> None:
         self.call = call
         self.headers: Headers = ()
@@ -59,7 +59,7 @@ class Line:
         self.was_cut = False
         self.abandoned = asyncio.Event()
         self.kept = asyncio.Event()
-        self.readers: list[Reader] = []
+        self.subscribers: list[Subscriber] = []
         self._keep = keep or _keep_nothing
         self._waiting: list[asyncio.Future[None]] = []
         self._is_stream = False
@@ -122,7 +122,7 @@ class Line:
     @property
     def is_ahead(self) -> bool:
         """Whether those who read it are all far behind."""
-        return bool(self.readers) and len(self.events) - max(each.place for each in self.readers) > _MOST_AHEAD
+        return bool(self.subscribers) and len(self.events) - max(each.place for each in self.subscribers) > _MOST_AHEAD
 
     async def changed(self) -> None:
         """Something has come, or somebody has read or left."""
@@ -137,11 +137,11 @@ class Line:
                 each.set_result(None)
 
 
-def _keep_nothing(line: Line, answer: Answer, client: EngineClient) -> bool:
+def _keep_nothing(log: StreamLog, answer: Answer, client: EngineClient) -> bool:
     return False
 
 
-class Reader:
+class Subscriber:
     """place: events that it has; has_left: its connection is gone."""
 
     def __init__(self, place: int) -> None:
@@ -171,12 +171,12 @@ _LOOK_S = 1.0
 _OTHER_MODEL = "The server that began this stream has been replaced by one that would give other answers."
 
 
-def line_of(request: HttpRequest, media_type: str) -> Line | None:
-    """The line of a call whose stream would be of this type; None: it cannot be kept."""
-    line: Line | None = request.scope["state"].get("line")
-    if line is None or media_type.startswith("text/event-stream"):
-        return line
-    line.forget()
+def stream_log_of(request: HttpRequest, media_type: str) -> StreamLog | None:
+    """The log of a call whose stream would be of this type; None: it cannot be kept."""
+    log: StreamLog | None = request.scope["state"].get("stream_log")
+    if log is None or media_type.startswith("text/event-stream"):
+        return log
+    log.forget()
     return None
 
 

@@ -1,4 +1,4 @@
-"""A line of events: numbered from 1, the same however they came, and read by several at their own pace."""
+"""The log of a stream: numbered from 1, the same however they came, and read by several at their own pace."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tokenmill.core.tenant import Tenant
 from tokenmill.server.deltas import Delta
 from tokenmill.server.resume.layer import follow
 from tokenmill.server.resume.record import Unfinished
-from tokenmill.server.resume.registry import Book
-from tokenmill.server.resume.stream_log import Line, Reader, split
+from tokenmill.server.resume.registry import StreamRegistry
+from tokenmill.server.resume.stream_log import StreamLog, Subscriber, split
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 
@@ -40,31 +40,31 @@ def test_a_delta_is_split_into_tokens_and_its_end_comes_last() -> None:
 
 
 def test_the_count_of_cached_tokens_is_that_of_the_first_life() -> None:
-    line = Line()
-    told = [part.num_cached for number in (5, 80) for part in line.one_by_one(Delta("r", [1, 2], num_cached=number))]
+    log = StreamLog()
+    told = [part.num_cached for number in (5, 80) for part in log.one_by_one(Delta("r", [1, 2], num_cached=number))]
     assert told == [5, 5, 5, 5]
 
 
 @pytest.mark.parametrize("cuts", [(), (1,), (1, 2, 3), (2,)])
 def test_numbers_do_not_depend_on_how_events_came(cuts: tuple[int, ...]) -> None:
     events = [b"data: a\n\n", b"event: x\ndata: b\n\n", b"data: c\n\n", b"data: d\n\n"]
-    line = Line()
-    line.take(START)
+    log = StreamLog()
+    log.take(START)
     for begin, end in zip((0, *cuts), (*cuts, len(events)), strict=True):
-        line.take(body(b"".join(events[begin:end])))
-    line.take(body(b"", more=False))
-    assert line.events == [b"id: %d\n%s" % (number, event) for number, event in enumerate(events, 1)]
-    assert line.is_whole and line.answer().body == b"".join(line.events)
+        log.take(body(b"".join(events[begin:end])))
+    log.take(body(b"", more=False))
+    assert log.events == [b"id: %d\n%s" % (number, event) for number, event in enumerate(events, 1)]
+    assert log.is_whole and log.answer().body == b"".join(log.events)
 
 
 def test_an_answer_that_is_no_stream_has_no_numbers() -> None:
-    line = Line()
-    line.take({**START, "status": 400})
-    line.take(body(b'{"error": 1}\n\n{}', more=False))
-    assert line.events == [b'{"error": 1}\n\n{}']
+    log = StreamLog()
+    log.take({**START, "status": 400})
+    log.take(body(b'{"error": 1}\n\n{}', more=False))
+    assert log.events == [b'{"error": 1}\n\n{}']
 
 
-async def read(line: Line, after: int, receive: Any = None) -> bytes:
+async def read(log: StreamLog, after: int, receive: Any = None) -> bytes:
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -73,24 +73,24 @@ async def read(line: Line, after: int, receive: Any = None) -> bytes:
     async def stay() -> Message:
         return await asyncio.get_running_loop().create_future()
 
-    await follow(Book(None, 1.0, lambda owner: None), line, after, receive or stay, send, send)  # type: ignore[arg-type]
+    await follow(StreamRegistry(None, 1.0, lambda owner: None), log, after, receive or stay, send, send)  # type: ignore[arg-type]
     assert [each["type"] for each in sent].count("http.response.start") <= 1
     return b"".join(each.get("body", b"") for each in sent)
 
 
 def test_readers_at_any_place_get_the_rest_once() -> None:
     async def go() -> list[bytes]:
-        line = Line()
-        readers = [asyncio.create_task(read(line, after)) for after in (0, 1, 2, 3, 7)]
+        log = StreamLog()
+        subscribers = [asyncio.create_task(read(log, after)) for after in (0, 1, 2, 3, 7)]
         await asyncio.sleep(0)
-        line.take(START)
+        log.take(START)
         for number in range(3):
-            line.take(body(b"data: %d\n\n" % number))
+            log.take(body(b"data: %d\n\n" % number))
             await asyncio.sleep(0)
-        line.take(body(b"", more=False))
-        line.end()
-        late = await read(line, 1)
-        return [*(await asyncio.gather(*readers)), late]
+        log.take(body(b"", more=False))
+        log.end()
+        late = await read(log, 1)
+        return [*(await asyncio.gather(*subscribers)), late]
 
     events = [b"id: %d\ndata: %d\n\n" % (number + 1, number) for number in range(3)]
     wanted = [b"".join(events[after:]) for after in (0, 1, 2, 3, 7, 1)]
@@ -99,14 +99,14 @@ def test_readers_at_any_place_get_the_rest_once() -> None:
 
 def test_a_reader_that_leaves_holds_nobody_up() -> None:
     async def go() -> None:
-        line = Line()
-        line.take(START)
+        log = StreamLog()
+        log.take(START)
 
         async def gone() -> Message:
             return {"type": "http.disconnect"}
 
-        assert await read(line, 0, gone) == b""
-        assert line.readers == []
+        assert await read(log, 0, gone) == b""
+        assert log.subscribers == []
 
     asyncio.run(go())
 
@@ -127,33 +127,33 @@ def test_a_stream_is_not_given_up_under_a_reader_that_came_back() -> None:
             return [Unfinished(1, CALL, [])]
 
         store: Any = SimpleNamespace(unfinished=unfinished, drop=lambda key: None)
-        book = Book(store, 0.5, lambda owner: cast(Tenant, object()))
-        book.app = app
-        await book.restart(cast(Starlette, SimpleNamespace(middleware_stack=app)))
-        line = await book.find("me", "cmpl-1")
-        assert isinstance(line, Line)
-        first, second = Reader(0), Reader(0)
-        book.attach(line, first)
-        book.detach(line, first)
+        streams = StreamRegistry(store, 0.5, lambda owner: cast(Tenant, object()))
+        streams.app = app
+        await streams.restart(cast(Starlette, SimpleNamespace(middleware_stack=app)))
+        log = await streams.find("me", "cmpl-1")
+        assert isinstance(log, StreamLog)
+        first, second = Subscriber(0), Subscriber(0)
+        streams.attach(log, first)
+        streams.detach(log, first)
         may_start.set()
-        while line.start is None:
+        while log.start is None:
             await asyncio.sleep(0)
-        book.attach(line, second)
+        streams.attach(log, second)
         await asyncio.sleep(1.0)  # more than the grace
-        assert not line.abandoned.is_set()
-        book.detach(line, second)
-        await asyncio.wait_for(line.abandoned.wait(), 30)
-        await book.close()
+        assert not log.abandoned.is_set()
+        streams.detach(log, second)
+        await asyncio.wait_for(log.abandoned.wait(), 30)
+        await streams.close()
 
     asyncio.run(go())
 
 
 def test_what_ended_before_it_began_is_an_error() -> None:
     async def go() -> None:
-        line = Line()
-        line.end()
+        log = StreamLog()
+        log.end()
         with pytest.raises(EngineFailed):
-            await read(line, 0)
+            await read(log, 0)
 
     asyncio.run(go())
 
@@ -161,15 +161,15 @@ def test_what_ended_before_it_began_is_an_error() -> None:
 @pytest.mark.parametrize(("after", "wanted"), [(0, 2), (1, 1), (2, 0), (9, 1)])
 def test_an_error_is_told_also_to_who_had_more_than_is_left(after: int, wanted: int) -> None:
     async def go() -> bytes:
-        line = Line()
-        line.take(START)
-        line.take(body(b"data: a\n\n"))
-        reading = asyncio.create_task(read(line, after))
+        log = StreamLog()
+        log.take(START)
+        log.take(body(b"data: a\n\n"))
+        reading = asyncio.create_task(read(log, after))
         await asyncio.sleep(0)
-        line.has_failed = True
-        line.take(body(b"data: error\n\n", more=False))
+        log.has_failed = True
+        log.take(body(b"data: error\n\n", more=False))
         await asyncio.sleep(0)
-        line.end()
+        log.end()
         return await reading
 
     assert asyncio.run(go()).count(b"id: ") == wanted

@@ -17,7 +17,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.effects import FetchBlocks, Job, PinBlocks, PromoteBlocks
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.tiers import HOST, TierFacts
-from tokenmill.server.kv.hints import Keeper, KVLater
+from tokenmill.server.kv.hints import KVHints, KVRetention
 from tokenmill.text.chat_format import find_chat_format
 from tokenmill.text.chat_template import ChatTemplate
 from tokenmill.text.choice import Choice
@@ -123,20 +123,20 @@ class Kept:
 def test_nothing_is_held_of_answers_whose_clients_have_gone(comes_first: str, goes: bool) -> None:
     """Nor of those that have been kept, or that have no store."""
     later = Kept()
-    keeper = Keeper(cast(KVLater, later), 7.0)
+    retention = KVRetention(cast(KVHints, later), 7.0)
     for nth, (reason, link) in enumerate([("stop", 0), ("abort", 0), ("stop", 1), ("abort", None)]):
         choice = cast(Choice, Chosen(Request(str(nth), (1, 2, 3), SamplingParams(), 8, 0)))
         ended = Ended(choice.request, None, reason, 0.0, 0.0, link, ())
-        keeper.watch([choice.request], None)
-        assert len(keeper) == 1
+        retention.watch([choice.request], None)
+        assert len(retention) == 1
         if comes_first == "end":
-            keeper.ended(ended)
+            retention.ended(ended)
         if not goes:
-            keeper.finish(choice)
-        keeper.forget([choice])
+            retention.finish(choice)
+        retention.forget([choice])
         if comes_first == "client":
-            keeper.ended(ended)
-        assert len(keeper) == 0, (reason, link)
+            retention.ended(ended)
+        assert len(retention) == 0, (reason, link)
     kept_aborted = [7.0] if comes_first == "client" else []  # its client had seen its end: a stop string, say
     assert later.kept == ([] if goes else [7.0, *kept_aborted])
 
@@ -145,8 +145,8 @@ def test_a_server_holds_nothing_of_answers_that_are_over() -> None:
     with serve("hello", kv_keep_tools_s=7.0) as served:
         for stream in (False, True):
             chat(served, tools=TOOLS, stream=stream)
-        (keeper,) = (each for each in served.client.observers.added if isinstance(each, Keeper))
-        served.wait_until(lambda: len(keeper) == 0)
+        (retention,) = (each for each in served.client.observers.added if isinstance(each, KVRetention))
+        served.wait_until(lambda: len(retention) == 0)
 
 
 def test_an_answer_that_a_stop_string_ended_is_kept_up_to_there() -> None:
