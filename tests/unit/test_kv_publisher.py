@@ -28,7 +28,8 @@ from tokenmill.core.step import StepPlan
 from tokenmill.core.tiers import DISK, HOST, TierEvent, TierEvents
 from tokenmill.engine.core import EngineCore
 from tokenmill.kv.events.publisher import TierEventPublisher
-from tokenmill.net.kv_events import KVEventsConfig, decode_batch, encode_batch, is_local, listens, nth_endpoint
+from tokenmill.net.kv_endpoints import KVEventsConfig, is_local, listens, nth_endpoint
+from tokenmill.net.kv_events import decode_batch, encode_batch
 from tokenmill.net.kv_publisher import KVPublisher
 from tokenmill.node.options import EngineOptions
 

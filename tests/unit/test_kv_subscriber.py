@@ -24,7 +24,8 @@ from tokenmill.core.errors import ConfigError
 from tokenmill.core.kv_events import CLEARED, REMOVED, STORED, TokenEvent
 from tokenmill.core.tenant import ANYONE, Tenant
 from tokenmill.core.tiers import DISK, HOST
-from tokenmill.net.kv_events import KVEventsConfig, decode_batch, encode_batch, replayed
+from tokenmill.net.kv_endpoints import KVEventsConfig
+from tokenmill.net.kv_events import decode_batch, encode_batch, replayed
 from tokenmill.net.kv_publisher import KVPublisher
 from tokenmill.net.kv_subscriber import KVSubscriber
 from tokenmill.server.upstream.prefixes import Known, Prefixes

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core.options import check, option
-from ..net.kv_events import PUBLISHERS, KVEventsConfig, is_endpoint, is_local
+from ..net.kv_endpoints import PUBLISHERS, KVEventsConfig, is_endpoint, is_local
 
 if TYPE_CHECKING:
     from ..engine.core import EngineCore
@@ -70,7 +70,7 @@ class KVEventsOptions:
     @property
     def config(self) -> KVEventsConfig | None:
         """None: nothing is published. Raises ConfigError where pyzmq is not installed."""
-        from ..net.kv_events import import_zmq
+        from ..net.kv_endpoints import import_zmq
 
         config = self.kv_events_config
         if config is None or not config.is_on:

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..net.kv_events import KVEventsConfig
+from ..net.kv_endpoints import KVEventsConfig
 from ..node.machine import MachineFacts
 from ..node.options import EngineOptions
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..cluster.canary import Version
 from ..core.errors import ConfigError, InvalidRequest
 from ..core.options import check, option, seconds
-from ..net.kv_events import is_endpoint
+from ..net.kv_endpoints import is_endpoint
 
 if TYPE_CHECKING:
     from ..control.models.canaries import Canaries

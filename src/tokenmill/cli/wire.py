@@ -44,7 +44,7 @@ from .worker_options import LinkOptions, ListenOptions
 
 if TYPE_CHECKING:
     from ..core.policy import Order
-    from ..net.kv_events import KVEventsConfig
+    from ..net.kv_endpoints import KVEventsConfig
     from ..net.tcp import Credentials
     from .engines import Launcher
     from .workers import Workers

@@ -64,7 +64,7 @@ from .worker_options import LinkOptions, WorkerOptions, shown_address
 
 if TYPE_CHECKING:
     from ..engine.recorders import Watcher
-    from ..net.kv_events import KVEventsConfig
+    from ..net.kv_endpoints import KVEventsConfig
     from ..net.kv_publisher import KVPublisher
     from ..net.link import EngineLink
     from ..node.load import Engine

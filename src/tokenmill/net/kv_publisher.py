@@ -19,7 +19,8 @@ from typing import Any
 
 from ..core.errors import ConfigError
 from ..core.kv_events import TokenEvent
-from .kv_events import END_SEQ, SEQ_BYTES, KVEventsConfig, encode_batch, import_zmq, listens, nth_endpoint
+from .kv_endpoints import KVEventsConfig, import_zmq, listens, nth_endpoint
+from .kv_events import END_SEQ, SEQ_BYTES, encode_batch
 
 _MAX_ASKED = 64
 _log = logging.getLogger(__name__)

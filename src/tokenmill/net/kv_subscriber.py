@@ -18,7 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.kv_events import CLEARED, TokenEvent
-from .kv_events import SEQ_BYTES, decode_batch, import_zmq, replayed
+from .kv_endpoints import import_zmq
+from .kv_events import SEQ_BYTES, decode_batch, replayed
 
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_WAITING = 10_000

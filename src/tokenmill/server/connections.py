@@ -14,16 +14,18 @@ since whoever has one address there has them all. Peers of a Unix socket have no
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..core.errors import ConfigError
 from ..core.masking import Mask
 from ..core.units import KiB, MiB
+
+if TYPE_CHECKING:
+    import asyncio
 
 CONNECTION_BYTES = 32 * KiB
 """What one open connection takes at most besides the shared part of its heads, measured: 6 KiB for itself, its own
@@ -282,7 +284,9 @@ class Connections:
         del self._connections[connection]
 
     def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
+        from asyncio import get_running_loop  # not where only the bounds are read, as by --help
+
+        loop = get_running_loop()
         now = loop.time()
         for connection in list(self._connections):
             connection.check(now)
