@@ -96,11 +96,11 @@ def _any(block: TierBlock) -> bool:
 def study(
     load: Load,
     model: str,
-    costs: tuple[float, float],
+    coefficients: tuple[float, float],
     policies: Sequence[str] = POLICIES,
     shares: Sequence[float] = SHARES,
 ) -> Curve:
-    costs = recompute_costs(load.block_size, *costs)
+    costs = recompute_costs(load.block_size, *coefficients)
     runs = runs_of(load.requests)
     total, most = total_s(runs, costs), working_set(runs, costs)
 
@@ -110,7 +110,7 @@ def study(
     points = []
     for share in shares:
         num = max(1, int(share * most))
-        saved = {policy: replay(load, policy, num, *costs) / total for policy in policies}
+        saved = {policy: replay(load, policy, num, *coefficients) / total for policy in policies}
         points.append(Point(share, num, saved, bound(num)))
     lru = tuple(lru_s(runs, costs, num) / total for num in CURVE)
     return Curve(load, model, total, most, tuple(points), lru, tuple(_curve(runs, bound)))

@@ -106,14 +106,14 @@ def test_no_cache_saves_more_than_the_bound() -> None:
 def test_a_policy_is_between_lru_and_the_bound() -> None:
     """The study's replay of LRU is LRU; no policy beats the bound; endless room saves all; and all of it is drawn."""
     load = random_load(3, 300)
-    costs = (1e-3, 1e-4)
-    costs = recompute_costs(load.block_size, *costs)
-    curve = study(load, "toy", costs, shares=(0.2, 0.5))
+    coefficients = (1e-3, 1e-4)
+    costs = recompute_costs(load.block_size, *coefficients)
+    curve = study(load, "toy", coefficients, shares=(0.2, 0.5))
     runs = runs_of(load.requests)
     for point in curve.points:
         assert point.saved["lru"] == pytest.approx(lru_s(runs, costs, point.num_blocks) / curve.total_s, rel=0.05)
         assert all(saved <= point.bound for saved in point.saved.values())
-    assert replay(load, "cost", load.num_blocks, *costs) == pytest.approx(total_s(runs, costs))
+    assert replay(load, "cost", load.num_blocks, *coefficients) == pytest.approx(total_s(runs, costs))
     page, picture = draw([curve], POLICIES, CURVE)
     assert f"| {curve.points[0].num_blocks:,} (20%) |" in page and picture.count("<polyline") == 3
     assert curve.lru[-1] == curve.bound[-1] == pytest.approx(1.0)
