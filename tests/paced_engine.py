@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from tokenmill.bench.load.timer import Timer
+from tokenmill.bench.load.timer import SystemTimer
 from tokenmill.core.events import FINISH_LENGTH, Abort, EngineStats, Output, Ready, StepOutputs, Submit, Timing
 from tokenmill.core.request import Request
 from tokenmill.net.system import MonotonicClock, run_event_loop
@@ -53,7 +53,7 @@ class PacedEngine:
 
     async def run(self) -> dict[str, Any]:
         """Until the front end has gone."""
-        timer = Timer(asyncio.get_running_loop(), self._due.set)
+        timer = SystemTimer(asyncio.get_running_loop(), self._due.set)
         await self._link.send(READY)
         stepping = asyncio.create_task(self._step(timer.set))
         try:

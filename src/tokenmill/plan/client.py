@@ -85,7 +85,7 @@ class VirtualClient:
         self._is_sending = False
         self._sampling: dict[int, SamplingParams] = {}
         self._sent: deque[tuple[float, Exchange]] = deque()
-        self._alarm = LoopTimer(self._loop, self._on_timeout)
+        self._timer = LoopTimer(self._loop, self._on_timeout)
         self._tokens: dict[int, list[int]] | None = {} if keeps_tokens else None
 
     def answered(self, index: int) -> tuple[int, ...]:
@@ -119,7 +119,7 @@ class VirtualClient:
         self._open[exchange.index] = exchange, request_id, on_done
         self._sent.append((now, exchange))
         if len(self._sent) == 1:
-            self._alarm.set(now + self._timeout_s)
+            self._timer.set(now + self._timeout_s)
         hear, refuse = partial(self._hear, exchange), partial(self._refused, exchange)
         self._is_sending = True
         hear_run = partial(self._hear_run, exchange)
@@ -131,7 +131,7 @@ class VirtualClient:
 
     async def close(self) -> None:
         """Exchanges in flight end as interrupted."""
-        self._alarm.close()
+        self._timer.close()
         for exchange, _, _ in list(self._open.values()):
             self._abort(exchange, "interrupted", "the run ended before the answer")
 
@@ -206,7 +206,7 @@ class VirtualClient:
             sent_s, exchange = self._sent[0]
             is_open = exchange.end_s is None and exchange.index in self._open
             if is_open and sent_s + self._timeout_s > now:
-                self._alarm.set(sent_s + self._timeout_s)
+                self._timer.set(sent_s + self._timeout_s)
                 return
             self._sent.popleft()
             if is_open:

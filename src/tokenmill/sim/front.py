@@ -102,7 +102,7 @@ class Front:
         self._links: dict[int, _Attached] = {}
         self._num_links = 0
         self._given: set[int] = set()
-        self._alarm: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self.look_s = math.inf
         self.look: Callable[[], None] = lambda: None
         self.deferred = DeferredOutputs(loop, self)
@@ -138,8 +138,8 @@ class Front:
         self.handle(Opened(requests, client, verdict))
 
     def expect_call(self, requests: Sequence[Request] = ()) -> None:
-        """What is looked at for a call that comes now is told: of the engines by whose account steps cost what they
-        do, and as its requests are opened, of those that their places depend on."""
+        """Catch up with what a call that comes now is judged by: engines that tell the costliest steps and, as its
+        requests are opened, those that their places depend on."""
         gateway, deferred = self.gateway, self.deferred
         looked = gateway.totals.costliest
         if looked is None or len(requests) > 1:
@@ -181,21 +181,21 @@ class Front:
             self._links[number].say(message)
         self.refused = self.refused or effects.refused
         self._hear(event, effects)
-        self._set_alarm()
+        self._set_timer()
         if gateway.placing.waits_for_steps:
             self.deferred.stay_awake()
         return effects
 
-    def _set_alarm(self) -> None:
+    def _set_timer(self) -> None:
         due_s = self.gateway.next_due_s
-        if self._alarm is not None and self._alarm.when() != due_s:
-            self._alarm.cancel()
-            self._alarm = None
-        if due_s is not None and self._alarm is None:
-            self._alarm = self._loop.call_at(due_s, self._tick)
+        if self._timer is not None and self._timer.when() != due_s:
+            self._timer.cancel()
+            self._timer = None
+        if due_s is not None and self._timer is None:
+            self._timer = self._loop.call_at(due_s, self._tick)
 
     def _tick(self) -> None:
-        self._alarm = None
+        self._timer = None
         self.handle(Ticked())
 
     def _let_go(self, link: _Attached) -> None:
@@ -208,8 +208,8 @@ class Front:
 
     def die(self) -> None:
         """Its process is gone, with all links."""
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         for link in self._links.values():
             link.is_let_go = True
             link.end.close()  # type: ignore[attr-defined]

@@ -1,5 +1,5 @@
-"""A whole service on virtual time: the live gateway, hubs, engine shells and cores, of which only steps, links and
-storage are simulated (`timed`, `network`, `tier_store`). Clients open requests and hear outputs, as live ones do.
+"""A whole service on virtual time: the live gateway, front ends, engine shells and cores, of which only steps, links
+and storage are simulated (`timed`, `network`, `tier_store`). Clients open requests and hear outputs, as live ones do.
 
 What is a client, what it asks for and what becomes of the outputs is for others: `scale`, and the command `simulate`.
 """

@@ -126,10 +126,10 @@ class Player(Generic[Body]):
         self._append(plan.calls)
         self._heap: list[tuple[float, int]] = []
         self._ready: deque[tuple[float, int]] = deque()
-        self._due_timer = time.make_alarm(loop, self._on_due)
-        self._tick_timer = time.make_alarm(loop, self._on_tick)
+        self._due_timer = time.make_timer(loop, self._on_due)
+        self._tick_timer = time.make_timer(loop, self._on_tick)
         self._leaving: list[tuple[float, int]] = []
-        self._leave_timer = time.make_alarm(loop, self._on_leave)
+        self._leave_timer = time.make_timer(loop, self._on_leave)
         self._tick_due_s = 0.0
         self._ticks = 0
         self._lags = array("d")

@@ -21,7 +21,7 @@ _TFD_NONBLOCK_CLOEXEC = 0o4000 | 0o2000000
 _TFD_TIMER_ABSTIME = 1
 
 
-class Alarm(Protocol):
+class Timer(Protocol):
     """Calls back once at the moment it was last set to."""
 
     def set(self, at_s: float) -> None: ...
@@ -29,10 +29,10 @@ class Alarm(Protocol):
     def close(self) -> None: ...
 
 
-MakeAlarm = Callable[[asyncio.AbstractEventLoop, Callable[[], None]], Alarm]
+MakeTimer = Callable[[asyncio.AbstractEventLoop, Callable[[], None]], Timer]
 
 
-class Timer:
+class SystemTimer:
     """Calls `wake` once at the moment it was last set to, on time.perf_counter's scale. `close` it in the end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
@@ -107,14 +107,14 @@ class Time:
     measured."""
 
     now: Callable[[], float]
-    make_alarm: MakeAlarm
+    make_timer: MakeTimer
     cpu_s: Callable[[], float]
     tick_s: float
     observe_ticks: int
     is_real: bool
 
 
-REAL = Time(time.perf_counter, Timer, time.process_time, tick_s=0.01, observe_ticks=50, is_real=True)
+REAL = Time(time.perf_counter, SystemTimer, time.process_time, tick_s=0.01, observe_ticks=50, is_real=True)
 
 
 def time_of(loop: asyncio.AbstractEventLoop, tick_s: float = 1.0) -> Time:

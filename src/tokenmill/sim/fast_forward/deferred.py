@@ -1,14 +1,15 @@
-"""What workers in fast forward have said and the front end has not yet been told. It is told before the front end
-decides anything, in the order of its arrival, so that all that it decides and all times are those of single steps, to
-the last bit.
+"""What workers in fast forward have done and the front end has not heard of yet.
 
-Where the gateway has nothing to decide after a step (`waits_for_steps`), steps are told at once
-(`EqualSteps`), in two parts. What the gateway keeps of single steps is how long they took, in the order of
-all workers' steps: that is told before it hears of any other step. Their outputs, and the engine's state after the last
-of them, are told before something is decided by them: as a call comes, those of the engines that its place depends on
-(`Placing.looks_at`), or of all where answers in the making are looked at (`RequestQueue.catch_up`).
+The front end hears of it before it decides anything, in order of arrival, so that its decisions and all times are those
+of single steps, to the last bit.
 
-Where two things happen at the very same time of virtual seconds, their order may be another than without fast forward.
+Where the gateway decides nothing after a step (`waits_for_steps`), equal steps are told at once (`EqualSteps`), in two
+parts. How long single steps took is told in the order of all workers' steps, before the gateway hears of any other
+step. Their outputs, and the engine's state after the last of them, are told before a decision depends on them: as a
+call comes, those of the engines that its place depends on (`Placing.looks_at`), or of all where unfinished answers are
+looked at (`RequestQueue.catch_up`).
+
+Events at exactly the same virtual time may come in another order than without fast forward.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ class Receiver(Protocol):
 
 
 class DeferredOutputs:
-    """The clock shows when the front end would have heard."""
+    """Deferred messages and steps of all workers. While they are told, the clock shows when the front end would have
+    heard."""
 
     def __init__(self, loop: VirtualLoop, receiver: Receiver) -> None:
         self._loop = loop
@@ -139,13 +141,13 @@ class DeferredOutputs:
         return not (self._heap or self._behind)
 
     def begin(self, fast_forward: ForwardedWorker) -> None:
-        """It has begun."""
+        """Fast forward of a worker has begun."""
         for head in fast_forward.heads:
             self._young.setdefault(head, {})[fast_forward.link] = None
         self._list(fast_forward)
 
     def end(self, fast_forward: ForwardedWorker) -> None:
-        """It has ended; what it has said is told as it arrives."""
+        """Fast forward of a worker has ended; what it has said is told as it arrives."""
         for head in fast_forward.heads:
             links = self._young[head]
             del links[fast_forward.link]
@@ -153,7 +155,7 @@ class DeferredOutputs:
                 del self._young[head]
 
     def younger(self, request: Request) -> Iterable[int]:
-        """Engines whose caches may have begun to hold what this request begins with, and that have not been told of."""
+        """Engines whose caches may hold the beginning of this request by now, without the front end knowing."""
         tokens, key = request.prompt_tokens[:1], request.keys[:KEY_BYTES]
         return [*self._young.get(tokens[0] if tokens else -1, ()), *self._young.get(key, ())]
 

@@ -1,7 +1,7 @@
 """Steps of decodes that nothing comes between, without a plan and a result for each: for simulations, which know what a
 step gives without running it.
 
-While all that an engine has are decodes that go on, a step changes little: each sequence gets one token and, every
+While an engine has nothing but decodes that go on, a step changes little: each sequence gets one token and, every
 `block_size` steps, a block. A `DecodeRun` commits and plans such steps one by one, as `EngineCore` would, at a price
 that does not grow with the sequences: the books of the engine (counters, cost model, blocks, what is published, the
 clock of work) are kept at each step, and those of each sequence when the run ends, or where a block of it is due.

@@ -1,9 +1,9 @@
-"""Fast forward of a simulated worker over decode steps that nothing comes between (`steps`), without a task, a timer
-and a message for each.
+"""Fast forward of a simulated worker over decode steps (`steps`), without a task, a timer and a message for each.
 
-When a worker has nothing but decodes that go on, and all is quiet, its next steps are known: when each ends, and what
-it gives. The worker then sleeps until the last of them, or until something arrives. What it would have done and said by
-then is done when somebody asks: the front end, before it decides anything (`deferred`), or the worker as it wakes.
+When a worker has nothing but decodes that go on, and nothing else is under way, its next steps are known: when each
+ends, and what it gives. The worker then sleeps until the last of them, or until something arrives. What it would have
+done and said by then is done when it is needed: as the front end decides something (`deferred`), or as the worker
+wakes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class FastForward:
         self._most = self._known = 0  # steps of the run, and those foreseen
         self._num_paced = 0
         self._plan_s = -1.0  # when the next step is planned; -1: it is
-        self._alarm: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._heads: list[tuple[tuple[object, ...], int, tuple[object, ...]]] = []
 
     # ---- engine.shell.Rest ----
@@ -102,7 +102,7 @@ class FastForward:
             )
             for seq in running
         ]
-        self._alarm = self._loop.call_at(self._ends[num - 1], self._go_on)
+        self._timer = self._loop.call_at(self._ends[num - 1], self._go_on)
         if core.config.caches_prefixes:
             young = [seq for seq in running if seq.tables[-1].num_published < STRIDE]
             self.heads = frozenset([seq.keys[0] if seq.keys else seq.tokens[0] for seq in young])
@@ -117,8 +117,8 @@ class FastForward:
         self._deferred.end(self)
         self.advance(self._loop.time())
         self._run = None
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         first = run.num_commits
         self.num_fast_forwarded += first
         plans = run.land()
@@ -150,9 +150,9 @@ class FastForward:
         self._tooks += foreseen.tooks
         self._frees += foreseen.frees
         self._known += num
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm = self._loop.call_at(self._ends[self._known - 1], self._go_on)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._ends[self._known - 1], self._go_on)
         return True
 
     @property
