@@ -13,7 +13,7 @@ from tokenmill.plan.config import read_machine
 from tokenmill.sim.cluster_file import read_deployment
 from tokenmill.sim.hardware import hardware_named
 from tokenmill.sim.models import model_named
-from tokenmill.sim.roofline import Cell, Roofline, coefficients_named
+from tokenmill.sim.roofline import Roofline, Variant, coefficients_named
 from tokenmill.sim.worker_file import Sources
 
 SOURCES = Sources(lambda path: Costs(1.0), lambda path: model_named("dbrx"), read_machine)
@@ -57,7 +57,7 @@ def test_software_reaches_what_was_fitted_to_it() -> None:
     model, device = model_named("llama-3-8b"), hardware_named("a100")
     work = Work(8, 8, 8000, 8000, 8)
     assert worker.cost_model.predict(work) == Roofline(
-        model, device, reached=coefficients_named("lmdeploy", Cell())
+        model, device, coefficients=coefficients_named("lmdeploy", Variant())
     ).predict(work)
     assert worker.cost_model.predict(work) != Roofline(model, device).predict(work)
     with pytest.raises(ConfigError, match=r"workers\[0\].software: 'lmdeplo' is unknown; did you mean 'lmdeploy'"):
