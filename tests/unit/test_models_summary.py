@@ -1,4 +1,4 @@
-"""Counts and sizes of a surveyed checkpoint, and what `inspect` prints of it."""
+"""Counts and sizes of the summary of a checkpoint, and what `inspect` prints of it."""
 
 from __future__ import annotations
 
