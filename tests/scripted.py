@@ -47,7 +47,7 @@ from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.connection import Connection
 from tokenmill.server.idempotency.store import AnswerStore
-from tokenmill.server.responses.store import ResponseStore
+from tokenmill.server.response_store import ResponseStore
 from tokenmill.server.run import serve
 from tokenmill.server.upstream.upstream import Upstream
 from tokenmill.text.chat_template import ChatTemplate

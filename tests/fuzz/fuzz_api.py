@@ -37,7 +37,7 @@ from tokenmill.control.signing import make_key
 from tokenmill.control.tenants.access import Access
 from tokenmill.control.usage.accounting import Accounting
 from tokenmill.core.masking import Mask
-from tokenmill.server.responses.store import ResponseStore
+from tokenmill.server.response_store import ResponseStore
 
 ENVIRONMENT = Path(os.environ.get("TOKENMILL_FUZZ_VENV", Path(__file__).parents[2] / ".venv-fuzz"))
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"

@@ -24,7 +24,7 @@ from tokenmill.control.usage.accounting import Accounting
 from tokenmill.core.errors import EngineFailed, Unavailable
 from tokenmill.server.idempotency.store import AnswerStore
 from tokenmill.server.idempotency.tape import Taped
-from tokenmill.server.responses.store import ResponseStore
+from tokenmill.server.response_store import ResponseStore
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 

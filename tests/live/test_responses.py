@@ -16,7 +16,7 @@ import pytest
 from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI, RateLimitError
 
 from scripted import Served
-from tokenmill.server.responses.store import ResponseStore
+from tokenmill.server.response_store import ResponseStore
 
 Clients = Callable[..., OpenAI]
 

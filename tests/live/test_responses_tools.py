@@ -13,7 +13,7 @@ from openai import BadRequestError, OpenAI
 from scripted import Served, make_text_model
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
-from tokenmill.server.responses.store import ResponseStore
+from tokenmill.server.response_store import ResponseStore
 from tokenmill.text.chat_format import find_chat_format
 from tokenmill.text.chat_template import ChatTemplate
 

@@ -19,7 +19,7 @@ from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.events import Output, StepOutputs
 from tokenmill.core.request import IDLE_PRIORITY, Request
-from tokenmill.server.responses.store import ResponseStore
+from tokenmill.server.response_store import ResponseStore
 
 CHAT = "/v1/chat/completions"
 

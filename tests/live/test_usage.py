@@ -22,7 +22,7 @@ from scripted import Served
 from tokenmill.control.tenants.access import Access
 from tokenmill.control.tenants.store import TenantStore
 from tokenmill.control.usage.accounting import Accounting
-from tokenmill.server.responses.store import ResponseStore
+from tokenmill.server.response_store import ResponseStore
 
 WORDS = "one two three four five six seven eight nine ten "
 CHAT = [{"role": "user", "content": "count"}]

@@ -16,7 +16,7 @@ from tokenmill.core.units import KiB, MiB
 from tokenmill.net import handshake
 from tokenmill.net.tcp import LinkBounds
 from tokenmill.server import limits as budget
-from tokenmill.server.responses import store
+from tokenmill.server import response_store as store
 from tokenmill.text import chat_template as chat
 from tokenmill.text.grammar import matcher
 from tokenmill.worker import grammars

@@ -15,8 +15,8 @@ import pytest
 
 from tokenmill.api.responses.history import MAX_CHAIN, Record
 from tokenmill.core.errors import ConfigError, Unavailable
-from tokenmill.server.responses import store as responses_store
-from tokenmill.server.responses.store import ResponseStore
+from tokenmill.server import response_store as responses_store
+from tokenmill.server.response_store import ResponseStore
 from tokenmill.state.file import StateFile
 
 

@@ -18,7 +18,7 @@ from tokenmill.cli.state import open_kept_stores
 from tokenmill.core.errors import ConfigError, Unavailable
 from tokenmill.server.idempotency.store import AnswerStore
 from tokenmill.server.idempotency.tape import Taped
-from tokenmill.server.responses.store import ResponseStore
+from tokenmill.server.response_store import ResponseStore
 from tokenmill.server.resume.store import ADAPTER, ResumeStore
 
 ANSWERS = """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..control.usage.accounting import Accounting
     from ..server.config import ServerConfig
     from ..server.idempotency.store import AnswerStore
-    from ..server.responses.store import ResponseStore
+    from ..server.response_store import ResponseStore
     from ..server.resume.store import ResumeStore
     from ..state.file import StateFile
 
@@ -73,7 +73,7 @@ def open_response_store(chosen: str | None, files: dict[Path, StateFile]) -> Res
     """The store in the file `chosen`, or in that which is shared by default; None: there is none, because it is off, or
     because no file is chosen and there is none and none can be made, of which the log tells. files: by their paths,
     which more goes to. Raises ConfigError for one that is chosen, or is there, and cannot be used or trusted."""
-    from ..server.responses.store import OLD, ResponseStore
+    from ..server.response_store import OLD, ResponseStore
 
     return _open_kept(ResponseStore, OLD.name, chosen, files, "Responses of /v1/responses are not kept.")
 

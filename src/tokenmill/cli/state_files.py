@@ -219,7 +219,7 @@ def _control_files(args: argparse.Namespace) -> Iterator[_Kept]:
 def _kept_files(args: argparse.Namespace) -> Iterator[_Kept]:
     """One for each file, whatever is kept in it; those of earlier versions, as long as none of now has read them."""
     from ..server.idempotency.store import OLD as ANSWERS
-    from ..server.responses.store import OLD as RESPONSES
+    from ..server.response_store import OLD as RESPONSES
     from ..server.resume.store import OLD_SCHEMA as STREAMS
     from ..state.kept import KEPT
 

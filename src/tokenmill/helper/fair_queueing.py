@@ -15,7 +15,7 @@ from itertools import count
 _MAX_REMEMBERED = 1024
 
 
-class Turns:
+class FairQueue:
     def __init__(self, num_places: int, per_client: int) -> None:
         self._num_free = num_places
         self._per_client = per_client

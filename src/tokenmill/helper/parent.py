@@ -47,7 +47,7 @@ from ..node.machine import oom_kills
 from ..text.grammar.matcher import BYTES_PER_TOKEN
 from ..text.text_model import TextModel
 from .child import LENGTH, RESULT, Failure, HelperLaunch, file_stamp
-from .fair_queueing import Turns
+from .fair_queueing import FairQueue
 
 NUM_HEAVY = 2
 _END_S = 1.0
@@ -91,10 +91,10 @@ class HelperProcess:
 
     def __init__(self, path: str, materials: Materials) -> None:
         self._launch = HelperLaunch(path, file_stamp(path), materials)
-        self._quick = Turns(1, 1)
-        self._compiling = Turns(1, 1)
+        self._quick = FairQueue(1, 1)
+        self._compiling = FairQueue(1, 1)
         self._compiler: _Child | None = None
-        self._heavy = Turns(NUM_HEAVY, NUM_HEAVY - 1)
+        self._heavy = FairQueue(NUM_HEAVY, NUM_HEAVY - 1)
         self._forks: _Forks | None = None
         self._renderer: _Child | None = None
         self._broken = ""

@@ -64,7 +64,7 @@ from .kv.routes import routes as kv_routes
 from .layers import Traced, layers
 from .models import ModelDispatch
 from .openapi.routes import routes as openapi_routes
-from .responses.store import ResponseStore
+from .response_store import ResponseStore
 from .result_cache import ResultCache
 from .resume.layer import routes as resume_routes
 from .resume.registry import StreamRegistry, stream_registry

@@ -1,4 +1,4 @@
-"""Turns: places go round the clients, small jobs first, and nobody takes all of them."""
+"""FairQueue: places go round the clients, small jobs first, and nobody takes all of them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tokenmill.helper.fair_queueing import Turns
+from tokenmill.helper.fair_queueing import FairQueue
 
 
 class Jobs:
     """Jobs that hold their place until they are told to end; `started` is the order in which they got it."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: FairQueue) -> None:
         self._turns = turns
         self.started: list[str] = []
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -39,9 +39,9 @@ class Jobs:
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
 
-def run(places: int, per_client: int, work: Callable[[Jobs, Turns], Coroutine[Any, Any, None]]) -> None:
+def run(places: int, per_client: int, work: Callable[[Jobs, FairQueue], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        turns = Turns(places, per_client)
+        turns = FairQueue(places, per_client)
         jobs = Jobs(turns)
         await work(jobs, turns)
         await jobs.end_all()
@@ -51,7 +51,7 @@ def run(places: int, per_client: int, work: Callable[[Jobs, Turns], Coroutine[An
 
 
 def test_clients_take_turns() -> None:
-    async def work(jobs: Jobs, turns: Turns) -> None:
+    async def work(jobs: Jobs, turns: FairQueue) -> None:
         for number in range(4):
             await jobs.add(f"a{number}", "a")
         await jobs.add("b0", "b")
@@ -64,7 +64,7 @@ def test_clients_take_turns() -> None:
 
 
 def test_of_one_client_the_smallest_goes_first() -> None:
-    async def work(jobs: Jobs, turns: Turns) -> None:
+    async def work(jobs: Jobs, turns: FairQueue) -> None:
         for name, size in (("first", 9), ("large", 8), ("small", 1), ("small too", 1)):
             await jobs.add(name, "a", size)
         await jobs.end_all()
@@ -74,7 +74,7 @@ def test_of_one_client_the_smallest_goes_first() -> None:
 
 
 def test_no_client_holds_all_places() -> None:
-    async def work(jobs: Jobs, turns: Turns) -> None:
+    async def work(jobs: Jobs, turns: FairQueue) -> None:
         await jobs.add("a0", "a")
         await jobs.add("a1", "a")
         assert jobs.started == ["a0"]
@@ -87,7 +87,7 @@ def test_no_client_holds_all_places() -> None:
 
 
 def test_who_had_a_job_killed_comes_last_until_one_ends_well() -> None:
-    async def work(jobs: Jobs, turns: Turns) -> None:
+    async def work(jobs: Jobs, turns: FairQueue) -> None:
         await jobs.add("x", "x")
         turns.note_end("a", was_killed=True)
         await jobs.add("a0", "a")
@@ -106,7 +106,7 @@ def test_who_had_a_job_killed_comes_last_until_one_ends_well() -> None:
 
 
 def test_one_that_leaves_gives_its_place_up() -> None:
-    async def work(jobs: Jobs, turns: Turns) -> None:
+    async def work(jobs: Jobs, turns: FairQueue) -> None:
         for name in ("a", "b", "c"):
             await jobs.add(name, name)
         jobs.tasks["b"].cancel()

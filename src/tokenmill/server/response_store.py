@@ -16,12 +16,12 @@ from typing import TypeVar
 
 import msgspec
 
-from ...api.responses.history import MAX_CHAIN, Record
-from ...core.errors import Unavailable
-from ...core.units import MiB
-from ...state.database import Schema, cannot_use, set_mark, transaction
-from ...state.file import FAILURES, StateFile
-from ...state.kept import KEPT, Kind, Row, old_format
+from ..api.responses.history import MAX_CHAIN, Record
+from ..core.errors import Unavailable
+from ..core.units import MiB
+from ..state.database import Schema, cannot_use, set_mark, transaction
+from ..state.file import FAILURES, StateFile
+from ..state.kept import KEPT, Kind, Row, old_format
 
 FLAG = "--responses-store"
 KEPT_S = 24 * 3600
