@@ -250,7 +250,8 @@ def test_a_kv_store_has_the_folder_alone(tmp_path: Path) -> None:
     folder, other = folder_at(tmp_path), folder_at(tmp_path)
     with pytest.raises(OSError, match="used by another KV store"):
         claim(tmp_path)
-    del folder, other
+    folder.close()
+    other.close()
     lock = claim(tmp_path)
     with pytest.raises(ConfigError, match="used by another KV store"):
         open_folder(tmp_path, MODEL, [])

@@ -181,6 +181,8 @@ class ModelExecutor:
         if self._tiers is not None:
             self._tiers.close()
         self._queue.close()
+        if self._transfers is not None:
+            self._transfers.close()
         self._on_close()
         # What they hold goes now, and not when somebody lets go of the executor.
         self._pools = ()

@@ -74,6 +74,9 @@ class Transfers:
             await self._beside("written", self._folder.save, blocks)
         return ""
 
+    def close(self) -> None:
+        self._folder.close()
+
     def _runs(self, moves: Sequence[BlockMove]) -> list[tuple[BlockMove, ...]]:
         return cut_moves(moves, [pool.group.bytes_per_block for pool in self._pools], COPY_BYTES)
 

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -193,15 +193,20 @@ class SharedFolder:
         self._extents: list[Extent] = []  # oldest first
         self._places: dict[tuple[int, BlockKey], tuple[Extent, int]] = {}
         self._unusable: set[Path] = set()
+        self._release: Callable[[], object] = lambda: None
 
     def open(self) -> None:
         """Make the folder if need be, and read what its extents hold. Raises OSError where it cannot be used."""
-        weakref.finalize(self, os.close, claim(self.path, is_shared=True))
+        self._release = weakref.finalize(self, os.close, claim(self.path, is_shared=True))
         with self._only_writer():
             for path in self.path.glob(f"{self._numerics_id[:16]}-*{SUFFIX}{PARTIAL}"):
                 path.unlink(missing_ok=True)
             convert(self.path, self._numerics_id, self._block_bytes)
         self.refresh()
+
+    def close(self) -> None:
+        """From now on a KV store may have the folder. May be called again."""
+        self._release()
 
     def refresh(self) -> None:
         """Take in what other processes have written since the last look, and let go of what they have deleted. Costs a
