@@ -185,7 +185,7 @@ def test_delays_grow_with_starts_that_fail_and_not_with_kills_of_what_served() -
         (-signal.SIGKILL, 1249, {}, Cause.OUTSIDE),
         (-signal.SIGKILL, 1251, {}, Cause.FAULT),
         (-signal.SIGKILL, 0, {"has_oom_kill": True}, Cause.FAULT),
-        (-signal.SIGKILL, 0, {"is_own_kill": True}, Cause.FAULT),
+        (-signal.SIGKILL, 0, {"was_killed_by_us": True}, Cause.FAULT),
         (-signal.SIGTERM, 1251, {"has_oom_kill": True}, Cause.OUTSIDE),
         (-signal.SIGSEGV, 0, {}, Cause.FAULT),
         (-signal.SIGABRT, 0, {}, Cause.FAULT),

@@ -100,8 +100,8 @@ class ForwardedWorker(Protocol):
 class Receiver(Protocol):
     """The front end, as workers in fast forward tell it.
 
-    take_late     a message of a worker
-    take_run      what Repeated says
+    take_deferred a message of a worker
+    take_run      what EqualSteps says
     pace          of steps of such, as they arrive
     may_take_runs whether nothing waits for a step
     look_s        when single steps are looked at next, whoever's they are; `look` does
