@@ -15,7 +15,7 @@ Command = Callable[[Any, str, str, str, str], Parser]
 """(sub-commands, name, about, module, function) -> its parser"""
 
 
-def add_commands(commands: argparse._SubParsersAction, command: Command) -> None:
+def add_key_commands(commands: argparse._SubParsersAction, command: Command) -> None:
     keys = commands.add_parser("keys", help="who may call a server", description="Who may call a server.")
     of_keys = keys.add_subparsers(title="commands", metavar="COMMAND", required=True)
     create = command(of_keys, "create", "make an API key and print it as the last word", "keys", "create")

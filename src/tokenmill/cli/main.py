@@ -19,7 +19,7 @@ from ..kv.store.options import TierOptions
 from ..node.options import TIERS, EngineOptions, TextOptions
 from ..server.config import AUDIT, KEPT, KEYS, LOAD, LOGS, ServerConfig
 from .foreign_words import COMMANDS
-from .keys_parser import add_commands as add_key_commands
+from .keys_parser import add_key_commands
 from .kv_events_options import KVEventsOptions
 from .launchers.ray_options import RayOptions
 from .options import SHAPE, SamplingOptions, add_options, argument_type

@@ -15,7 +15,7 @@ from .server import server_of, socket_of
 
 def verify(args: argparse.Namespace) -> int:
     """Exit code 1: blocks were not what had been saved; they are dropped."""
-    damaged = asyncio.run(_asked(socket_of(args), "verify", {}))["damaged"]
+    damaged = asyncio.run(_answer_of(socket_of(args), "verify", {}))["damaged"]
     for tier, num_bad in damaged.items():
         print(f"{tier}: " + (f"{num_bad} blocks were damaged, and are dropped" if num_bad else "all blocks are sound"))
     if not damaged:
@@ -24,7 +24,7 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def fence(args: argparse.Namespace) -> int:
-    told = asyncio.run(_asked(socket_of(args), "fence", {}))
+    told = asyncio.run(_answer_of(socket_of(args), "fence", {}))
     print(f"epoch {told['epoch']}: no other machine writes to the remote store until it is started again")
     return 0
 
@@ -43,11 +43,11 @@ def rm(args: argparse.Namespace) -> int:
         return 0
     given = {"tier": args.tier, "owner": args.owner}
     asked = {name: value for name, value in given.items() if value is not None}
-    told = asyncio.run(_asked(socket_of(args), "clear", asked))
+    told = asyncio.run(_answer_of(socket_of(args), "clear", asked))
     print(f"{told['blocks']} blocks are forgotten")
     return 0
 
 
-async def _asked(path: str, what: str, argument: dict[str, Any]) -> Any:
+async def _answer_of(path: str, what: str, argument: dict[str, Any]) -> Any:
     with closing(StoreAdmin(path)) as admin:
         return await admin.ask(what, argument)
