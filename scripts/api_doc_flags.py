@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import api_doc_words as words
 from markdown_tables import code, codes, grouped, table
-from tokenmill.cli import foreign_words, spelling
+from tokenmill.cli import parser as spelling
 from tokenmill.cli.main import _parser
 from tokenmill.cli.parser import _Foreign
 from tokenmill.node import foreign
@@ -97,8 +97,8 @@ def _groups(head: str, groups: Iterable[tuple[str, foreign.Group]]) -> Iterator[
 def commands_and_environment() -> Iterator[str]:
     yield "### Commands"
     yield "Of other servers, each refused with what to do here:"
-    yield from table("command", "here", rows=((code(name), text) for name, text in foreign_words.COMMANDS.items()))
+    yield from table("command", "here", rows=((code(name), text) for name, text in foreign.COMMANDS.items()))
     yield "### Environment"
     yield "Variables of other servers are not read. Where one is set, the start says so and names what to give:"
-    rows = ((code(name), text.replace("{}", "VALUE")) for name, text in foreign_words.ENVIRONMENT.items())
+    rows = ((code(name), text.replace("{}", "VALUE")) for name, text in foreign.ENVIRONMENT.items())
     yield from table("variable", "instead", rows=rows)

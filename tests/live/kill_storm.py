@@ -34,7 +34,7 @@ import kill
 from kill_workers import Count, Load, ask, bodies, spread, workers
 from serving import Server, wait_until
 
-from tokenmill.cli.poison import CRASH, HUNGRY
+from tokenmill.cli.engine_process import CRASH, HUNGRY
 
 ARGS = ("--kv-cache-memory-bytes", "32MiB", "--threads", "1")
 SEEDS = {CRASH: 1_000_001, HUNGRY: 1_000_002}

@@ -88,14 +88,14 @@ class Server:
         return self._child("tokenmill.helper.child")
 
     @property
-    def keeper_pid(self) -> int | None:
+    def zygote_pid(self) -> int | None:
         """The process that forks engines, if there is one now."""
-        return self._child("tokenmill.cli.keeper_process")
+        return self._child("tokenmill.cli.zygote_process")
 
     def forked_pids(self) -> list[int]:
-        """Of the engines that the keeper forked."""
-        keeper = self.keeper_pid
-        return [int(pid) for pid in _read(f"/proc/{keeper}/task/{keeper}/children").split()] if keeper else []
+        """Of the engines that the zygote forked."""
+        zygote = self.zygote_pid
+        return [int(pid) for pid in _read(f"/proc/{zygote}/task/{zygote}/children").split()] if zygote else []
 
     def pids(self) -> list[int]:
         """Of all its processes, the helper's children included."""

@@ -11,7 +11,7 @@ from serving import Server
 
 from tokenmill import LLM
 from tokenmill.bench.quality.api import ApiSubject
-from tokenmill.cli.bench.quality import LocalSubject
+from tokenmill.cli.bench.commands import LocalSubject
 from tokenmill.cli.main import main
 
 TEXT = (

@@ -14,7 +14,7 @@ import kill
 import pytest
 from serving import Server
 
-from tokenmill.cli.poison import CRASH
+from tokenmill.cli.engine_process import CRASH
 
 POISON = 666
 

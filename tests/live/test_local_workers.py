@@ -1,4 +1,4 @@
-"""Several engines of one machine, forked by a keeper: one copy of the weights, and no call that notices a kill."""
+"""Several engines of one machine, forked by a zygote: one copy of the weights, and no call that notices a kill."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def weights(pid: int) -> tuple[int, int]:
 
 
 def test_engines_share_write_protected_weights(three: Server) -> None:
-    keeper = three.keeper_pid
-    assert keeper is not None and len(os.listdir(f"/proc/{keeper}/task")) == 1
-    found = [weights(pid) for pid in (keeper, *three.forked_pids())]
+    zygote = three.zygote_pid
+    assert zygote is not None and len(os.listdir(f"/proc/{zygote}/task")) == 1
+    found = [weights(pid) for pid in (zygote, *three.forked_pids())]
     assert all(number for number, _ in found)
     alone = max(shared for _, shared in found)
     assert sum(shared for _, shared in found) <= 4.2 * alone, found
@@ -91,8 +91,8 @@ def workers(server: Server) -> dict[str, dict[str, Any]]:
 
 
 def test_lives_leave_no_files_open(three: Server) -> None:
-    keeper = three.keeper_pid
-    assert keeper is not None
+    zygote = three.zygote_pid
+    assert zygote is not None
     found = []
     for _ in range(3):
         few = {"model": "tiny", "prompt": [5] * 9, "max_tokens": 2, "n": 6}
@@ -101,7 +101,7 @@ def test_lives_leave_no_files_open(three: Server) -> None:
             os.kill(each["pid"], signal.SIGKILL)
             wait_until(lambda name=name, each=each: workers(three)[name]["pid"] not in (None, each["pid"]), "another")
         wait_until(lambda: all_ready(three), "three engines")
-        found.append((open_files(three.process.pid), open_files(keeper)))
+        found.append((open_files(three.process.pid), open_files(zygote)))
     assert found[-1][0] < found[0][0] + 6 and found[-1][1] == found[0][1], found  # six lives are between them
 
 
@@ -136,29 +136,29 @@ def test_an_engine_serves_in_another_pool_and_its_next_life_too(three: Server) -
     assert three.request("POST", "/admin/workers/w1/pool", {"pool": "mixed"})[0] == 200
 
 
-def test_a_keeper_is_replaced_while_its_engines_serve(three: Server, expected: list[str]) -> None:
-    keeper, engines = three.keeper_pid, three.forked_pids()
-    assert keeper is not None
-    os.kill(keeper, signal.SIGKILL)
+def test_a_zygote_is_replaced_while_its_engines_serve(three: Server, expected: list[str]) -> None:
+    zygote, engines = three.zygote_pid, three.forked_pids()
+    assert zygote is not None
+    os.kill(zygote, signal.SIGKILL)
     assert answers(three) == expected
-    wait_until(lambda: three.keeper_pid not in (None, keeper), "another keeper")
-    assert three.forked_pids() == [], "engines outlive their keeper, and only those that end are forked again"
+    wait_until(lambda: three.zygote_pid not in (None, zygote), "another zygote")
+    assert three.forked_pids() == [], "engines outlive their zygote, and only those that end are forked again"
     for pid in engines:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: len(three.forked_pids()) == 3, "engines of the new keeper")
+    wait_until(lambda: len(three.forked_pids()) == 3, "engines of the new zygote")
     assert answers(three) == expected
 
 
-def test_ends_that_a_keeper_never_told_are_heard_of(three: Server, expected: list[str]) -> None:
+def test_ends_that_a_zygote_never_told_are_heard_of(three: Server, expected: list[str]) -> None:
     """It was stopped when its engines ended, and dies so: nobody waits for what it would have told."""
-    keeper, engines = three.keeper_pid, three.forked_pids()
-    assert keeper is not None and len(engines) == 3
-    os.kill(keeper, signal.SIGSTOP)
+    zygote, engines = three.zygote_pid, three.forked_pids()
+    assert zygote is not None and len(engines) == 3
+    os.kill(zygote, signal.SIGSTOP)
     for pid in engines:
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: all(has_ended(pid) for pid in engines), "the ends of the engines")
-    os.kill(keeper, signal.SIGKILL)
-    wait_until(lambda: three.keeper_pid != keeper and len(three.forked_pids()) == 3, "engines of another keeper")
+    os.kill(zygote, signal.SIGKILL)
+    wait_until(lambda: three.zygote_pid != zygote and len(three.forked_pids()) == 3, "engines of another zygote")
     assert answers(three) == expected
 
 

@@ -13,8 +13,8 @@ import kill
 import pytest
 from serving import Server, wait_until
 
+from tokenmill.cli.engine_process import CRASH
 from tokenmill.cli.main import main
-from tokenmill.cli.poison import CRASH
 from tokenmill.core.flight import read_flight
 
 POISON = 667

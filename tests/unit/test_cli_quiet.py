@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tokenmill.cli import quiet
-from tokenmill.cli.quiet import NUM_LOOKS, until_quiet
+from tokenmill.cli import engine_process as quiet
+from tokenmill.cli.engine_process import NUM_LOOKS, until_quiet
 
 
 @pytest.mark.parametrize(

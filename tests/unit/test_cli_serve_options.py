@@ -12,8 +12,8 @@ import pytest
 from tokenmill.cli import main as cli
 from tokenmill.cli import serve_options
 from tokenmill.cli.options import given_options
+from tokenmill.cli.serve import ServeConfig
 from tokenmill.cli.serve_options import HttpOptions
-from tokenmill.cli.wire import ServeConfig
 from tokenmill.cli.worker_options import ListenOptions
 from tokenmill.core.errors import ConfigError
 from tokenmill.server.config import ServerConfig

@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 
-from tokenmill.cli import keeper
-from tokenmill.cli.keeper import ForkedEngine, can_keep
-from tokenmill.cli.launch import Launch
-from tokenmill.cli.lives import Death, Ends, EngineCrashed, EngineProcess, peak_bytes
+from tokenmill.cli import zygote
+from tokenmill.cli.engine_process import Launch
 from tokenmill.cli.local import LocalEngines
-from tokenmill.cli.supervisor import Supervisor, next_delay_s
+from tokenmill.cli.supervisor import Death, Ends, EngineCrashed, EngineProcess, Supervisor, next_delay_s, peak_bytes
+from tokenmill.cli.zygote import ForkedEngine, can_fork
 from tokenmill.cluster.events import Cause
 from tokenmill.core.events import Ready
 from tokenmill.core.units import KiB, MiB
@@ -117,8 +116,8 @@ def test_a_process_that_has_ended_is_not_killed_any_more_and_its_size_is_known()
 def test_no_clock_decides_how_a_forked_engine_ended(
     status: int | None, cause: Cause, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its report ends before its keeper tells the status, or that nobody will; that is waited for."""
-    monkeypatch.setattr(keeper, "_END_S", 0.0)
+    """Its report ends before its zygote tells the status, or that nobody will; that is waited for."""
+    monkeypatch.setattr(zygote, "_END_S", 0.0)
 
     async def main() -> Death:
         ends = Ends.open()
@@ -143,7 +142,7 @@ def test_what_loading_took_is_forgotten_when_an_engine_serves() -> None:
     # A small process begins it: what a large one had when it forked counts as its child's.
     begin = "import resource, subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True);"
     begin += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
-    load = f"from tokenmill.node.heap import forget_peak; x = b'x' * {256 * MiB}; del x; "
+    load = f"from tokenmill.node.memory import forget_peak; x = b'x' * {256 * MiB}; del x; "
     peaks = []
     for serve in ("pass", "forget_peak()"):
         told = subprocess.run([sys.executable, "-c", begin, load + serve], check=True, capture_output=True).stdout
@@ -151,7 +150,7 @@ def test_what_loading_took_is_forgotten_when_an_engine_serves() -> None:
     assert peaks[0] > 256 * MiB > peaks[1], peaks
 
 
-def test_the_plan_counts_weights_once_where_a_keeper_has_them() -> None:
+def test_the_plan_counts_weights_once_where_a_zygote_has_them() -> None:
     launch = Launch("path", "model", "", EngineOptions())
     ready = Ready("m", 1, 1, (), "n", 1, 1, memory=(("weights", 100), ("KV", 10), ("engine", 1)))
 
@@ -161,9 +160,9 @@ def test_the_plan_counts_weights_once_where_a_keeper_has_them() -> None:
     assert told(LocalEngines(launch, ("mixed",))) == {"weights": 100, "KV": 10, "engine": 1}
     own = {"weights of 3 workers": 300, "KV of 3 workers": 30, "engine of 3 workers": 3}
     assert told(LocalEngines(launch, ("mixed",) * 3)) == own
-    kept = LocalEngines(launch, ("prefill", "decode", "decode"), keeps=True)
+    kept = LocalEngines(launch, ("prefill", "decode", "decode"), forks=True)
     shared = {"weights": 100, "KV of 3 workers": 30, "engine of 3 workers": 4}
-    assert told(kept) == (shared if can_keep() else own)
+    assert told(kept) == (shared if can_fork() else own)
     assert kept.summary == "1 prefill, 2 decode"
 
 

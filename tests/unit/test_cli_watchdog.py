@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from tokenmill.cli.watchdog import LOOK_S, Watchdog
+from tokenmill.cli.supervisor import LOOK_S, Watchdog
 from tokenmill.net import child_process as heartbeat
 from tokenmill.net.child_process import open_heartbeat, sending_heartbeats, take_heartbeats
 from tokenmill.ops.api import RawTensor

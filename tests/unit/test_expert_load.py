@@ -10,8 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tokenmill.cli.expert_load import LoadWriter, read_load, write_load
-from tokenmill.cli.expert_map import draw_load
+from tokenmill.cli.expert_load import LoadWriter, draw_load, read_load, write_load
 from tokenmill.cli.main import main
 from tokenmill.cluster.totals import ExpertTotals
 from tokenmill.control.observe.observers import Observers

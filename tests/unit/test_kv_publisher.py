@@ -15,8 +15,8 @@ from test_engine_core import Engine, make_request
 from test_engine_kv_events import CONFIG, request, run
 
 from kv_tree import Tree
+from tokenmill.cli.engine_process import Launch
 from tokenmill.cli.kv_events_options import KVEventsOptions, read_config
-from tokenmill.cli.launch import Launch
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.effects import StepFailed

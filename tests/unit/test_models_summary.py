@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from tiny import tiny_checkpoint
 from tiny_moe import CONFIG, gpt_oss_config, moe_checkpoint, moe_config
-from tokenmill.cli.layer_facts import as_json, layer_facts, router_words
+from tokenmill.cli.inspect import as_json, layer_facts, router_words
 from tokenmill.core.experts import touched
 from tokenmill.formats.checkpoint import open_checkpoint
 from tokenmill.models import summary as surveying

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tokenmill.cli import foreign_words, spelling
 from tokenmill.cli import main as cli
+from tokenmill.cli import parser as spelling
 from tokenmill.cli.options import engine_options, sampling_overrides
 from tokenmill.cli.parser import _Foreign
 from tokenmill.core.request import SamplingParams
@@ -184,14 +184,12 @@ def test_a_command_of_another_program_says_what_to_type(line, capsys):
 def test_commands_that_are_the_same_here_are_known():
     for line in ("ollama serve", "ollama pull smollm2", "ollama list", "ollama rm smollm2"):
         parse(typed(line))
-    assert foreign_words.COMMANDS.keys().isdisjoint(
-        {"serve", "chat", "pull", "list", "rm", "inspect", "bench", "doctor"}
-    )
+    assert foreign.COMMANDS.keys().isdisjoint({"serve", "chat", "pull", "list", "rm", "inspect", "bench", "doctor"})
 
 
 def test_variables_of_other_servers_are_named_unless_their_flag_is_given():
     environ = {"OLLAMA_CONTEXT_LENGTH": "8192", "OLLAMA_HOST": "0.0.0.0", "LLAMA_ARG_CTX_SIZE": "4096", "HOME": "/"}
-    notes = list(foreign_words.environment_notes(environ, ["serve", "--host=0.0.0.0"]))
+    notes = list(foreign.environment_notes(environ, ["serve", "--host=0.0.0.0"]))
     assert len(notes) == 2
     assert "--max-model-len 8192" in notes[0] and "--ctx-size 4096" in notes[1]
 

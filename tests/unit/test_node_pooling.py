@@ -13,9 +13,9 @@ from tokenmill.core.errors import ConfigError
 from tokenmill.core.request import PoolingParams
 from tokenmill.core.units import GiB
 from tokenmill.formats.checkpoint import Checkpoint
+from tokenmill.node.load import choose_pooling
 from tokenmill.node.machine import MachineFacts
 from tokenmill.node.options import EngineOptions
-from tokenmill.node.pooling import choose_pooling
 from tokenmill.node.resolve import ModelFacts, resolve
 
 BERT = {

@@ -11,8 +11,7 @@ from tokenmill.core.block import KVGroupSpec, full_groups, window_group
 from tokenmill.core.units import GiB, MiB
 from tokenmill.node.machine import MachineFacts
 from tokenmill.node.options import EngineOptions
-from tokenmill.node.pools import fewest_window_blocks, longest, split_pools
-from tokenmill.node.resolve import ModelFacts, resolve
+from tokenmill.node.resolve import ModelFacts, fewest_window_blocks, longest, resolve, split_pools
 
 SIZE = 16
 # Gemma 3 1B: 4 layers that see everything and 22 that see 512 positions, 1 KiB a layer and token.

@@ -16,7 +16,7 @@ import pytest
 
 from tokenmill.api.llama.settings import settings
 from tokenmill.cli.options import SamplingOptions
-from tokenmill.cli.spelling import SPELLED
+from tokenmill.cli.parser import SPELLED
 from tokenmill.core import sampling
 from tokenmill.core.sampling import COLUMNS, FILTERS, SAMPLERS, SETTINGS, SamplingParams
 from tokenmill.ops.draws import SampleBatch

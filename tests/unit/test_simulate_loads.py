@@ -18,7 +18,7 @@ from tokenmill.bench.load.load_file import apply_load, settle
 from tokenmill.bench.load.player import Progress
 from tokenmill.bench.load.show import print_result, runs_of
 from tokenmill.cli.simulate import loads
-from tokenmill.cli.simulate.progress import line_of
+from tokenmill.cli.simulate.loads import line_of
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs

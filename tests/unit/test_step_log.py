@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.cli.step_logging import num_blocks_of
+from tokenmill.cli.engine_process import num_blocks_of
 from tokenmill.core.block import WINDOW, KVGroupSpec, full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import work_of

@@ -19,28 +19,171 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..core.block import KVGroupSpec
+from ..core.effects import Job
 from ..core.errors import TokenmillError
 from ..core.events import WorkerFacts
+from ..core.ports import Executor
+from ..core.step import StepPlan, StepResult
+from ..core.step_records import LogFacts
 from ..net.child_process import exit_when_parent_ends
+from ..net.kv_endpoints import KVEventsConfig
 from ..net.system import run_event_loop
-from .launch import Launch
+from ..node.machine import MachineFacts, read_machine
+from ..node.options import EngineOptions
+from ..node.resolve import longest
 from .logs import set_up_logging
-from .quiet import until_quiet
-from .step_logging import step_logging
 
 if TYPE_CHECKING:
     from ..core.config import EngineConfig
     from ..core.events import Ready
     from ..engine.core import EngineCore
     from ..engine.journal import Recorder
-    from ..engine.recorders import FlightRecorder
+    from ..engine.recorders import FlightRecorder, Watcher
     from ..node.load import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """path, model    the checkpoint, and the name it is served under
+    cache_dir      where digests are remembered
+    queue_bytes    what the front end may hold for waiting requests, for the printed plan
+    address        of the link
+    lifeline_fd    inherited read end of a pipe that closes when the front end ends
+    heartbeat_fd   inherited write end of a pipe that takes signs of progress
+    log_level      of the engine process's own messages
+    log_format     of them (cli.logs)
+    journal        file that takes the engine's story; "": none does
+    flight         file of its flight recorder; "": there is none
+    step_log       file of its step log; "": there is none
+    worker, pool   what WorkerFacts calls id and pool
+    kv_transfer    how it takes KV from workers of this machine, and gives it to them (cli.kv_peers); "": not at all
+    kv_events      how it publishes what it caches; None: not at all
+    rank           its number among the engines of its front end
+    machine        what there is for it; None: it looks for itself
+    """
+
+    path: str
+    model: str
+    cache_dir: str
+    options: EngineOptions
+    queue_bytes: int = 0
+    address: str = ""
+    lifeline_fd: int = -1
+    heartbeat_fd: int = -1
+    log_level: str = "warning"
+    log_format: str = "text"
+    journal: str = ""
+    flight: str = ""
+    step_log: str = ""
+    worker: str = ""
+    pool: str = "mixed"
+    kv_transfer: str = ""
+    kv_events: KVEventsConfig | None = None
+    rank: int = 0
+    machine: MachineFacts | None = None
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Launch:
+        fields: dict[str, Any] = json.loads(data)
+        machine = fields["machine"]
+        if machine is not None:
+            machine = MachineFacts(**{**machine, "cpu_features": tuple(machine["cpu_features"])})
+        kv_events = KVEventsConfig(**fields["kv_events"]) if fields["kv_events"] is not None else None
+        options = EngineOptions(**fields["options"])
+        return cls(**{**fields, "options": options, "kv_events": kv_events, "machine": machine})
+
+
+CRASH, HUNGRY = "TOKENMILL_TEST_POISON_SEED", "TOKENMILL_TEST_HUNGRY_SEED"
+HUNGRY_BYTES = 1 << 29
+
+
+class PoisonedExecutor:
+    """An executor that does what `executor` does, until it is given a row of a request with one of these seeds."""
+
+    def __init__(self, executor: Executor, crash: int | None, hungry: int | None) -> None:
+        self._executor = executor
+        self._crash = crash
+        self._hungry = hungry
+
+    def execute(self, plan: StepPlan) -> Awaitable[StepResult]:
+        seeds = {row.intro.seed for row in plan.rows if row.intro is not None}
+        if self._crash in seeds:
+            os.kill(os.getpid(), signal.SIGABRT)
+        if self._hungry in seeds:
+            taken = b"x" * HUNGRY_BYTES
+            os.kill(os.getpid(), signal.SIGKILL)
+            assert taken
+        return self._executor.execute(plan)
+
+    async def run(self, job: Job) -> str:
+        return await self._executor.run(job)
+
+
+def maybe_poisoned(executor: Executor) -> Executor:
+    crash, hungry = (None if (seed := os.environ.get(name)) is None else int(seed) for name in (CRASH, HUNGRY))
+    return executor if crash is hungry is None else PoisonedExecutor(executor, crash, hungry)
+
+
+LOOK_S = 0.1
+NUM_LOOKS = 10
+
+
+async def until_quiet(is_busy: Callable[[], bool], num_done: Callable[[], int]) -> None:
+    """Return when NUM_LOOKS looks one after the other, LOOK_S apart, have found nothing to do, and nothing done since
+    the one before. `num_done`: grows with what is done."""
+    num_quiet, before = 0, num_done()
+    while num_quiet < NUM_LOOKS:
+        await asyncio.sleep(LOOK_S)
+        now = num_done()
+        num_quiet = 0 if is_busy() or now != before else num_quiet + 1
+        before = now
+
+
+@contextmanager
+def step_logging(path: str, engine: Engine, model: str, beside: Watcher | None) -> Iterator[Watcher | None]:
+    """What hears of an engine's steps: its step log in the file at `path`, and `beside`; "": `beside` alone."""
+    from ..engine.recorders import StepLog
+    from ..net.mapped_files import step_file
+
+    if not path:
+        yield beside
+        return
+    with step_file(path, _facts(engine, model)) as writer:
+        yield beside if writer is None else StepLog(writer, beside)
+
+
+def num_blocks_of(groups: Sequence[KVGroupSpec]) -> int:
+    """Of the pool that says how many tokens there is KV for: those of windows hold the last tokens alone."""
+    most = max(group.num_blocks for group in groups)
+    return longest(groups, block_size=1, max_context=most)  # in blocks, not tokens
+
+
+def _facts(engine: Engine, model: str) -> LogFacts:
+    config = engine.config
+    return LogFacts(
+        model=model,
+        numerics_id=config.numerics_id,
+        processor=read_machine().cpu_model,
+        isa=engine.kernels.partition(", threads")[0],
+        threads=engine.settings.threads,
+        block_size=config.block_size,
+        num_blocks=num_blocks_of(config.groups),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        chosen_experts=config.chosen_experts,
+        cores=read_machine().num_cpus,
+    )
+
 
 SWITCH_S = 0.0002
 """How long the event loop may keep the interpreter once the step thread wants it: then no call can start."""
@@ -83,11 +226,9 @@ async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> No
     from ..net.child_process import sending_heartbeats
     from ..net.system import MonotonicClock
     from ..net.unix import UnixEngineEnd
-    from ..node.heap import forget_peak
     from ..node.joining import join_store, joining_later
-    from ..node.pressure import Pressure
+    from ..node.memory import Pressure, forget_peak
     from .kv_events_options import publish_tiers, published_facts, publishing, tell
-    from .poison import maybe_poisoned
 
     pressure = Pressure()
     engine, ready = make()
@@ -142,9 +283,9 @@ async def warm_up(engine: Engine, core: EngineCore) -> None:
 def load(launch: Launch) -> tuple[Engine, Ready]:
     """The engine, and what a front end is told of it. Raises ConfigError and BadCheckpoint."""
     from ..formats.checkpoint import open_checkpoint
-    from ..node.heap import private_bytes
     from ..node.load import load_engine
     from ..node.machine import read_machine
+    from ..node.memory import private_bytes
     from .models import progress_bar
 
     machine = launch.machine or read_machine()

@@ -28,14 +28,13 @@ from ..node.machine import MachineFacts
 from ..node.notes import NOTE
 from ..node.options import TextOptions
 from ..server.config import ServerConfig
+from .engine_process import Launch, until_quiet
 from .engines import Engines, until_first_ends
 from .expert_load import LoadWriter
 from .hosting import Hosting
 from .kv.documents import Document
 from .kv_tiers import KVTiers
-from .launch import Launch
-from .plan import print_facts
-from .quiet import until_quiet
+from .logs import print_facts
 from .serve_options import HttpOptions, ServeOptions
 from .state import file_records, open_accounting, open_kept_stores, open_resume_store
 from .upstream_options import UpstreamOptions
@@ -99,7 +98,7 @@ class Progress:
 
 async def run_front_end(given: Given, engines: Engines, launch: Launch, machine: MachineFacts) -> None:
     """machine: as it was before anything was loaded. Ends with an error, or when the server has stopped."""
-    from ..node.heap import map_large_blocks
+    from ..node.memory import map_large_blocks
 
     map_large_blocks()
     text, sampling = _load_text(given)
@@ -313,7 +312,7 @@ class FrontEnd:
 
     async def serve(self) -> None:
         """Until the server has stopped, and what engines save is saved."""
-        from ..node.heap import trim_heap
+        from ..node.memory import trim_heap
         from ..server.run import serve
 
         options, http = self.given.options, self.given.http
@@ -365,7 +364,7 @@ class FrontEnd:
     def _memory_beside(self) -> tuple[tuple[str, int], ...]:
         """At most, of processes that the engine does not know."""
         from ..helper.parent import helper_bytes
-        from ..node.heap import private_bytes
+        from ..node.memory import private_bytes
         from ..server.limits import front_end_bytes
 
         base_bytes = private_bytes()

@@ -18,7 +18,7 @@ from ..core.events import Ready
 from ..node.machine import MachineFacts, left_of
 from ..node.options import TextOptions
 from ..server.config import ServerConfig
-from .launch import Launch
+from .engine_process import Launch
 from .local import LocalEngines
 from .models import resolve_model
 

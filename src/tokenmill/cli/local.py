@@ -1,6 +1,6 @@
 """The launcher of this machine: engines are processes beside the front end, each kept alive by a supervisor.
 
-One engine loads for itself. Several are forked by a keeper, so that they share the weights, where the system can do
+One engine loads for itself. Several are forked by a zygote, so that they share the weights, where the system can do
 that.
 """
 
@@ -16,16 +16,15 @@ from ..core.events import Ready
 from ..net.mapped_files import prune
 from ..node.machine import read_machine
 from ..server.client import EngineClient
+from .engine_process import Launch
 from .engines import until_first_ends
-from .keeper import Keeper, can_keep
-from .launch import Launch
-from .lives import EngineProcess
-from .supervisor import Supervisor
+from .supervisor import EngineProcess, Supervisor
+from .zygote import Zygote, can_fork
 
 
 class LocalEngines:
     """An engines.Launcher. pools: of each engine, where it serves. They divide the machine's processors and memory.
-    engine_timeout_s, flight_dir: see Supervisor. keeps: they are forked by a keeper."""
+    engine_timeout_s, flight_dir: see Supervisor. forks: they are forked by a zygote."""
 
     joins = False
 
@@ -35,14 +34,14 @@ class LocalEngines:
         pools: Sequence[str],
         engine_timeout_s: float = 0.0,
         flight_dir: str = "",
-        keeps: bool = False,
+        forks: bool = False,
     ) -> None:
         assert pools, "no engine"
         machine = launch.machine
-        if keeps or len(pools) > 1:
+        if forks or len(pools) > 1:
             machine = machine or read_machine()
             machine = replace(machine, num_sharing=machine.num_sharing * len(pools))
-        self._keeper = Keeper(replace(launch, machine=machine)) if keeps and can_keep() else None
+        self._zygote = Zygote(replace(launch, machine=machine)) if forks and can_fork() else None
         self._supervisors = [
             Supervisor(
                 replace(
@@ -56,7 +55,7 @@ class LocalEngines:
                 ),
                 engine_timeout_s,
                 flight_dir,
-                EngineProcess.start if self._keeper is None else self._keeper.start,
+                EngineProcess.start if self._zygote is None else self._zygote.start,
             )
             for index, pool in enumerate(pools)
         ]
@@ -69,8 +68,8 @@ class LocalEngines:
         if self._flight_dir:
             prune(self._flight_dir)
         with contextlib.ExitStack() as held:
-            if self._keeper is not None:
-                held.enter_context(self._keeper)
+            if self._zygote is not None:
+                held.enter_context(self._zygote)
             for supervisor in self._supervisors:
                 held.enter_context(supervisor)
             self._held = held.pop_all()
@@ -83,18 +82,18 @@ class LocalEngines:
         def note(ready: Ready) -> Ready:
             return complete(replace(ready, memory=self._memory(ready)))
 
-        keeping = [] if self._keeper is None else [self._keeper.run()]
-        await until_first_ends(*keeping, *(each.run(client, note, self._has_begun) for each in self._supervisors))
+        forking = [] if self._zygote is None else [self._zygote.run()]
+        await until_first_ends(*forking, *(each.run(client, note, self._has_begun) for each in self._supervisors))
 
     def _memory(self, ready: Ready) -> tuple[tuple[str, int], ...]:
-        """Of all engines together, by what one tells. A keeper has the weights once, and is a process more."""
+        """Of all engines together, by what one tells. A zygote has the weights once, and is a process more."""
         count = len(self._supervisors)
         if count == 1:
             return ready.memory
-        counts = {} if self._keeper is None else {"engine": count + 1}
+        counts = {} if self._zygote is None else {"engine": count + 1}
         return tuple(
             (name, size)
-            if name == "weights" and self._keeper is not None
+            if name == "weights" and self._zygote is not None
             else (f"{name} of {count} workers", size * counts.get(name, count))
             for name, size in ready.memory
         )

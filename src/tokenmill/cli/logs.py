@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from ..control.observe.call_context import CALL, names_of
 from ..core.masking import Mask
+
+
+def print_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
+    """A line each, names and values in columns."""
+    print(title)
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        print(f"  {name:<{width}}  {value}")
+    sys.stdout.flush()
+
 
 FORMATS = ("text", "json")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"

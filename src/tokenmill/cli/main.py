@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 
 from .. import __version__
 from ..control.audit.options import AuditOptions
+from ..control.tenants.settings import TenantSettings
 from ..core.errors import TokenmillError
 from ..core.options import options_of
 from ..kv.store.options import TierOptions
+from ..node.foreign import COMMANDS
 from ..node.options import TIERS, EngineOptions, TextOptions
 from ..server.config import AUDIT, KEPT, KEYS, LOAD, LOGS, ServerConfig
-from .foreign_words import COMMANDS
-from .keys_parser import add_key_commands
+from .keys import duration
 from .kv_events_options import KVEventsOptions
 from .launchers.ray_options import RayOptions
 from .options import SHAPE, SamplingOptions, add_options, argument_type
@@ -58,7 +59,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     _add_serving(commands)
     _add_talking(commands)
     _add_models(commands)
-    add_key_commands(commands, _command)
+    _add_keys(commands)
     _add_flight(commands)
     fitting = _command(commands, "calibrate", "learn what steps take, from step logs", "calibrate.command", "calibrate")
     _add_arguments(argv, "calibrate", "cli.calibrate.command", fitting)
@@ -83,7 +84,7 @@ def _add_arguments(argv: Sequence[str], command: str, module: str, *parsers: Par
 
 
 def _add_serving(commands: _Commands) -> None:
-    serve = _command(commands, "serve", "serve a model over HTTP, by the APIs of OpenAI and others", "wire", "serve")
+    serve = _command(commands, "serve", "serve a model over HTTP, by the APIs of OpenAI and others", "serve", "serve")
     add_model(serve)
     _groups(
         serve,
@@ -150,6 +151,58 @@ def _add_models(commands: _Commands) -> None:
     )
 
 
+def _add_keys(commands: _Commands) -> None:
+    """Commands for who may call a server."""
+    keys = commands.add_parser("keys", help="who may call a server", description="Who may call a server.")
+    of_keys = keys.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    create = _command(of_keys, "create", "make an API key and print it as the last word", "keys", "create")
+    create.add_argument("key_name", metavar="NAME", help="what people call the key")
+    create.add_argument("--tenant", metavar="T", help="the tenant whose it is, made if it is not there (default: NAME)")
+    create.add_argument("--admin", action="store_true", help="it manages tenants, keys and the server too")
+    create.add_argument(
+        "--expires-in", type=argument_type(duration), default=0, metavar="TIME", help="such as 30d (default: never)"
+    )
+    _tenant_settings(create, "settings of a tenant that is made")
+    listed = _command(of_keys, "list", "list API keys", "keys", "list_keys")
+    listed.add_argument("--tenant", metavar="T", help="of this one only")
+    listed.add_argument("--all", action="store_true", help="those that are revoked or expired too")
+    rotate = _command(of_keys, "rotate", "replace an API key and print the new one as the last word", "keys", "rotate")
+    rotate.add_argument("key", metavar="KEY", help="its id or name")
+    rotate.add_argument(
+        "--overlap", type=argument_type(duration), default=0, metavar="TIME",
+        help="let the old one be used so long, such as 15m (default: not at all)",
+    )  # fmt: skip
+    revoke = _command(of_keys, "revoke", "end an API key", "keys", "revoke")
+    revoke.add_argument("key", metavar="KEY", help="its id, or the name of all that have it")
+
+    tenants = commands.add_parser("tenants", help="what each tenant may use", description="What each tenant may use.")
+    of_tenants = tenants.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    made = _command(of_tenants, "create", "make a tenant", "keys", "create_tenant")
+    changed = _command(of_tenants, "set", "change what a tenant may use", "keys", "set_tenant")
+    shown = _command(of_tenants, "show", "show a tenant", "keys", "show_tenant")
+    deleted = _command(of_tenants, "delete", "delete a tenant and revoke its keys", "keys", "delete_tenant")
+    for parser in (made, changed, shown, deleted):
+        parser.add_argument("tenant", metavar="TENANT", help="its id")
+    for parser in (made, changed):
+        _tenant_settings(parser, "settings")
+    all_tenants = _command(of_tenants, "list", "list tenants", "keys", "list_tenants")
+    for parser in (create, listed, rotate, revoke, made, changed, shown, deleted, all_tenants):
+        parser.add_argument("--json", action="store_true", help="print JSON")
+        parser.add_argument(
+            "--tenants",
+            metavar="FILE",
+            help="that serve --tenants has (default: control.db in the user's state folder)",
+        )
+
+
+def _tenant_settings(parser: Parser, title: str) -> None:
+    """What is not given is not in the namespace."""
+    group = parser.add_argument_group(title)
+    add_options(group, TenantSettings)
+    for action in group._group_actions:
+        action.default = argparse.SUPPRESS
+
+
 def _add_flight(commands: _Commands) -> None:
     flight = _command(commands, "flight", "show what an engine did last, from its flight recorder", "flight", "flight")
     flight.add_argument("file", metavar="FILE", help="a .flight file")
@@ -167,19 +220,21 @@ def _add_bench(commands: _Commands, argv: Sequence[str]) -> None:
     core = _command(benches, "core", "what a step costs outside of computing", "bench.core", "core")
     profile = _command(benches, "profile", "where the time of steps and requests goes", "bench.profile", "profile")
     add_model(profile)
-    quality = _command(benches, "quality", "what a model gets right, with stated errors", "bench.quality", "quality")
+    quality = _command(benches, "quality", "what a model gets right, with stated errors", "bench.commands", "quality")
     add_model(quality)
-    tools = _command(benches, "tools", "whether calls of tools parse, fit and are right", "bench.tools", "tools")
+    tools = _command(benches, "tools", "whether calls of tools parse, fit and are right", "bench.commands", "tools")
     structured = _command(
-        benches, "structured", "JSON schemas: taken, enforced, answered", "bench.structured", "structured"
+        benches, "structured", "JSON schemas: taken, enforced, answered", "bench.commands", "structured"
     )
     add_model(structured)
-    serve_load = _command(benches, "serve", "what clients of a server see under a load", "bench.load", "serve")
-    goodput = _command(benches, "goodput", "the highest load that meets objectives", "bench.load", "goodput")
-    overload = _command(benches, "overload", "what servers do with more than they can serve", "bench.load", "overload")
-    fairness = _command(benches, "fairness", "what a tenant feels of a greedy one", "bench.load", "fairness")
-    compare = _command(benches, "compare", "several servers under equal loads, in turns", "bench.load", "compare")
-    report = _command(benches, "report", "draw results measured earlier", "bench.report", "report")
+    serve_load = _command(benches, "serve", "what clients of a server see under a load", "bench.commands", "serve")
+    goodput = _command(benches, "goodput", "the highest load that meets objectives", "bench.commands", "goodput")
+    overload = _command(
+        benches, "overload", "what servers do with more than they can serve", "bench.commands", "overload"
+    )
+    fairness = _command(benches, "fairness", "what a tenant feels of a greedy one", "bench.commands", "fairness")
+    compare = _command(benches, "compare", "several servers under equal loads, in turns", "bench.commands", "compare")
+    report = _command(benches, "report", "draw results measured earlier", "bench.commands", "report")
     if argv[:1] == ["bench"]:
         importlib.import_module("tokenmill.bench.engine").add_arguments(engine)
         importlib.import_module("tokenmill.bench.kernels").add_arguments(kernels)
@@ -188,7 +243,7 @@ def _add_bench(commands: _Commands, argv: Sequence[str]) -> None:
         importlib.import_module("tokenmill.bench.quality.command").add_arguments(quality)
         importlib.import_module("tokenmill.bench.tools").add_arguments(tools)
         importlib.import_module("tokenmill.bench.structured.command").add_arguments(structured)
-        importlib.import_module("tokenmill.cli.bench.report").add_arguments(report)
+        importlib.import_module("tokenmill.cli.bench.commands").add_arguments(report)
         load = importlib.import_module("tokenmill.bench.load.options")
         load.add_serve_arguments(serve_load)
         load.add_goodput_arguments(goodput)

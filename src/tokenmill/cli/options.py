@@ -18,7 +18,7 @@ from ..core.sampling import SETTINGS, Setting
 from ..kv.store.options import TierOptions
 from ..node.options import EngineOptions, TextOptions, count
 from ..node.policy_file import is_policy_file
-from .spelling import breakers, unescape
+from .parser import breakers, unescape
 
 T = TypeVar("T")
 Group = argparse.ArgumentParser | argparse._ArgumentGroup

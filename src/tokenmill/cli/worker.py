@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import random
@@ -20,7 +21,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -42,24 +44,20 @@ from ..net.mapped_files import keep_copy, new_path, prune
 from ..net.system import MonotonicClock, run_event_loop
 from ..net.tcp import Credentials, join
 from ..node.joining import join_store, joining_later
+from ..node.memory import Pressure
 from ..node.options import EngineOptions
-from ..node.pressure import Pressure
+from ..server.listen import listening
 from .adapter_link import AdapterCache, AdapterLink
-from .engine_process import SWITCH_S, flight_recorder, load, recording, warm_up
+from .engine_process import SWITCH_S, Launch, flight_recorder, load, recording, step_logging, warm_up
 from .kv_events_options import KVEventsOptions, publish_tiers, published_facts, publishing, tell
 from .kv_peers import LOOPBACK, open_to_peers
 from .kv_tiers import KVTiers, kv_tiers
-from .launch import Launch
 from .launchers.child import LIFELINE_VARIABLE
-from .logs import set_up_logging
+from .logs import print_facts, set_up_logging
 from .models import resolve_model
 from .options import engine_options, given_options
-from .plan import print_facts
 from .serve_options import ServeOptions
-from .step_logging import step_logging
-from .supervisor import FIRST_DELAY_S, LONGEST_DELAY_S, SETTLED_S
-from .watchdog import LOOK_S, Watchdog
-from .worker_health import answering
+from .supervisor import FIRST_DELAY_S, LONGEST_DELAY_S, LOOK_S, SETTLED_S, Watchdog
 from .worker_options import LinkOptions, WorkerOptions, shown_address
 
 if TYPE_CHECKING:
@@ -68,6 +66,55 @@ if TYPE_CHECKING:
     from ..net.kv_publisher import KVPublisher
     from ..net.link import EngineLink
     from ..node.load import Engine
+
+_REQUEST_BYTES = 8192
+_REQUEST_S = 5.0
+
+Look = Callable[[], tuple[str, Mapping[str, Any]]]
+"""What is wrong, "" for nothing, and facts to tell."""
+
+
+@asynccontextmanager
+async def answering(address: tuple[str, int] | None, looks: Mapping[str, Look]) -> AsyncIterator[None]:
+    """Answers at `address`, if there is one. `looks`: by path. Raises ConfigError where the address is taken."""
+    if address is None:
+        yield
+        return
+    with listening(*address) as listener:
+        server = await asyncio.start_server(_Answers(looks).answer, sock=listener, limit=_REQUEST_BYTES)
+        async with server:
+            print(f"tokenmill: probes are answered at {shown_address(*listener.getsockname()[:2])}", flush=True)
+            yield
+
+
+class _Answers:
+    def __init__(self, looks: Mapping[str, Look]) -> None:
+        self._looks = looks
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_REQUEST_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._response(head))
+                await writer.drain()
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, OSError):
+            pass
+        finally:
+            writer.close()
+
+    def _response(self, head: bytes) -> bytes:
+        method, _, rest = head.partition(b" ")
+        look = self._looks.get(rest.split(b" ", 1)[0].split(b"?", 1)[0].decode("latin-1"))
+        if method not in (b"GET", b"HEAD") or look is None:
+            status, body = "404 Not Found", {"status": "not found"}
+        else:
+            wrong, facts = look()
+            status = "503 Service Unavailable" if wrong else "200 OK"
+            body = {"status": wrong or "ok", **facts}
+        data = json.dumps(body).encode()
+        lines = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+        return f"{lines}Connection: close\r\n\r\n".encode() + (b"" if method == b"HEAD" else data)
+
 
 STUCK_STATUS = 3
 

@@ -123,7 +123,7 @@ class LinkOptions:
 
 
 MAX_LOCAL = 64
-"""Workers that a keeper is asked for before it has loaded the weights: all these messages fit into its socket."""
+"""Workers that a zygote is asked for before it has loaded the weights: all these messages fit into its socket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

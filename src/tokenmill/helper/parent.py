@@ -42,8 +42,8 @@ from ..core import errors
 from ..core.errors import BadCheckpoint, EngineFailed, InvalidRequest, TokenmillError, Unavailable
 from ..core.units import MiB
 from ..net.framing import Pipe
-from ..node.heap import trim_heap
 from ..node.machine import oom_kills
+from ..node.memory import trim_heap
 from ..text.grammar.matcher import BYTES_PER_TOKEN
 from ..text.text_model import TextModel
 from .child import LENGTH, RESULT, Failure, HelperLaunch, file_stamp

@@ -1,4 +1,4 @@
 """A model in this process, for programs: `LLM`, and `AsyncLLM` for asyncio programs.
 
-The second wiring of the rooms, beside `cli.wire`. Nothing here is imported before it is used.
+The second wiring of the rooms, beside `cli.serve`. Nothing here is imported before it is used.
 """

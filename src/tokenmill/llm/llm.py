@@ -4,7 +4,7 @@
         (answer,) = llm.chat([{"role": "user", "content": "What is the capital of France?"}])
         print(answer.text)
 
-The second wiring of the rooms, beside `cli.wire`: the same engine shell, client and text path as the server, on an
+The second wiring of the rooms, beside `cli.serve`: the same engine shell, client and text path as the server, on an
 event loop in a thread of its own and a link of queues, so that answers are those the server gives. Prompts given
 together run together. Methods may be called from several threads.
 """

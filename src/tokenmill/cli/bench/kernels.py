@@ -12,19 +12,36 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...bench.kernels import Case, run
+from ...core.errors import ConfigError
 from ...core.units import GiB
 from ...formats.checkpoint import open_checkpoint
+from ...formats.hub import resolve_model
 from ...models.loader import Model, load_model
 from ...node.load import describe_kernels
+from ...node.machine import read_machine
 from ...ops.api import BLOCK_BYTES, GROUP, RawTensor, SampleBatch, StepBatch, StepLimits
 from ...ops.native import NativeOps
 from ...ops.native.operation import QUANTISED, Operation
-from .native import open_native
+from ...ops.select import select_ops
+from ..models import progress_bar
+
+
+def open_native(args: argparse.Namespace, what_for: str) -> tuple[Path, NativeOps]:
+    """The path of `args.model`, fetched if need be, and the kernels, which the caller closes. Raises ConfigError, with
+    `what_for` ("bench kernels measures"), where another backend is asked for or they cannot run."""
+    with progress_bar(f"fetching {args.model}") as progress:
+        path = resolve_model(args.model, progress=progress).path
+    ops = select_ops(args.backend, args.threads or read_machine().usable_cpus)
+    if not isinstance(ops, NativeOps):
+        raise ConfigError(f"{what_for} the native kernels, which are not to be had here.", param="backend")
+    return path, ops
+
 
 ROWS = (1, 4, 16, 32, 128, 512)
 HEAD_ROWS = (1, 4, 16, 32)

@@ -49,7 +49,7 @@ from ...text.text_model import TextModel, load_text
 from ...worker.executor import ModelExecutor
 from ...worker.memory import step_limits
 from ...worker.runner import PreparedStep, Runner
-from .native import open_native
+from .kernels import open_native
 
 PROMPT_TOKENS = 128
 SERVED_STREAMS = (1, 16)

@@ -18,7 +18,7 @@ from ...core.errors import ConfigError
 from ...core.step_records import Machine
 from ...plan.fit.black_box import Live, errors_of, file_of, fit, machine_of, tables_of
 from ...plan.fit.token_times import read_run
-from ..bench.load import read_tokenizer
+from ..bench.commands import read_tokenizer
 
 Json = dict[str, Any]
 

@@ -17,7 +17,9 @@ Command = Callable[..., argparse.ArgumentParser]
 
 
 def add_commands(kinds: argparse._SubParsersAction, command: Command) -> None:
-    warm = command(kinds, "warm", "compute the KV of documents, so that it is there for requests", "kv.warm", "warm")
+    warm = command(
+        kinds, "warm", "compute the KV of documents, so that it is there for requests", "kv.documents", "warm"
+    )
     _server(warm)
     _documents(warm)
     warm.add_argument("--pin", action="store_true", help="keep it whatever else is wanted")
@@ -36,17 +38,17 @@ def add_commands(kinds: argparse._SubParsersAction, command: Command) -> None:
     ls.add_argument("--limit", metavar="N", type=int, default=100, help="at most so many (default: 100)")
     ls.add_argument("--json", action="store_true", help="as JSON")
 
-    verify = command(kinds, "verify", "read what a KV store has on disk and compare checksums", "kv.change", "verify")
+    verify = command(kinds, "verify", "read what a KV store has on disk and compare checksums", "kv.look", "verify")
     _store(verify)
 
-    rm = command(kinds, "rm", "have a KV store forget documents, a tier, an owner or everything", "kv.change", "rm")
+    rm = command(kinds, "rm", "have a KV store forget documents, a tier, an owner or everything", "kv.look", "rm")
     _store(rm)
     _documents(rm, "*")
     rm.add_argument("--tier", metavar="TIER", help="forget what this tier has")
     rm.add_argument("--owner", metavar="SALT", help="forget what requests with this cache_salt left")
     rm.add_argument("--all", action="store_true", help="forget everything")
 
-    fence = command(kinds, "fence", "let no other machine write to the remote store", "kv.change", "fence")
+    fence = command(kinds, "fence", "let no other machine write to the remote store", "kv.look", "fence")
     _store(fence)
 
     export = command(kinds, "export", "write the KV of documents to a file, for other machines", "kv.archive", "export")
@@ -60,7 +62,10 @@ def add_commands(kinds: argparse._SubParsersAction, command: Command) -> None:
     _store(load)
     load.add_argument("file", metavar="FILE", help="an archive that `kv export` wrote")
     load.add_argument("--pin", action="store_true", help="keep it whatever else is wanted")
+    _add_plan(kinds, command)
 
+
+def _add_plan(kinds: argparse._SubParsersAction, command: Command) -> None:
     plan = command(kinds, "plan", "how much host memory and disk a load is worth, from a trace", "kv.plan", "plan")
     plan.add_argument("--trace", metavar="FILE", required=True, help="a public trace, or request bodies as JSON lines")
     plan.add_argument("--model", metavar="MODEL", default="smollm2", help="whose KV it is (default: smollm2)")

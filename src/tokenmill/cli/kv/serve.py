@@ -16,9 +16,8 @@ from ...kv.store.child import KVStoreProcess
 from ...kv.store.options import TierOptions
 from ...kv.store.process import check_store
 from ...net.system import run_event_loop
-from ..logs import FORMATS, set_up_logging
+from ..logs import FORMATS, print_facts, set_up_logging
 from ..options import add_options, given_options
-from ..plan import print_facts
 from ..state import default_state_dir
 
 SOCKET = "kv-store"

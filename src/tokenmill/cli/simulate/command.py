@@ -29,7 +29,7 @@ from ...plan.play import digest_of
 from ...plan.policies import NAMES, read_policies
 from ...plan.prompts import chat_frame
 from ...sim.service import Service, ServiceReport
-from ..bench.load import read_text, read_tokenizer
+from ..bench.commands import read_text, read_tokenizer
 from . import loads
 
 _OF_AGAINST = {"cluster", "policy", "against", "speed_factor", "name", "tokenizer", "json", "html", "help"}

@@ -24,7 +24,7 @@ from ...core.units import MiB, format_bytes
 from ...net.child_process import exit_when_parent_ends
 from ...net.system import MonotonicClock
 from ...node.machine import MemoryReader, MemoryState
-from ...node.pressure import Pressure
+from ...node.memory import Pressure
 from ..tiers.config import EVERYBODY, TierConfig
 from ..tiers.manager import TierManager
 from ..tiers.shell import TierShell

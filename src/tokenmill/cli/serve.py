@@ -22,17 +22,17 @@ from ..control.observe.traces import open_tracing
 from ..core.errors import ConfigError
 from ..formats.hub import default_cache_dir
 from ..kv.store.options import TierOptions
+from ..node.foreign import environment_notes
 from ..node.options import SCHEDULING_POLICIES, EngineOptions, TextOptions
 from ..node.resolve import asked_answering
 from ..sched.policies import order_named
 from ..server.config import ServerConfig
+from .engine_process import Launch
 from .engines import Engines
-from .foreign_words import environment_notes
 from .front_end import Given, run_front_end
 from .kv.documents import read_pins
 from .kv_events_options import KVEventsOptions
 from .kv_tiers import KVTiers, kv_tiers
-from .launch import Launch
 from .launchers.ray_options import RayOptions, near
 from .logs import set_up_logging
 from .models import resolve_model

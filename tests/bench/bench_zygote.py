@@ -1,8 +1,8 @@
-"""What it costs and saves that a keeper forks engines: memory of weights, speed of one stream, time until one is back.
+"""What it costs and saves that a zygote forks engines: memory of weights, speed of one stream, time until one is back.
 
-    python tests/bench/bench_keeper.py [--model smollm2] [--rounds 5] [--kills 5] [--only memory|speed|return]
+    python tests/bench/bench_zygote.py [--model smollm2] [--rounds 5] [--kills 5] [--only memory|speed|return]
 
-memory  the share (PSS) that two engines and their keeper have of the mappings in which weights lie, against those of an
+memory  the share (PSS) that two engines and their zygote have of the mappings in which weights lie, against those of an
         engine that loaded for itself; and how much of them is in huge pages
 speed   tokens a second of one stream: a forked engine against one that loaded for itself, on the same threads, asked in
         turns while the other is idle
@@ -49,15 +49,15 @@ def workers(server: Server) -> dict[str, dict[str, object]]:
 def memory(model: str) -> None:
     with Server(*KV, "--workers", "2", model=model) as server:
         wait_until(lambda: all(each["state"] == "ready" for each in workers(server).values()), "two engines")
-        keeper = server.keeper_pid
-        assert keeper is not None
+        zygote = server.zygote_pid
+        assert zygote is not None
         server.request("POST", "/v1/completions", {"prompt": "Hello", "max_tokens": 8, "n": 4})
-        own, forked = arenas(keeper, "r--p"), [arenas(pid, "r--p") for pid in server.forked_pids()]
+        own, forked = arenas(zygote, "r--p"), [arenas(pid, "r--p") for pid in server.forked_pids()]
     one = own["Rss"]
     engines = sum(each["Pss"] for each in forked)
     print(
         f"memory  weights of one: {one / 2**20:.1f} MiB; PSS of two engines {engines / 2**20:.1f} MiB,"
-        f" with the keeper's {(engines + own['Pss']) / 2**20:.1f} MiB: {(engines + own['Pss']) / one:.3f} of one;"
+        f" with the zygote's {(engines + own['Pss']) / 2**20:.1f} MiB: {(engines + own['Pss']) / one:.3f} of one;"
         f" huge pages {min(each['AnonHugePages'] for each in forked) / one:.0%}"
     )
 
@@ -112,7 +112,7 @@ def returns(model: str, kills: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a keeper costs and saves.")
+    parser = argparse.ArgumentParser(description="What a zygote costs and saves.")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kills", type=int, default=5)

@@ -1,21 +1,21 @@
-"""The keeper: the process that loads a model's weights once, and forks the engines that use them.
+"""The zygote: the process that loads a model's weights once, and forks the engines that use them.
 
-    python -P -m tokenmill.cli.keeper_process CONTROL
+    python -P -m tokenmill.cli.zygote_process CONTROL
 
-    front end                                 keeper
+    front end                                 zygote
     Launch as JSON on standard input  ----->  loads and packs, with one thread
     CONTROL (inherited socket)        <-----  {"error": ...} and its end, if loading fails
       a Launch, and three descriptors ----->  fork: an engine process that says Ready on its link
       (report, lifeline, heartbeat)   <-----  {"worker", "pid"} and a descriptor of the process
                                       <-----  {"pid", "status", "peak_bytes"} when it has ended
-                                              CONTROL closes: the front end has gone; so has the keeper
+                                              CONTROL closes: the front end has gone; so has the zygote
 
 Weights lie in mappings of their own, which are write-protected before the first fork. So they stay one copy however
 many engines there are, and keep their huge pages, and a new engine needs no load. What it writes it makes after the
 fork: KV pool, program, threads, link. A fork takes only the thread that calls it along, and locks as they are;
 therefore no other thread may exist here, which is checked each time.
 
-Engines end with the front end (their lifelines), not with the keeper: they outlive one that was killed.
+Engines end with the front end (their lifelines), not with the zygote: they outlive one that was killed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import TokenmillError
-from ..node.heap import private_bytes
-from .engine_process import begin, ready_of, run
-from .launch import Launch
-from .lives import peak_bytes
+from ..node.memory import private_bytes
+from .engine_process import Launch, begin, ready_of, run
+from .supervisor import peak_bytes
 
 if TYPE_CHECKING:
     from ..core.events import Ready
@@ -57,7 +56,7 @@ def main(control_fd: int) -> int:
     except TokenmillError as error:
         _tell(control, {"error": error.message})
         return 2
-    _Keeper(control, loaded, base_bytes).run()
+    _Zygote(control, loaded, base_bytes).run()
     return 0
 
 
@@ -93,16 +92,15 @@ def _load(launch: Launch, control: socket.socket) -> tuple[Loaded, int]:
 
 def _import_all() -> None:
     """What engines need, once for all of them."""
-    from ..engine import build, journal  # noqa: F401
+    from ..engine import build, journal, recorders  # noqa: F401
     from ..net import journal as journal_file  # noqa: F401
-    from ..net import system as clock  # noqa: F401
-    from . import poison  # noqa: F401
+    from ..net import mapped_files, unix  # noqa: F401
 
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: F401
 
 
-class _Keeper:
+class _Zygote:
     def __init__(self, control: socket.socket, loaded: Loaded, base_bytes: int) -> None:
         self._base_bytes = base_bytes
         self._control = control

@@ -1,6 +1,6 @@
-"""The front end's side of a keeper: the process that has the weights, and forks engines (see keeper_process).
+"""The front end's side of a zygote: the process that has the weights, and forks engines (see zygote_process).
 
-A keeper that has ended is replaced, with growing delays; the engines it had forked live on. Its successor loads the
+A zygote that has ended is replaced, with growing delays; the engines it had forked live on. Its successor loads the
 weights again, so there are two copies of them until engines of the first have ended.
 """
 
@@ -22,9 +22,9 @@ from typing import Self
 
 from ..core.errors import ConfigError, TokenmillError
 from ..net.child_process import take_heartbeats
-from .keeper_process import MAX_MESSAGE
-from .launch import Launch
-from .lives import Death, Ends, EngineCrashed, why_ended
+from .engine_process import Launch
+from .supervisor import Death, Ends, EngineCrashed, why_ended
+from .zygote_process import MAX_MESSAGE
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
@@ -34,13 +34,13 @@ _END_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-def can_keep() -> bool:
-    """Whether this system has what a keeper needs: descriptors of processes, which are Linux's."""
+def can_fork() -> bool:
+    """Whether this system has what a zygote needs: descriptors of processes, which are Linux's."""
     return hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
 
 
 class ForkedEngine:
-    """A lives.EngineLife, made by a keeper. `process_fd`: of its process, -1 until the keeper has told."""
+    """A lives.EngineLife, made by a zygote. `process_fd`: of its process, -1 until the zygote has told."""
 
     def __init__(self, ends: Ends, flight: str) -> None:
         self.address = ends.address
@@ -67,7 +67,7 @@ class ForkedEngine:
         self._is_told.set()
 
     async def ended(self) -> Death:
-        """A Keeper tells of all its engines, of those that its process has not told of when that ends."""
+        """A Zygote tells of all its engines, of those that its process has not told of when that ends."""
         report = await self._ends.read_report()
         await self._is_told.wait()
         return Death(self._error or why_ended(report, self._status), self._status, self._peak_bytes)
@@ -85,7 +85,7 @@ class ForkedEngine:
         return not has_ended
 
     def close(self) -> None:
-        """One that the keeper has not told of ends a second later, by its lifeline."""
+        """One that the zygote has not told of ends a second later, by its lifeline."""
         self.kill()
         if self.process_fd >= 0:
             self._wait(_END_S)
@@ -104,7 +104,7 @@ class ForkedEngine:
         self.process_fd = -1
 
 
-class Keeper:
+class Zygote:
     """A context manager: entering starts the process, so that it loads while the front end does. `run` meanwhile, or
     nobody hears of what it forks."""
 
@@ -131,7 +131,7 @@ class Keeper:
         return 0 if self._process is None else self._process.pid
 
     def start(self, launch: Launch) -> ForkedEngine:
-        """Have an engine forked as soon as the weights are loaded. Where there is no keeper now, it ends at once."""
+        """Have an engine forked as soon as the weights are loaded. Where there is no zygote now, it ends at once."""
         ends = Ends.open()
         life = ForkedEngine(ends, launch.flight)
         try:
@@ -140,7 +140,7 @@ class Keeper:
             socket.send_fds(self._control, [replace(launch, address=ends.address).to_json()], ends.theirs)
             self._asked[launch.worker] = life
         except OSError:
-            life.told(error=self._error or EngineCrashed("There is no keeper now that could start an engine."))
+            life.told(error=self._error or EngineCrashed("There is no zygote now that could start an engine."))
         finally:
             ends.given()
         return life
@@ -157,7 +157,7 @@ class Keeper:
             if time.monotonic() - began_s > LONGEST_DELAY_S:
                 delay_s = FIRST_DELAY_S
             if self._error is None:
-                _log.error("The keeper has ended (status %s); its engines live on. Another is started.", status)
+                _log.error("The zygote has ended (status %s); its engines live on. Another is started.", status)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
@@ -168,7 +168,7 @@ class Keeper:
             # Its numerical libraries must not start threads: a fork takes only one along.
             alone = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tokenmill.cli.keeper_process", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "tokenmill.cli.zygote_process", str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
                 env={**os.environ, **alone},
@@ -222,7 +222,7 @@ class Keeper:
         self._control.close()
         status = self._process.wait()
         self._process = self._control = None
-        error = self._error or EngineCrashed(f"The keeper ended with status {status} before the engine began.")
+        error = self._error or EngineCrashed(f"The zygote ended with status {status} before the engine began.")
         for life in self._asked.values():
             life.told(error=error)
         for life in self._forked.values():
