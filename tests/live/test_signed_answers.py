@@ -27,7 +27,7 @@ from tokenmill.control.signing import (
     verifier_of,
 )
 from tokenmill.server.idempotency.store import AnswerStore
-from tokenmill.server.signatures import HEADER, KEYS_PATH
+from tokenmill.server.signatures import KEYS_PATH, SIGNATURE
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -43,7 +43,7 @@ def post(served: Served, path: str, body: Any) -> tuple[bytes, bytes, str | None
     data = json.dumps(body).encode()
     call = urllib.request.Request(served.url + path, data, {"content-type": "application/json"})
     with urllib.request.urlopen(call, timeout=20) as answer:
-        return data, answer.read(), answer.headers[HEADER]
+        return data, answer.read(), answer.headers[SIGNATURE]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_answers_that_are_sent_again_are_signed_anew(tmp_path: Path, signer: Sig
             headers = {"content-type": "application/json", "idempotency-key": "k"}
             call = urllib.request.Request(f"{served.url}/v1/completions", data, headers)
             with urllib.request.urlopen(call, timeout=20) as answer:
-                facts = check(answer.headers[HEADER], signer.public, data, answer.read())
+                facts = check(answer.headers[SIGNATURE], signer.public, data, answer.read())
                 assert (answer.headers["idempotent-replayed"] == "true") == is_again
             assert facts["model"] == (None if is_again else "toy")
     answers.close()

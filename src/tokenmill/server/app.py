@@ -70,7 +70,7 @@ from .resume.layer import routes as resume_routes
 from .resume.registry import StreamRegistry, stream_registry
 from .resume.store import MODEL, ResumeStore
 from .service import Service
-from .signatures import routes as signature_routes
+from .signatures import signature_routes
 from .upstream.prefixes import Prefixes
 from .upstream.start import add_upstreams
 from .upstream.upstream import Upstream

@@ -20,8 +20,7 @@ from .connections import Clients
 from .http import Gate, is_open, route_of
 from .resume.layer import Resumable
 from .resume.registry import StreamRegistry
-from .signatures import HEADER as SIGNATURE
-from .signatures import Signing
+from .signatures import SIGNATURE, Signing
 
 
 class Traced:

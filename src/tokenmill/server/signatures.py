@@ -15,7 +15,7 @@ from ..control.signing import COMMENT, Signer, jwk, sign
 from ..core.errors import NotFound
 from .http import route_of
 
-HEADER = "x-tokenmill-signature"
+SIGNATURE = "x-tokenmill-signature"
 KEYS_PATH = "/.well-known/jwks.json"
 
 
@@ -83,7 +83,7 @@ class _Signed:
             start, self._start = self._start, None
             if is_last:  # a body in parts has no length known before: it is of another form
                 self._response.update(body)
-                named = (HEADER.encode(), self._token().encode())
+                named = (SIGNATURE.encode(), self._token().encode())
                 start = {**start, "headers": [*start["headers"], named]}
             return (start, message)
         if not self._is_stream:
@@ -108,7 +108,7 @@ class _Signed:
         return sign(payload, self._signer)
 
 
-def routes(signer: Signer | None) -> list[Route]:
+def signature_routes(signer: Signer | None) -> list[Route]:
     """The public key."""
 
     async def keys(request: HttpRequest) -> Response:
