@@ -22,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from scripted import Served
 from tokenmill.control.usage.accounting import Accounting
 from tokenmill.core.errors import EngineFailed, Unavailable
-from tokenmill.server.idempotency.store import AnswerStore
-from tokenmill.server.idempotency.tape import Taped
+from tokenmill.server.idempotency.store import AnswerStore, Taped
 from tokenmill.server.response_store import ResponseStore
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

@@ -27,7 +27,7 @@ from tokenmill.control.signing import (
     verifier_of,
 )
 from tokenmill.server.idempotency.store import AnswerStore
-from tokenmill.server.signatures import KEYS_PATH, SIGNATURE
+from tokenmill.server.layers import KEYS_PATH, SIGNATURE
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -16,8 +16,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.core.terms import Terms
 from tokenmill.server.resume.layer import rest_of
-from tokenmill.server.resume.record import KeptAnswer, KeptCall
-from tokenmill.server.resume.store import ResumeStore
+from tokenmill.server.resume.store import KeptAnswer, KeptCall, ResumeStore
 
 REQUEST = Request(
     "cmpl-1-0",

@@ -16,8 +16,8 @@ from tokenmill.core.step import TokenLogprob
 from tokenmill.core.tenant import Tenant
 from tokenmill.server.deltas import Delta
 from tokenmill.server.resume.layer import follow
-from tokenmill.server.resume.record import Unfinished
 from tokenmill.server.resume.registry import StreamRegistry
+from tokenmill.server.resume.store import Unfinished
 from tokenmill.server.resume.stream_log import StreamLog, Subscriber, split
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}

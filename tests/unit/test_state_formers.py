@@ -16,8 +16,7 @@ from test_resume_store import ANSWER, CALL, OUTPUTS
 from tokenmill.api.responses.history import Record
 from tokenmill.cli.state import open_kept_stores
 from tokenmill.core.errors import ConfigError, Unavailable
-from tokenmill.server.idempotency.store import AnswerStore
-from tokenmill.server.idempotency.tape import Taped
+from tokenmill.server.idempotency.store import AnswerStore, Taped
 from tokenmill.server.response_store import ResponseStore
 from tokenmill.server.resume.store import ADAPTER, ResumeStore
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from tokenmill.cluster.events import Ended
-from tokenmill.control.tenants.quota_file import LEASE_S, QuotaFile, Verdict
+from tokenmill.control.tenants.quota_file import LEASE_S, Bucket, QuotaFile, Verdict, duration_text, standing
 from tokenmill.control.tenants.quotas import RESERVED_OUTPUT, Quotas
-from tokenmill.control.tenants.rates import Bucket, duration_text, standing
 from tokenmill.core.errors import InvalidRequest, RateLimited, Unavailable
 from tokenmill.core.events import Output
 from tokenmill.core.request import Request, SamplingParams

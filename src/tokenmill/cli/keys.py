@@ -17,7 +17,7 @@ from ..core.errors import ConfigError
 from .state import OFF, tenants_file
 
 if TYPE_CHECKING:
-    from ..control.tenants.records import KeyRecord, TenantRecord
+    from ..control.tenants.keys import KeyRecord, TenantRecord
     from ..control.tenants.store import TenantStore
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "": 1}
@@ -50,7 +50,7 @@ def opened(args: argparse.Namespace) -> Iterator[TenantStore]:
 
 
 def create(args: argparse.Namespace) -> int:
-    from ..control.tenants.records import check_tenant_id
+    from ..control.tenants.keys import check_tenant_id
     from ..control.tenants.settings import TenantSettings
 
     given = given_settings(args)
@@ -182,7 +182,7 @@ def _show(args: argparse.Namespace, found: Sequence[KeyRecord | TenantRecord], l
     if not args.json:
         print("\n".join(lines))
         return
-    from ..control.tenants.records import KeyRecord
+    from ..control.tenants.keys import KeyRecord
 
     now_s = time.time()
     data = [each.to_json(now_s) if isinstance(each, KeyRecord) else each.to_json() for each in found]

@@ -61,7 +61,7 @@ from .idempotency.layer import Idempotency, IdempotencyMetrics
 from .idempotency.store import AnswerStore
 from .kv.routes import pin_always
 from .kv.routes import routes as kv_routes
-from .layers import Traced, layers
+from .layers import Traced, layers, signature_routes
 from .models import ModelDispatch
 from .openapi.routes import routes as openapi_routes
 from .response_store import ResponseStore
@@ -70,7 +70,6 @@ from .resume.layer import routes as resume_routes
 from .resume.registry import StreamRegistry, stream_registry
 from .resume.store import MODEL, ResumeStore
 from .service import Service
-from .signatures import signature_routes
 from .upstream.prefixes import Prefixes
 from .upstream.start import add_upstreams
 from .upstream.upstream import Upstream

@@ -50,7 +50,7 @@ from .limits import Limits, least_tokens, newcomer, wait_ready
 from .qos import bounded, terms_of
 from .result_cache import HEADER as HIT
 from .result_cache import Kept, ResultCache
-from .resume.record import KeptCall
+from .resume.store import KeptCall
 from .resume.stream_log import StreamLog, ended_stream, ready_at_last, stream_log_of
 from .stream import RunningCall
 

@@ -24,9 +24,8 @@ from ...core.terms import Terms
 from ...state.control import CONTROL, KEYS
 from ...state.database import Damaged, cannot_use, open_checked
 from ...state.writer import BackgroundWriter
-from .keys import digest_of
+from .keys import KEY_OF_FLAGS, digest_of
 from .quotas import Quotas
-from .records import KEY_OF_FLAGS
 from .store import TenantStore
 
 LOOK_S = 0.5

@@ -24,8 +24,7 @@ from ...core.request import Request
 from ...core.tenant import NO_LIMITS, RateLimits, Tenant
 from ...state.database import is_damage
 from ...state.writer import BackgroundWriter
-from .quota_file import LEASE_S, QuotaFile, Verdict
-from .rates import duration_text
+from .quota_file import LEASE_S, QuotaFile, Verdict, duration_text
 
 RESERVED_OUTPUT = 1024
 """Most tokens of an answer that are taken before it is there."""

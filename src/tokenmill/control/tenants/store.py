@@ -22,8 +22,7 @@ import msgspec
 from ...core.errors import ConfigError, NotFound, Unavailable
 from ...state.control import CONTROL
 from ...state.database import cannot_use, open_database, transaction
-from .keys import digest_of, hint_of, new_key
-from .records import KeyRecord, TenantRecord, check_key_name, check_tenant_id
+from .keys import KeyRecord, TenantRecord, check_key_name, check_tenant_id, digest_of, hint_of, new_key
 from .settings import TenantSettings
 
 _BUSY_S = 5.0

@@ -19,7 +19,7 @@ from ...api.fields import Fields
 from ...api.helper import parse_small
 from ...api.json_reply import JSONReply
 from ...control.tenants.access import Access
-from ...control.tenants.records import KeyRecord
+from ...control.tenants.keys import KeyRecord
 from ...control.tenants.settings import TenantSettings
 from ...control.tenants.store import TenantStore
 from ...control.usage.accounting import Accounting

@@ -24,8 +24,7 @@ from ...api.helper import Caller
 from ...core.errors import BodyTooLarge, InvalidRequest, KeyReused, TokenmillError
 from ..http import error_reply, route_of
 from ..limits import Limits
-from .store import AnswerStore
-from .tape import Tape, Taped
+from .store import AnswerStore, Tape, Taped
 
 HEADER = "idempotency-key"
 REPLAYED = (b"idempotent-replayed", b"true")

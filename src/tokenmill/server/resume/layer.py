@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...core.errors import EngineFailed, InvalidRequest, NotFound
 from ..http import route_of
-from .record import KeptAnswer
 from .registry import StreamRegistry
+from .store import KeptAnswer
 from .stream_log import StreamLog, Subscriber
 
 _NEVER_KEPT = ("/admin/", "/v1/files", "/v1/batches")

@@ -33,8 +33,7 @@ from ..access_log import without_secrets
 from ..client import EngineClient
 from ..config import ServerConfig
 from ..limits import Limits
-from .record import KeptAnswer, KeptCall
-from .store import ADAPTER, ResumeStore
+from .store import ADAPTER, KeptAnswer, KeptCall, ResumeStore
 from .stream_log import StreamLog, Subscriber
 
 if TYPE_CHECKING:

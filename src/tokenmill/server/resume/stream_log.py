@@ -19,7 +19,7 @@ from ...core.events import FINISH_ERROR, Output, Ready
 from ..client import EngineClient
 from ..deltas import Delta, Stream
 from ..limits import Limits
-from .record import Headers, KeptAnswer, KeptCall
+from .store import Headers, KeptAnswer, KeptCall
 
 if TYPE_CHECKING:
     from ...api.answer import Answer
