@@ -11,7 +11,7 @@ engine next and how long a call would wait; `cluster.gateway` decides what happe
     vectors    calls that are answered with vectors       service      paths that generate nothing
     client     Requests -> engines -> Streams of Deltas   deltas       what is produced and not read yet
     engine_link  one life of an engine                    grammars     constraints -> grammars
-    result_cache   equal calls that need no engine        signatures, audit   the layers that sign and note calls
+    result_cache   equal calls that need no engine        audit      the layer that notes calls
 
 What the paths of each API do is in the room `api`. Folders are for what is done about calls of any API: `upstream`,
 `resume`, `idempotency`, `files` (and batches), `kv`, `admin`, `console`, `openapi`.

@@ -1,4 +1,5 @@
-"""What every call passes on its way to an endpoint, the outermost layer first."""
+"""What every call passes on its way to an endpoint, the outermost layer first; the layers that trace calls and sign
+answers (`control/signing.py`), and the path that gives the public key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""API keys: 256 random bits behind `tm-`, of which only the SHA-256 digest is kept.
+"""API keys: 256 random bits behind `tm-`, of which only the SHA-256 digest is kept; and keys and tenants as they are
+kept and shown, with times in seconds since the epoch.
 
 A key has so many bits that its digest needs neither salt nor a slow hash, and may be looked up in a table: what the
 time of a look-up tells of digests says nothing of keys.

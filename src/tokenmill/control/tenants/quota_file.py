@@ -6,6 +6,10 @@
 
 A front end that dies stops renewing its leases, so that its calls count no longer than LEASE_S. Counts may be lost:
 buckets are full then. They belong to one thread.
+
+A bucket holds what one minute allows and refills evenly. What a call uses is taken when it enters, as far as it can be
+known then, and put right when it ends; a bucket that was overdrawn lets nobody in until it has refilled. A call may
+take more than a bucket holds: it waits for a full one.
 """
 
 from __future__ import annotations

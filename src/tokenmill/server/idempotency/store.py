@@ -1,4 +1,4 @@
-"""Answers of calls with an Idempotency-Key, for a day and no larger than told.
+"""Answers of calls with an Idempotency-Key, recorded as they are sent, and kept for a day and no larger than told.
 
 A key is its owner's, and is kept as a digest. Of the call itself there is a digest only.
 """

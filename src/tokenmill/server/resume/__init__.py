@@ -3,5 +3,5 @@
 layer       a call runs apart from its connections; GET /v1/requests/ID/stream
 stream_log  the events of one stream, numbered, and who reads them
 registry    the streams under way, and those of an earlier process that go on
-store       the file                                                     record   what is kept of a call
+store       the file, and what is kept of a call
 """

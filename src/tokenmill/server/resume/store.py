@@ -1,7 +1,8 @@
 """The resume file: streamed calls under way with the outputs that came of them, and the answers of those that ended.
 
 One thread writes. What a step gave to all streams is one transaction; nobody waits for it, because a lost end is
-computed again to the same bits. One process has the file at a time.
+computed again to the same bits. One process has the file at a time. Of a call there is enough to carry it out again,
+with the same request and the same names.
 """
 
 from __future__ import annotations
