@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from browser import Browser, chromium
 from sampling import Sample, tree
 from tokenmill.core.errors import FetchError
 from tokenmill.formats.hub import resolve_model
+
+# How long an example takes says more of what else the machine does than of the code.
+settings.register_profile("any-speed", settings(), deadline=None)
+settings.load_profile("any-speed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

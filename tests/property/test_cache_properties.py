@@ -156,4 +156,4 @@ class ManagerByValueAgainstModel(ManagerAgainstModel):
 TestManagerAgainstModel = ManagerAgainstModel.TestCase
 TestManagerByValueAgainstModel = ManagerByValueAgainstModel.TestCase
 for test in (TestManagerAgainstModel, TestManagerByValueAgainstModel):
-    test.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+    test.settings = settings(max_examples=60, stateful_step_count=40, derandomize=True)

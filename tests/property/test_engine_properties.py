@@ -49,7 +49,7 @@ samplings = st.builds(
 asks = st.tuples(prompts, samplings, st.integers(-1, 1), st.integers(0, 20), st.sampled_from([None, None, 1, 9]))
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(config=configs, wanted=st.lists(asks, min_size=1, max_size=8), failure_rate=st.sampled_from([0.0, 0.1]))
 def test_any_mix_gives_solo_answers(
     caplog: pytest.LogCaptureFixture,
@@ -86,7 +86,7 @@ def test_any_mix_gives_solo_answers(
     block_size=st.integers(1, 16),
     first=st.booleans(),
 )
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 def test_chunks_stay_within_budget_and_stop_at_borders(
     start: int, num_left: int, budget: int, aim: int, block_size: int, first: bool
 ) -> None:

@@ -170,7 +170,7 @@ MESSAGE = st.one_of(
 
 
 @given(MESSAGE)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_message_survives_the_codec(message: Any) -> None:
     assert codec.decode(codec.encode(message, 0.0), 0.0) == message
 

@@ -21,7 +21,7 @@ KINDS = sorted(kind[0] for kind in codec._KINDS.values())
 
 
 @given(st.sampled_from(KINDS), st.binary(max_size=200))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_bytes_of_no_message_are_refused_as_such(kind: int, data: bytes) -> None:
     """Never another error than ValueError, which ends one link and nothing else."""
     try:
@@ -32,7 +32,7 @@ def test_bytes_of_no_message_are_refused_as_such(kind: int, data: bytes) -> None
 
 
 @given(MESSAGE, st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_damaged_messages_are_refused_or_are_messages(message: Any, data: st.DataObject) -> None:
     whole = bytearray(codec.encode(message, 0.0))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -49,7 +49,7 @@ def test_damaged_messages_are_refused_or_are_messages(message: Any, data: st.Dat
 
 
 @given(st.lists(st.binary(max_size=300), max_size=8), st.lists(st.integers(1, 50), min_size=1), st.binary(max_size=3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_frames_arrive_as_they_were_sent_however_the_bytes_are_cut(
     messages: list[bytes], cuts: list[int], half: bytes
 ) -> None:
@@ -79,7 +79,7 @@ def test_frames_arrive_as_they_were_sent_however_the_bytes_are_cut(
 
 
 @given(st.integers(MOST + 1, 2**32 - 1), st.binary(max_size=100))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_length_beyond_the_bound_ends_the_pipe_before_anything_is_stored(size: int, more: bytes) -> None:
     async def main() -> None:
         near, far = socket.socketpair()

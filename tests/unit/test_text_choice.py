@@ -45,7 +45,7 @@ def run(
 
 
 @given(st.text(min_size=1, max_size=20), st.lists(st.integers(1, 4), min_size=1, max_size=5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_pieces_add_up_to_the_text_and_are_whole_characters(text: str, sizes: list[int]) -> None:
     pieces = run(choice(), text, sizes)
     assert "".join(piece.text for piece in pieces) == text
@@ -53,7 +53,7 @@ def test_pieces_add_up_to_the_text_and_are_whole_characters(text: str, sizes: li
 
 
 @given(st.lists(st.sampled_from("ab"), min_size=1, max_size=20), st.lists(st.integers(1, 4), min_size=1, max_size=5))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_stop_string_cuts_at_its_first_completion_however_tokens_fall(letters: list[str], sizes: list[int]) -> None:
     text = "".join(letters)
     subject = choice(stop=("aab", "bb"))

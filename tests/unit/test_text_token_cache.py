@@ -87,7 +87,7 @@ def scheme_tokenizer(name: str) -> Tokenizer:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(parts=st.lists(st.sampled_from(WORDS), max_size=40), add_special=st.booleans())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_pieces_have_the_tokens_of_the_text(name: str, parts: list[str], add_special: bool) -> None:
     subject, text = scheme_tokenizer(name), "".join(parts)
     assert can_cut(subject._backend)
