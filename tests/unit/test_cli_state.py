@@ -12,6 +12,7 @@ from tokenmill.cli.main import main
 from tokenmill.cli.state import default_state_dir, open_access, open_accounting, open_answer_store, open_response_store
 from tokenmill.control.tenants.store import TenantStore
 from tokenmill.core.errors import ConfigError
+from tokenmill.server.resume.store import ResumeStore
 from tokenmill.state import database
 
 
@@ -108,3 +109,25 @@ def test_a_file_that_is_there_is_not_passed_over(
             opened()
         (tmp_path / name).unlink()
     assert not caplog.records
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    """Another program's database, and what is no database: refused by the option's name, and not changed."""
+    foreign, text = tmp_path / "usage" / "usage.db", tmp_path / "text" / "usage.db"
+    foreign.parent.mkdir()
+    text.parent.mkdir()
+    with contextlib.closing(sqlite3.connect(foreign)) as other:
+        other.execute("CREATE TABLE notes (words TEXT)")
+    text.write_text("This is no database, but a text that is long enough to be taken for one." * 10)
+    for path in (foreign, text):
+        before = path.read_bytes()
+        for param, opened in (
+            ("responses_store", lambda path: open_response_store(str(path), {})),
+            ("idempotency_store", lambda path: open_answer_store(str(path), {})),
+            ("tenants", lambda path: open_access(str(path), ())),
+            ("usage_dir", lambda path: open_accounting(str(path.parent), 0)),
+            ("resume_file", lambda path: ResumeStore(str(path), max_bytes=1, kept_s=1.0).open()),
+        ):
+            with pytest.raises(ConfigError) as caught:
+                opened(path)
+            assert caught.value.param == param and path.read_bytes() == before

@@ -23,7 +23,7 @@ from tokenmill.control.tenants.store import TenantStore
 from tokenmill.control.usage.ledger import Ledger
 from tokenmill.core.errors import ConfigError, Unavailable
 from tokenmill.core.tenant import RateLimits
-from tokenmill.state.control import CONTROL, OLD_LIMITS, OLD_TENANTS, OLD_USAGE, salvage
+from tokenmill.state.control import CONTROL, OLD_LIMITS, OLD_TENANTS, OLD_USAGE, recover
 from tokenmill.state.database import open_checked, open_database
 from tokenmill.state.migration import OldFormat
 
@@ -93,8 +93,7 @@ def test_a_file_that_a_flag_names_is_converted(tmp_path: Path, monkeypatch: pyte
     named = str(tmp_path / OLD_TENANTS.name)
     assert tenants_file(named) == named and (found := opens(named, key)).startswith("t ")
     open_checked(f"{named}.before", OLD_TENANTS.schema, busy_s=1.0).close()
-    folder = usage_file(str(tmp_path / "usage"))
-    assert folder == str(tmp_path / "usage" / "usage.db") and sums(folder) == [ROW]
+    assert usage_file(str(tmp_path / "usage")) == "" and sums(str(tmp_path / "usage" / "usage.db")) == [ROW]
     assert opens(tenants_file(None), key) == found and sums(usage_file(None)) == [ROW]
 
 
@@ -195,7 +194,7 @@ def test_a_new_file_is_taken_from_where_it_is_whole(tmp_path: Path) -> None:
     with closing(open_database(str(backup), CONTROL, busy_s=1.0)) as database:
         database.execute("INSERT INTO used VALUES ('key', 1.0)")
     spoil(backup, "usage")
-    new, origins = salvage(str(path), str(backup))
+    new, origins = recover(str(path), str(backup))
     assert origins == {"keys": str(path), "limits": str(backup), "imported": str(path)}
     assert opens(new, key) and sums(new) == []
     with closing(QuotaFile(new)) as counts:

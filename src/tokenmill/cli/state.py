@@ -167,18 +167,17 @@ def tenants_file(chosen: str | None) -> str:
 
 
 def usage_file(chosen: str | None) -> str:
-    """The control file of sums of usage, with what earlier versions kept of them: that of tenants, or one in the folder
-    `chosen`. Raises ConfigError."""
-    from ..control.usage.ledger import FILE, FLAG
-    from ..state.control import CONTROL, OLD_USAGE, migrate
-    from ..state.database import cannot_use
+    """The control file of sums of usage, as a Ledger takes it, with what earlier versions kept of them. Raises
+    ConfigError."""
+    from ..control.usage.ledger import FILE, cannot_open
+    from ..state.control import OLD_USAGE, migrate
 
-    folder = os.path.abspath(state_path(chosen, "usage"))
-    path = os.path.join(folder, FILE) if chosen else os.path.abspath(state_path(None, CONTROL_FILE))
+    folder = state_path(chosen, "usage")
+    path = "" if chosen else os.path.abspath(state_path(None, CONTROL_FILE))
     try:
-        migrate(path, OLD_USAGE, is_default=not chosen)
+        migrate(path or os.path.abspath(folder / FILE), OLD_USAGE, is_default=not chosen)
     except (sqlite3.Error, OSError) as error:
-        raise cannot_use(FLAG if chosen else CONTROL.flag, folder if chosen else path, error) from error
+        raise cannot_open(folder, path, error) from error
     return path
 
 

@@ -141,7 +141,7 @@ def _restore(kept: _Kept) -> str:
     if kept.has_backup and _look(kept, kept.backup)[0] == GOOD:
         backup = str(kept.backup)
     if kept.has_backup and not kept.is_old:
-        new, origins = _salvage(kept, backup)
+        new, origins = _recover(kept, backup)
     else:
         new, origins = copied(backup, path) if backup else "", {"keys": backup, "usage": backup}
     if kept.has_keys and not origins.get("keys"):
@@ -172,15 +172,15 @@ def _restore(kept: _Kept) -> str:
     return "; ".join(done)
 
 
-def _salvage(kept: _Kept, backup: str) -> tuple[str, dict[str, str]]:
-    from ..state.control import salvage
+def _recover(kept: _Kept, backup: str) -> tuple[str, dict[str, str]]:
+    from ..state.control import recover
 
-    new, origins = salvage(str(kept.path), backup)
+    new, origins = recover(str(kept.path), backup)
     try:
         _read_keys(Path(new))
     except Unavailable:  # no page showed that
         os.unlink(new)
-        return salvage(str(kept.path), backup, spoiled=("keys",))
+        return recover(str(kept.path), backup, spoiled=("keys",))
     except TokenmillError:  # they are of a later version
         pass
     return new, origins
@@ -205,9 +205,8 @@ def _control_files(args: argparse.Namespace) -> Iterator[_Kept]:
     ):
         if chosen == OFF:
             continue
-        former = path.parent / old.name
-        is_old = not chosen and not os.path.lexists(path) and os.path.lexists(former)
-        path = former if is_old else path
+        is_old = not chosen and not os.path.lexists(path) and os.path.lexists(path.parent / old.name)
+        path = path.parent / old.name if is_old else path
         journals = folder if old is OLD_USAGE else None
         if (other := found.get(path)) is not None:
             found[path] = other._replace(what=f"{other.what}, {what}", journals=journals)

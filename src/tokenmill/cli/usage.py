@@ -47,8 +47,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
-    from ..control.usage.ledger import FLAG, Ledger
-    from ..state.database import cannot_use
+    from ..control.usage.ledger import Ledger, cannot_open
 
     if args.usage_dir == OFF:
         raise ConfigError("--usage-dir off keeps no account; name a folder.", param="usage_dir")
@@ -56,15 +55,16 @@ def show(args: argparse.Namespace) -> int:
     if not folder.is_dir():
         raise ConfigError(f"Nothing has been counted: there is no folder {folder}.", param="usage_dir")
     columns = [name for name in _COLUMNS if name in (args.by or ("tenant", "model"))]
+    path = usage_file(args.usage_dir)
     try:
-        ledger = Ledger(folder, usage_file(args.usage_dir))
+        ledger = Ledger(folder, path)
         try:
             ledger.fold()
             sums = ledger.ask(_question(args, tuple(columns)))
         finally:
             ledger.close()
     except (sqlite3.Error, OSError) as error:
-        raise cannot_use(FLAG, folder, error) from error
+        raise cannot_open(folder, path, error) from error
     for line in _as_json(sums, columns) if args.json else _as_table(sums, columns):
         print(line)
     return 0

@@ -7,7 +7,7 @@
 
 A commit does not wait for the disk unless its connection asks for that, so a call that is counted waits for no flush.
 `keys_version` counts the changes of tenants and keys: whoever has them in memory reads them again only for another
-number. What is damaged in one group does not spoil the others: `salvage` takes each from where it is whole.
+number. What is damaged in one group does not spoil the others: `recover` takes each from where it is whole.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ OLD_USAGE = OldFormat(
 )
 
 
-def salvage(path: str, backup: str, *, spoiled: Collection[str] = ()) -> tuple[str, dict[str, str]]:
+def recover(path: str, backup: str, *, spoiled: Collection[str] = ()) -> tuple[str, dict[str, str]]:
     """A new file, to take the place of the damaged one at `path`, and by group of tables the file that it was taken
     from: the damaged one where it is whole there, else the backup, if that is not "". A group that neither has is not
     named, and empty. spoiled: groups whose pages are whole and rows are not. Raises sqlite3.Error and OSError."""

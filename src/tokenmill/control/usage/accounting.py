@@ -14,11 +14,9 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ...core.errors import Unavailable
-from ...state.control import CONTROL
-from ...state.database import cannot_use
 from ...state.writer import BackgroundWriter
 from .journal import Journal
-from .ledger import DAY_S, FLAG, Ledger
+from .ledger import DAY_S, Ledger, cannot_open
 from .meter import Meter
 from .question import Question, Sum
 
@@ -70,9 +68,7 @@ class Accounting:
             self.journal.open()
         except _FAILURES as error:
             self._writer.close()
-            if self._path and isinstance(error, sqlite3.Error):
-                raise cannot_use(CONTROL.flag, self._path, error) from error
-            raise cannot_use(FLAG, self._folder, error) from error
+            raise cannot_open(self._folder, self._path, error) from error
 
     def close(self) -> None:
         """What was counted is in the ledger when this returns, if that can be written."""

@@ -12,12 +12,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ...core.errors import ConfigError
 from ...state.control import CONTROL
-from ...state.database import is_replaced, open_database, transaction
+from ...state.database import cannot_use, is_replaced, open_database, transaction
 from .journal import MARK, SUFFIX, Account, Counts, Damaged, Record, is_over, records
 from .question import Question, Sum
 
@@ -48,6 +50,13 @@ class Journaled(NamedTuple):
     is_damaged: bool
     sums: Sums
     once: list[tuple[float, Account, Counts, str]]
+
+
+def cannot_open(folder: Path, path: str, error: Exception) -> ConfigError:
+    """Why a Ledger of these cannot be used, and what can be done."""
+    if path and isinstance(error, sqlite3.Error):
+        return cannot_use(CONTROL.flag, path, error)
+    return cannot_use(FLAG, folder, error)
 
 
 class Ledger:

@@ -288,7 +288,7 @@ class ResumeStore:
         return not self._file.attempt(write, _OTHERWISE)
 
     def _rows(self, database: sqlite3.Connection) -> Iterator[Row]:
-        """What a file of before has."""
+        """What a file of an earlier version has."""
         for key, created_s, call in database.execute("SELECT key, created_s, call FROM call"):
             yield Row(_CALLS.name, "", key, created_s + self._kept_s, 0, call)
         for key, number, output in database.execute("SELECT call, number, output FROM output"):
