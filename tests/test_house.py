@@ -17,6 +17,7 @@ from house_figures import (
     import_graph,
     imports,
     long_functions,
+    module_name,
     room_of,
     upward_arrows,
     wide_functions,
@@ -116,6 +117,18 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     """A file can be read with those below it alone. Imports inside functions count, and those for types only: what two
     files must know of each other belongs in a third."""
     assert not circles(import_graph())
+
+
+def test_imports_name_files_that_are_there() -> None:
+    """Imports for types only are never made, and mypy passes over a module that is missing."""
+    modules = {module_name(path) for path in SRC.rglob("*.py")}
+    wrong = [
+        f"{path.relative_to(SRC)}:{line} imports {name}"
+        for path in SRC.rglob("*.py")
+        for name, line in imports(path)
+        if name.split(".")[0] == SRC.name and name not in modules and name.rpartition(".")[0] not in modules
+    ]
+    assert not wrong
 
 
 def test_imports_follow_the_table() -> None:
