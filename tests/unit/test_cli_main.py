@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 
@@ -57,6 +58,16 @@ def test_an_unknown_command_and_a_bad_value_are_refused(capsys):
 )
 def test_a_wrong_word_is_told_what_would_be_right(argv, says, capsys):
     assert says in refused(argv, capsys)
+
+
+def test_help_lists_each_command_once_under_a_heading(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    _, *sections = capsys.readouterr().out.partition("commands:")[2].split("\n\n")
+    listed = {section.split(":")[0]: re.findall(r"^  ([a-z-]+)", section, re.M) for section in sections}
+    assert {title: tuple(names) for title, names in listed.items()} == cli.HEADINGS
+    (commands,) = (each for each in cli._parser([])._actions if isinstance(each, argparse._SubParsersAction))
+    assert sorted(name for names in listed.values() for name in names) == sorted(commands.choices)
 
 
 def test_foreign_flags_are_accepted_with_a_warning(capsys):

@@ -31,6 +31,16 @@ from .worker_options import LinkOptions, ListenOptions, WorkerOptions
 
 _Commands = argparse._SubParsersAction
 
+HEADINGS = {
+    "Serve": ("serve", "worker", "keys", "tenants"),
+    "Ask": ("chat", "generate"),
+    "Models": ("pull", "list", "rm", "inspect"),
+    "Measure": ("bench", "calibrate"),
+    "Plan": ("simulate",),
+    "Operate": ("doctor", "top", "usage", "flight", "kv", "state", "audit", "verify-response"),
+}
+"""Of `tokenmill --help`, and the commands below each."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
@@ -55,7 +65,9 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     """Flags of commands that need further modules to be named are there only where `argv` begins with the command."""
     parser = Parser(prog="tokenmill", description="Serves large language models: exact, fast on CPUs.")
     parser.add_argument("--version", action="version", version=f"tokenmill {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=True, help="one of those below; COMMAND --help tells its flags"
+    )
     _add_serving(commands)
     _add_talking(commands)
     _add_models(commands)
@@ -74,7 +86,17 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     _add_state(commands, argv)
     _add_kv(commands, argv)
     _add_doctor(commands)
+    _put_under_headings(parser, commands)
     return parser
+
+
+def _put_under_headings(parser: Parser, commands: _Commands) -> None:
+    """In the help alone, where argparse lists all commands as one group."""
+    listed = {action.dest: action for action in commands._choices_actions}
+    for title, names in HEADINGS.items():
+        parser.add_argument_group(title)._group_actions = [listed.pop(name) for name in names]
+    assert not listed, f"commands without a heading: {list(listed)}"
+    commands._choices_actions.clear()
 
 
 def _add_arguments(argv: Sequence[str], command: str, module: str, *parsers: Parser) -> None:
