@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -247,13 +248,14 @@ def test_files_of_the_old_format_become_extents(tmp_path: Path, caplog: pytest.L
 
 def test_a_kv_store_has_the_folder_alone(tmp_path: Path) -> None:
     """Servers that share it keep a store out, which would write over what they read, and the other way round."""
+    os.close(claim(tmp_path))
     folder, other = folder_at(tmp_path), folder_at(tmp_path)
-    with pytest.raises(OSError, match="used by another KV store"):
+    with pytest.raises(OSError, match="used by servers that have it as --kv-save"):
         claim(tmp_path)
     folder.close()
     other.close()
     lock = claim(tmp_path)
-    with pytest.raises(ConfigError, match="used by another KV store"):
+    with pytest.raises(ConfigError, match=rf"used by another KV store \(process {os.getpid()}\).*one KV store\.$"):
         open_folder(tmp_path, MODEL, [])
     os.close(lock)
     folder_at(tmp_path)
@@ -291,3 +293,39 @@ def test_a_folder_may_be_named_from_home(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("HOME", str(tmp_path))
     assert open_folder(Path("~/kv"), MODEL, []).path == tmp_path / "kv"
     assert (tmp_path / "kv").is_dir()
+
+
+def test_a_folder_that_may_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without a lock in it, and with what a killed process and an earlier version left there."""
+    blocks = some_blocks(1)
+    written(tmp_path, blocks)
+    for name in (extent_name(MODEL, 7), f"{MODEL[:16]}-00000007.kv"):
+        (tmp_path / (name + PARTIAL)).write_bytes(b"half")
+    old_file(tmp_path / f"{MODEL[:16]}-00000000.kv", some_blocks(2))
+    before, real_open = set(tmp_path.iterdir()), os.open
+
+    def no_write(path: str | Path, flags: int = 0, *rest: int, **named: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR) or (flags & os.O_CREAT and not os.path.exists(path)):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real_open(path, flags, *rest, **named)
+
+    def no_unlink(path: str | Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    wanted = [(block.group, block.key) for block in blocks]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", no_write)
+        patch.setattr(os, "unlink", no_unlink)
+        assert folder_at(tmp_path).read(wanted) == [block.data for block in blocks]
+        with pytest.raises(OSError, match="Read-only"):
+            claim(tmp_path)
+    assert set(tmp_path.iterdir()) == before
+    os.close(claim(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", no_write)
+        patch.setattr(os, "unlink", no_unlink)
+        folder = folder_at(tmp_path)
+    assert folder.read(wanted) == [block.data for block in blocks]
+    with pytest.raises(OSError, match="used by servers"):
+        claim(tmp_path)
+    folder.close()

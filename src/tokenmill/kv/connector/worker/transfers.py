@@ -38,7 +38,8 @@ def open_folder(path: Path, numerics_id: str, pools: Sequence[KVPool]) -> Shared
     try:
         folder.open()
     except OSError as error:
-        raise ConfigError(f"--kv-save {path} cannot be used: {error.strerror or error}.", param="kv_save") from error
+        reason = (error.strerror or str(error)).removesuffix(".")
+        raise ConfigError(f"--kv-save {path} cannot be used: {reason}.", param="kv_save") from error
     return folder
 
 

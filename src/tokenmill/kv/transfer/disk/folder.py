@@ -22,10 +22,10 @@ from pathlib import Path
 from ....core.block import BlockKey
 from ....core.tiers import TierEntry
 from ....core.units import format_bytes
-from .extent import ENTRY_BYTES, PAGE_BYTES, PARTIAL, SUFFIX, BadExtent, Entry, Extent, read_own
+from .extent import ENTRY_BYTES, PAGE_BYTES, SUFFIX, BadExtent, Entry, Extent, read_own
 from .io import data_spans, open_data, write_entries
 from .space import DiskSpace, give_back, place_of
-from .whole import StoredBlock, convert, open_extent, read_blocks, write_extents
+from .whole import StoredBlock, convert, open_extent, read_blocks, remove_partial, write_extents
 
 log = logging.getLogger(__name__)
 
@@ -44,37 +44,51 @@ class Opened:
 
 def claim(folder: Path, is_shared: bool = False) -> int:
     """Make the folder if need be, and have it alone, or with all others that share it, until the descriptor is closed.
-    Those who share it go on where the file system has no locks. Raises OSError."""
+    Those who share it go on where the file system has no locks, and where they may only read. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_mode & stat.S_IWOTH:
         log.warning("Everyone on this machine may write to %s, and so decide what prompts become.", folder)
-    file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    access = os.O_RDONLY if is_shared else os.O_RDWR
+    try:
+        file = os.open(folder / _LOCK, access | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if not is_shared or error.errno not in (errno.EROFS, errno.EACCES):
+            raise
+        return os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
         is_taken = error.errno in (errno.EWOULDBLOCK, errno.EACCES)
         if is_shared and not is_taken:
             return file
-        owner = os.pread(file, 20, 0).decode("ascii", "replace").strip()
+        message = f"{folder} is used by {_holder(file)}."
         os.close(file)
         if not is_taken:
             raise
-        raise OSError(
-            f"{folder} is used by another KV store{f' (process {owner})' if owner else ''}. Give each a folder of its"
-            " own, or have the servers of this machine share one KV store."
-        ) from None
-    os.truncate(file, 0)
+        raise OSError(message) from None
     if not is_shared:
+        os.truncate(file, 0)
         os.pwrite(file, b"%d\n" % os.getpid(), 0)
     return file
+
+
+def _holder(lock: int) -> str:
+    """Who has a folder that cannot be had, and what to do: where it can be shared, others share it."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return "servers that have it as --kv-save without tiers. Stop them, or give the KV store a folder of its own"
+    owner = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
+    return (
+        f"another KV store{f' (process {owner})' if owner else ''}. Give each a folder of its own, or have the servers"
+        " of this machine share one KV store"
+    )
 
 
 def open_extents(space: DiskSpace) -> Opened:
     """Read what the extents hold, and bring them within the bytes that they may take. Raises OSError where the folder
     cannot be read at all; a file that cannot be used stays until its room is needed."""
     opened = Opened()
-    for path in space.folder.glob(f"*{SUFFIX}{PARTIAL}"):
-        path.unlink(missing_ok=True)
+    remove_partial(space.folder, f"*{SUFFIX}")
     unusable: list[tuple[Path, str]] = []
     newest: dict[tuple[int, BlockKey], tuple[Extent, int, Entry]] = {}
     for path in sorted(space.folder.glob(f"*{SUFFIX}")):
@@ -199,8 +213,7 @@ class SharedFolder:
         """Make the folder if need be, and read what its extents hold. Raises OSError where it cannot be used."""
         self._release = weakref.finalize(self, os.close, claim(self.path, is_shared=True))
         with self._only_writer():
-            for path in self.path.glob(f"{self._numerics_id[:16]}-*{SUFFIX}{PARTIAL}"):
-                path.unlink(missing_ok=True)
+            remove_partial(self.path, f"{self._numerics_id[:16]}-*{SUFFIX}")
             convert(self.path, self._numerics_id, self._block_bytes)
         self.refresh()
 

@@ -120,8 +120,7 @@ def read_blocks(extent: Extent, slots: Sequence[int]) -> list[bytes]:
 def convert(folder: Path, numerics_id: str, block_bytes: Sequence[int]) -> None:
     """Make extents of what files of the old format hold for this model. A file that cannot be used, or has no room as
     an extent, gets a line in the log and stays as it is."""
-    for path in folder.glob(f"{numerics_id[:16]}-*{OLD_SUFFIX}{PARTIAL}"):
-        path.unlink(missing_ok=True)
+    remove_partial(folder, f"{numerics_id[:16]}-*{OLD_SUFFIX}")
     for path in sorted(folder.glob(f"*{OLD_SUFFIX}")):
         try:
             with path.open("rb") as file:
@@ -130,6 +129,13 @@ def convert(folder: Path, numerics_id: str, block_bytes: Sequence[int]) -> None:
             path.unlink(missing_ok=True)
         except (BadExtent, OSError, ValueError) as error:
             log.warning("%s is not used: it %s.", path, error if isinstance(error, BadExtent) else "cannot be read")
+
+
+def remove_partial(folder: Path, pattern: str) -> None:
+    """Files that processes were writing as they were killed, where they can be removed."""
+    for path in folder.glob(pattern + PARTIAL):
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _next_number(folder: Path, numerics_id: str) -> int:
