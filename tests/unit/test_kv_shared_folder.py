@@ -246,6 +246,24 @@ def test_files_of_the_old_format_become_extents(tmp_path: Path, caplog: pytest.L
     assert "is cut short" in caplog.text
 
 
+def test_an_old_file_that_cannot_be_rewritten_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a full disk, until there is room; and one that names a KV group which the model does not have."""
+    blocks = some_blocks(1)
+    old_file(tmp_path / "a.kv", blocks)
+    old_file(tmp_path / "b.kv", [StoredBlock(7, b"k" * 16, b"")])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        assert folder_at(tmp_path).keys == ((), ())
+    assert "a.kv is not used: it cannot be rewritten (No space left on device)" in caplog.text
+    assert "b.kv is not used: it is damaged" in caplog.text
+    assert {path.name for path in files(tmp_path)} == {"a.kv", "b.kv"}
+    wanted = [(block.group, block.key) for block in blocks]
+    assert folder_at(tmp_path).read(wanted) == [block.data for block in blocks]
+    assert {path.name for path in files(tmp_path)} == {extent_name(MODEL, 0), "b.kv"}
+
+
 def test_a_kv_store_has_the_folder_alone(tmp_path: Path) -> None:
     """Servers that share it keep a store out, which would write over what they read, and the other way round."""
     os.close(claim(tmp_path))

@@ -127,8 +127,10 @@ def convert(folder: Path, numerics_id: str, block_bytes: Sequence[int]) -> None:
                 blocks = list(_old_blocks(file, numerics_id, block_bytes))
             write_extents(folder, numerics_id, block_bytes, blocks)
             path.unlink(missing_ok=True)
-        except (BadExtent, OSError, ValueError) as error:
-            log.warning("%s is not used: it %s.", path, error if isinstance(error, BadExtent) else "cannot be read")
+        except OSError as error:
+            log.warning("%s is not used: it cannot be rewritten (%s).", path, error.strerror or error)
+        except (BadExtent, ValueError) as error:
+            log.warning("%s is not used: it %s.", path, error if isinstance(error, BadExtent) else "is damaged")
 
 
 def remove_partial(folder: Path, pattern: str) -> None:
@@ -192,6 +194,8 @@ def _old_blocks(file: BinaryIO, numerics_id: str, block_bytes: Sequence[int]) ->
     if json.loads(head) != {"numerics_id": numerics_id, "block_bytes": list(block_bytes)}:
         raise BadExtent("is of another model")
     for group, key, checksum in _OLD_ENTRY.iter_unpack(index):
+        if group >= len(block_bytes):
+            raise BadExtent("is damaged")
         data = _take(file, block_bytes[group])
         if blake2b(key + data, digest_size=16).digest() == checksum:
             yield StoredBlock(group, key, data)
