@@ -34,10 +34,10 @@ import kill
 from kill_workers import Count, Load, ask, bodies, spread, workers
 from serving import Server, wait_until
 
-from tokenmill.cli.engine_process import CRASH, HUNGRY
+from tokenmill.cli.engine_process import CRASH, OUT_OF_MEMORY
 
 ARGS = ("--kv-cache-memory-bytes", "32MiB", "--threads", "1")
-SEEDS = {CRASH: 1_000_001, HUNGRY: 1_000_002}
+SEEDS = {CRASH: 1_000_001, OUT_OF_MEMORY: 1_000_002}
 
 
 class Storm:
@@ -95,7 +95,7 @@ def run(
     """What became of the streams, and of the poisons of each kind. Prints figures."""
     rng = random.Random(seed)
     asked = bodies(rng, min(60, 3 * num_streams), 120)
-    told: dict[str, list[tuple[bool, float]]] = {CRASH: [], HUNGRY: []}
+    told: dict[str, list[tuple[bool, float]]] = {CRASH: [], OUT_OF_MEMORY: []}
     with tempfile.TemporaryDirectory() as name:
         path = model if model == "smollm2" else str(kill.write_model(Path(name)))
         env = {variable: str(number) for variable, number in SEEDS.items()}

@@ -18,7 +18,15 @@ import pytest
 from tokenmill.cli import zygote
 from tokenmill.cli.engine_process import Launch
 from tokenmill.cli.local import LocalEngines
-from tokenmill.cli.supervisor import Death, Ends, EngineCrashed, EngineProcess, Supervisor, next_delay_s, peak_bytes
+from tokenmill.cli.supervisor import (
+    Channels,
+    EngineCrashed,
+    EngineProcess,
+    ProcessExit,
+    Supervisor,
+    next_delay_s,
+    peak_bytes,
+)
 from tokenmill.cli.zygote import ForkedEngine, can_fork
 from tokenmill.cluster.events import Cause
 from tokenmill.core.events import Ready
@@ -52,9 +60,9 @@ def test_an_engine_that_its_supervisor_kills_has_died_of_a_fault(was_alive: bool
     class Life:
         address, flight = "", ""
 
-        async def ended(self) -> Death:
+        async def ended(self) -> ProcessExit:
             await killed.wait()
-            return Death(EngineCrashed("gone"), -signal.SIGKILL)
+            return ProcessExit(EngineCrashed("gone"), -signal.SIGKILL)
 
         def has_beaten(self) -> bool:
             return True
@@ -95,11 +103,11 @@ def test_a_process_that_has_ended_is_not_killed_any_more_and_its_size_is_known()
     taken = 64 * MiB
     program = f"import os, signal; x = b'x' * {taken}; os.kill(os.getpid(), signal.SIGKILL)"
 
-    async def main() -> tuple[bool, Death]:
+    async def main() -> tuple[bool, ProcessExit]:
         process = subprocess.Popen([sys.executable, "-c", program])
-        ends = Ends.open()
-        ends.given()
-        life = EngineProcess(process, ends, "")
+        channels = Channels.open()
+        channels.given()
+        life = EngineProcess(process, channels, "")
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has been told
         was_alive = life.kill()
         death = await life.ended()
@@ -119,11 +127,11 @@ def test_no_clock_decides_how_a_forked_engine_ended(
     """Its report ends before its zygote tells the status, or that nobody will; that is waited for."""
     monkeypatch.setattr(zygote, "_END_S", 0.0)
 
-    async def main() -> Death:
-        ends = Ends.open()
-        life = ForkedEngine(ends, "")
+    async def main() -> ProcessExit:
+        channels = Channels.open()
+        life = ForkedEngine(channels, "")
         ended = asyncio.create_task(life.ended())
-        ends.given()
+        channels.given()
         for _ in range(100):
             await asyncio.sleep(0)
         assert not ended.done()
@@ -195,4 +203,4 @@ def test_delays_grow_with_starts_that_fail_and_not_with_kills_of_what_served() -
 def test_the_end_of_a_process_tells_whether_what_it_ran_may_have_done_it(
     status: int | None, peak_bytes: int, facts: dict[str, bool], cause: Cause
 ) -> None:
-    assert Death(EngineCrashed("gone"), status, peak_bytes).cause(1000, **facts) is cause
+    assert ProcessExit(EngineCrashed("gone"), status, peak_bytes).cause(1000, **facts) is cause

@@ -34,8 +34,8 @@ from ..core.step import StepPlan, StepResult
 from ..core.step_records import LogFacts
 from ..net.child_process import exit_when_parent_ends
 from ..net.kv_endpoints import KVEventsConfig
-from ..net.system import run_event_loop
-from ..node.machine import MachineFacts, read_machine
+from ..net.system import new_id, run_event_loop
+from ..node.machine import MachineFacts, host_id, read_machine
 from ..node.options import EngineOptions
 from ..node.resolve import longest
 from .logs import set_up_logging
@@ -51,7 +51,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """path, model    the checkpoint, and the name it is served under
+    """All that an engine process is told, as JSON on its standard input.
+
+    path, model    the checkpoint, and the name it is served under
     cache_dir      where digests are remembered
     queue_bytes    what the front end may hold for waiting requests, for the printed plan
     address        of the link
@@ -101,88 +103,6 @@ class Launch:
         kv_events = KVEventsConfig(**fields["kv_events"]) if fields["kv_events"] is not None else None
         options = EngineOptions(**fields["options"])
         return cls(**{**fields, "options": options, "kv_events": kv_events, "machine": machine})
-
-
-CRASH, HUNGRY = "TOKENMILL_TEST_POISON_SEED", "TOKENMILL_TEST_HUNGRY_SEED"
-HUNGRY_BYTES = 1 << 29
-
-
-class PoisonedExecutor:
-    """An executor that does what `executor` does, until it is given a row of a request with one of these seeds."""
-
-    def __init__(self, executor: Executor, crash: int | None, hungry: int | None) -> None:
-        self._executor = executor
-        self._crash = crash
-        self._hungry = hungry
-
-    def execute(self, plan: StepPlan) -> Awaitable[StepResult]:
-        seeds = {row.intro.seed for row in plan.rows if row.intro is not None}
-        if self._crash in seeds:
-            os.kill(os.getpid(), signal.SIGABRT)
-        if self._hungry in seeds:
-            taken = b"x" * HUNGRY_BYTES
-            os.kill(os.getpid(), signal.SIGKILL)
-            assert taken
-        return self._executor.execute(plan)
-
-    async def run(self, job: Job) -> str:
-        return await self._executor.run(job)
-
-
-def maybe_poisoned(executor: Executor) -> Executor:
-    crash, hungry = (None if (seed := os.environ.get(name)) is None else int(seed) for name in (CRASH, HUNGRY))
-    return executor if crash is hungry is None else PoisonedExecutor(executor, crash, hungry)
-
-
-LOOK_S = 0.1
-NUM_LOOKS = 10
-
-
-async def until_quiet(is_busy: Callable[[], bool], num_done: Callable[[], int]) -> None:
-    """Return when NUM_LOOKS looks one after the other, LOOK_S apart, have found nothing to do, and nothing done since
-    the one before. `num_done`: grows with what is done."""
-    num_quiet, before = 0, num_done()
-    while num_quiet < NUM_LOOKS:
-        await asyncio.sleep(LOOK_S)
-        now = num_done()
-        num_quiet = 0 if is_busy() or now != before else num_quiet + 1
-        before = now
-
-
-@contextmanager
-def step_logging(path: str, engine: Engine, model: str, beside: Watcher | None) -> Iterator[Watcher | None]:
-    """What hears of an engine's steps: its step log in the file at `path`, and `beside`; "": `beside` alone."""
-    from ..engine.recorders import StepLog
-    from ..net.mapped_files import step_file
-
-    if not path:
-        yield beside
-        return
-    with step_file(path, _facts(engine, model)) as writer:
-        yield beside if writer is None else StepLog(writer, beside)
-
-
-def num_blocks_of(groups: Sequence[KVGroupSpec]) -> int:
-    """Of the pool that says how many tokens there is KV for: those of windows hold the last tokens alone."""
-    most = max(group.num_blocks for group in groups)
-    return longest(groups, block_size=1, max_context=most)  # in blocks, not tokens
-
-
-def _facts(engine: Engine, model: str) -> LogFacts:
-    config = engine.config
-    return LogFacts(
-        model=model,
-        numerics_id=config.numerics_id,
-        processor=read_machine().cpu_model,
-        isa=engine.kernels.partition(", threads")[0],
-        threads=engine.settings.threads,
-        block_size=config.block_size,
-        num_blocks=num_blocks_of(config.groups),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        chosen_experts=config.chosen_experts,
-        cores=read_machine().num_cpus,
-    )
 
 
 SWITCH_S = 0.0002
@@ -246,7 +166,7 @@ async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> No
             recording(launch.journal, engine.config) as record,
             publishing(launch.kv_events, launch.rank) as publisher,
         ):
-            executor = maybe_poisoned(engine.worker.executor)
+            executor = with_faults(engine.worker.executor)
             shell = build_engine(engine.config, executor, end, clock, record, engine.first_events(), flight)
             tell(shell.core, publisher)
             publish_tiers(shell.core, publisher, relay)
@@ -274,17 +194,10 @@ async def _serve(launch: Launch, make: Callable[[], tuple[Engine, Ready]]) -> No
         engine.close()
 
 
-async def warm_up(engine: Engine, core: EngineCore) -> None:
-    """Load, while nobody is served, what requests of some kinds would wait for."""
-    await until_quiet(lambda: core.has_work, lambda: core.state.counters.num_steps)
-    await engine.worker.executor.warm_up_grammars()
-
-
 def load(launch: Launch) -> tuple[Engine, Ready]:
     """The engine, and what a front end is told of it. Raises ConfigError and BadCheckpoint."""
     from ..formats.checkpoint import open_checkpoint
     from ..node.load import load_engine
-    from ..node.machine import read_machine
     from ..node.memory import private_bytes
     from .models import progress_bar
 
@@ -312,11 +225,30 @@ def ready_of(engine: Engine, launch: Launch, base_bytes: int) -> Ready:
 
 def worker_facts(name: str, pool: str) -> WorkerFacts:
     """Of this process, whose life they name. name: "": it has no other name."""
-    from ..net.system import new_id
-    from ..node.machine import host_id
-
     incarnation = new_id("engine")
     return WorkerFacts(name or incarnation, incarnation, os.getpid(), pool, host_id())
+
+
+IDLE_CHECK_S = 0.1
+NUM_IDLE_CHECKS = 10
+
+
+async def until_idle(is_busy: Callable[[], bool], num_done: Callable[[], int]) -> None:
+    """Return after NUM_IDLE_CHECKS checks in a row, IDLE_CHECK_S apart, that found nothing to do and nothing done since
+    the one before. What runs after that, such as loading what a later request will need, delays nobody. `num_done`:
+    grows with what is done."""
+    num_idle, before = 0, num_done()
+    while num_idle < NUM_IDLE_CHECKS:
+        await asyncio.sleep(IDLE_CHECK_S)
+        now = num_done()
+        num_idle = 0 if is_busy() or now != before else num_idle + 1
+        before = now
+
+
+async def warm_up(engine: Engine, core: EngineCore) -> None:
+    """Load, while nobody is served, what requests of some kinds would wait for."""
+    await until_idle(lambda: core.has_work, lambda: core.state.counters.num_steps)
+    await engine.worker.executor.warm_up_grammars()
 
 
 @contextmanager
@@ -338,6 +270,78 @@ def recording(path: str, config: EngineConfig) -> AbstractContextManager[Recorde
     from ..net.journal import journal_file
 
     return journal_file(path, header_line(config), entry_line) if path else nullcontext()
+
+
+@contextmanager
+def step_logging(path: str, engine: Engine, model: str, beside: Watcher | None) -> Iterator[Watcher | None]:
+    """What hears of an engine's steps: its step log in the file at `path`, and `beside`; "": `beside` alone."""
+    from ..engine.recorders import StepLog
+    from ..net.mapped_files import step_file
+
+    if not path:
+        yield beside
+        return
+    with step_file(path, _facts(engine, model)) as writer:
+        yield beside if writer is None else StepLog(writer, beside)
+
+
+def num_blocks_of(groups: Sequence[KVGroupSpec]) -> int:
+    """Of the pool that says how many tokens there is KV for: those of windows hold the last tokens alone."""
+    most = max(group.num_blocks for group in groups)
+    return longest(groups, block_size=1, max_context=most)  # in blocks, not tokens
+
+
+def _facts(engine: Engine, model: str) -> LogFacts:
+    config = engine.config
+    return LogFacts(
+        model=model,
+        numerics_id=config.numerics_id,
+        processor=read_machine().cpu_model,
+        isa=engine.kernels.partition(", threads")[0],
+        threads=engine.settings.threads,
+        block_size=config.block_size,
+        num_blocks=num_blocks_of(config.groups),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        chosen_experts=config.chosen_experts,
+        cores=read_machine().num_cpus,
+    )
+
+
+CRASH, OUT_OF_MEMORY = "TOKENMILL_TEST_POISON_SEED", "TOKENMILL_TEST_HUNGRY_SEED"
+TAKEN_BYTES = 1 << 29
+
+
+class FaultInjector:
+    """For tests: an executor that does what `executor` does, until it is given a row of a request with one of two
+    seeds.
+
+    `TOKENMILL_TEST_POISON_SEED=N tokenmill serve ...` has requests with the seed N crash the engine process;
+    `TOKENMILL_TEST_HUNGRY_SEED=N` has them take TAKEN_BYTES and end it as the system does when memory runs out. So
+    tests see what becomes of a request that ends engines, and of those beside it (cluster.suspects)."""
+
+    def __init__(self, executor: Executor, crash: int | None, out_of_memory: int | None) -> None:
+        self._executor = executor
+        self._crash = crash
+        self._out_of_memory = out_of_memory
+
+    def execute(self, plan: StepPlan) -> Awaitable[StepResult]:
+        seeds = {row.intro.seed for row in plan.rows if row.intro is not None}
+        if self._crash in seeds:
+            os.kill(os.getpid(), signal.SIGABRT)
+        if self._out_of_memory in seeds:
+            taken = b"x" * TAKEN_BYTES
+            os.kill(os.getpid(), signal.SIGKILL)
+            assert taken
+        return self._executor.execute(plan)
+
+    async def run(self, job: Job) -> str:
+        return await self._executor.run(job)
+
+
+def with_faults(executor: Executor) -> Executor:
+    seeds = [None if (seed := os.environ.get(name)) is None else int(seed) for name in (CRASH, OUT_OF_MEMORY)]
+    return executor if seeds == [None, None] else FaultInjector(executor, *seeds)
 
 
 if __name__ == "__main__":

@@ -25,10 +25,10 @@ from ..core.policy import Order
 from ..core.units import format_parts
 from ..formats.hub import ResolvedModel
 from ..node.machine import MachineFacts
-from ..node.notes import NOTE
+from ..node.model_warnings import NOTE
 from ..node.options import TextOptions
 from ..server.config import ServerConfig
-from .engine_process import Launch, until_quiet
+from .engine_process import Launch, until_idle
 from .engines import Engines, until_first_ends
 from .expert_load import LoadWriter
 from .hosting import Hosting
@@ -358,7 +358,7 @@ class FrontEnd:
     async def _warm_up(self, ready: Ready) -> None:
         self.helper.warm_up()
         if ready.pooling is None:
-            await until_quiet(lambda: self.client.num_open > 0, lambda: self.client.stats.num_steps)
+            await until_idle(lambda: self.client.num_open > 0, lambda: self.client.stats.num_steps)
             self.helper.warm_up_grammars()
 
     def _memory_beside(self) -> tuple[tuple[str, int], ...]:

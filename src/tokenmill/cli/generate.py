@@ -8,7 +8,7 @@ import time
 
 from ..core.errors import ConfigError
 from ..llm.llm import LLM
-from ..node.notes import NOTE
+from ..node.model_warnings import NOTE
 from ..text.calls import require_tokens
 from .models import progress_bar
 from .options import llm_options, sampling_overrides

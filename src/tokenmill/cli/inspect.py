@@ -22,7 +22,7 @@ from ..models.summary import ModelSummary, check, imagine, model_summary
 from ..models.unsupported_keys import wanted_keys
 from ..node.load import choose_pooling, model_facts
 from ..node.machine import read_machine
-from ..node.notes import NOTE, notes
+from ..node.model_warnings import NOTE, model_warnings
 from ..node.options import KV_CACHE_DTYPES, QUANTIZATIONS, EngineOptions
 from ..node.resolve import ModelFacts, resolve
 from ..ops.api import SIGMOID, SOFTMAX_CHOSEN
@@ -33,7 +33,8 @@ from .options import given_options
 
 
 def layer_facts(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """(name, value) of each line."""
+    """What `inspect` says of a decoder's layers, as (name, value) of each line: attention, FFN, experts and their
+    router."""
     num_moe = sum(layer.is_moe for layer in config.layers)
     if config.moe is None or num_moe < config.num_layers:
         where = "" if config.moe is None else f" in {config.num_layers - num_moe} of them"
@@ -183,7 +184,7 @@ def inspect(args: argparse.Namespace) -> int:
         print(f"{'tensors':<14} {why_no_tensors}; sizes are those that config.json asks for")
     elif checkpoint.left_out:
         print(f"{'left out':<14} {checkpoint.left_out}")
-    for note in notes(checkpoint, quantization):
+    for note in model_warnings(checkpoint, quantization):
         print(f"{NOTE:<14} {note}")
     print()
     for line in _table(found):

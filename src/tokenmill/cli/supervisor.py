@@ -4,7 +4,7 @@
 
 A process that ends before it was ever ready ends `run` with the reason it gave: what it was asked cannot be loaded. One
 that ends later is replaced: at once where it has made steps, or served until somebody killed it; else after a delay
-that doubles each time. One that has work and makes no progress (see watchdog) is ended. Knows nothing of HTTP or of
+that doubles each time. One that has work and makes no progress (see Watchdog) is ended. Knows nothing of HTTP or of
 models.
 """
 
@@ -53,7 +53,7 @@ MEMORY_OVERRUN = 1.25
 """A process that was killed, and had so many times the memory that was planned, was killed for its memory."""
 
 
-class Death(NamedTuple):
+class ProcessExit(NamedTuple):
     """How a process ended. error: as a sentence; status: exit code, the negative number of a signal, or None where
     nobody can tell; peak_bytes: the most memory that it had since it served, 0 where nobody can tell."""
 
@@ -71,8 +71,8 @@ class Death(NamedTuple):
             return Cause.UNKNOWN
         if -self.status not in SENT:
             return Cause.FAULT
-        was_hungry = 0 < MEMORY_OVERRUN * planned_bytes < self.peak_bytes
-        return Cause.FAULT if self.status == -signal.SIGKILL and (has_oom_kill or was_hungry) else Cause.OUTSIDE
+        used_too_much = 0 < MEMORY_OVERRUN * planned_bytes < self.peak_bytes
+        return Cause.FAULT if self.status == -signal.SIGKILL and (has_oom_kill or used_too_much) else Cause.OUTSIDE
 
 
 def peak_bytes(usage: resource.struct_rusage) -> int:
@@ -80,13 +80,15 @@ def peak_bytes(usage: resource.struct_rusage) -> int:
     return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-class EngineLife(Protocol):
-    """address, flight: of its link and of its flight recorder."""
+class EngineHandle(Protocol):
+    """An engine process as its supervisor sees it.
+
+    address, flight: of its link and of its flight recorder."""
 
     address: str
     flight: str
 
-    async def ended(self) -> Death:
+    async def ended(self) -> ProcessExit:
         """Waits for the process to end, and tells how it did."""
         ...
 
@@ -104,7 +106,7 @@ class EngineLife(Protocol):
 
 
 @dataclass(slots=True)
-class Ends:
+class Channels:
     """What an engine process is given besides its launch, and this end of each: the link's folder, the report pipe, the
     lifeline, the heartbeat. `close` them when it is over."""
 
@@ -140,7 +142,7 @@ class Ends:
 
 
 def why_ended(report: bytes, status: int | None) -> TokenmillError:
-    """status: as of a Death."""
+    """status: as of a ProcessExit."""
     if report:
         return ConfigError(json.loads(report)["error"])
     if status is None:
@@ -150,19 +152,19 @@ def why_ended(report: bytes, status: int | None) -> TokenmillError:
 
 
 class EngineProcess:
-    """An EngineLife that loads for itself."""
+    """An EngineHandle that loads for itself."""
 
-    def __init__(self, process: subprocess.Popen[bytes], ends: Ends, flight: str) -> None:
-        self.address = ends.address
+    def __init__(self, process: subprocess.Popen[bytes], channels: Channels, flight: str) -> None:
+        self.address = channels.address
         self.flight = flight
         self._process = process
-        self._ends = ends
+        self._channels = channels
         self._peak_bytes = 0
 
     @classmethod
     def start(cls, launch: Launch) -> EngineProcess:
-        ends = Ends.open()
-        reporting_fd, read_fd, send_fd = ends.theirs
+        channels = Channels.open()
+        reporting_fd, read_fd, send_fd = channels.theirs
         try:
             # -P: a folder called tokenmill in the working directory is not the package. A session of its own
             # keeps the terminal's Ctrl-C away until the process can ignore it.
@@ -174,23 +176,23 @@ class EngineProcess:
                 start_new_session=True,
             )
         except BaseException:
-            ends.close()
+            channels.close()
             raise
         finally:
-            ends.given()
+            channels.given()
         assert process.stdin is not None
-        told = replace(launch, address=ends.address, lifeline_fd=read_fd, heartbeat_fd=send_fd)
+        told = replace(launch, address=channels.address, lifeline_fd=read_fd, heartbeat_fd=send_fd)
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
             pipe.write(told.to_json())
-        return cls(process, ends, launch.flight)
+        return cls(process, channels, launch.flight)
 
-    async def ended(self) -> Death:
-        report = await self._ends.read_report()
+    async def ended(self) -> ProcessExit:
+        report = await self._channels.read_report()
         self._reap(0)
         status = self._process.wait()
         # What this process had when it forked counts as the child's until that becomes another program.
         own = peak_bytes(resource.getrusage(resource.RUSAGE_SELF))
-        return Death(why_ended(report, status), status, self._peak_bytes if self._peak_bytes > own else 0)
+        return ProcessExit(why_ended(report, status), status, self._peak_bytes if self._peak_bytes > own else 0)
 
     def _reap(self, options: int) -> bool:
         """Whether it has ended. options: WNOHANG does not wait for that."""
@@ -203,7 +205,7 @@ class EngineProcess:
         return self._process.returncode is not None
 
     def has_beaten(self) -> bool:
-        return take_heartbeats(self._ends.heartbeat_fd)
+        return take_heartbeats(self._channels.heartbeat_fd)
 
     def kill(self) -> bool:
         has_ended = self._reap(os.WNOHANG)
@@ -213,20 +215,25 @@ class EngineProcess:
     def close(self) -> None:
         self.kill()
         self._process.wait()
-        self._ends.close()
+        self._channels.close()
 
 
 LOOK_S = HEARTBEAT_S
 
 
 class Watchdog:
-    """limit_s  0: nothing is ever stuck
-    quiet_s  for how long there has been work and no sign
+    """Tells an engine that is stuck from one that is slow or idle, and from one whose supervisor was itself stopped.
+
+    An engine is stuck when it has had work for `limit_s` and given no sign: neither the end of a step nor a heartbeat
+    from within one (net/child_process.py). Loading is not watched: an engine has no work before it is ready.
+
+    limit_s    0: nothing is ever stuck
+    stalled_s  for how long there has been work and no sign
     """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self.quiet_s = 0.0
+        self.stalled_s = 0.0
         self._looked_s = -1.0
         self._num_steps = 0
 
@@ -236,8 +243,8 @@ class Watchdog:
         passed_s = min(now_s - self._looked_s, 2 * LOOK_S) if self._looked_s >= 0 else 0.0
         gives_sign = has_beaten or num_steps != self._num_steps
         self._looked_s, self._num_steps = now_s, num_steps
-        self.quiet_s = 0.0 if gives_sign or not has_work else self.quiet_s + passed_s
-        return 0 < self._limit_s <= self.quiet_s
+        self.stalled_s = 0.0 if gives_sign or not has_work else self.stalled_s + passed_s
+        return 0 < self._limit_s <= self.stalled_s
 
 
 FIRST_DELAY_S = 0.5
@@ -266,15 +273,15 @@ class Supervisor:
         launch: Launch,
         engine_timeout_s: float = 0.0,
         flight_dir: str = "",
-        start: Callable[[Launch], EngineLife] = EngineProcess.start,
+        start: Callable[[Launch], EngineHandle] = EngineProcess.start,
     ) -> None:
         self._launch = launch
-        self._start_life = start
+        self._start_process = start
         self._flight_dir = flight_dir
         self._num_started = 0
         self.was_ready = False
         self._engine_timeout_s = engine_timeout_s
-        self._process: EngineLife | None = None
+        self._process: EngineHandle | None = None
         self._link: FrontEnd | None = None
         self._is_draining = False
         self._has_drained = asyncio.Event()
@@ -306,11 +313,11 @@ class Supervisor:
                 Path(self._process.flight).unlink(missing_ok=True)
             self._process = None
 
-    def _start(self) -> EngineLife:
+    def _start(self) -> EngineHandle:
         name = f"{self._launch.worker}-{self._num_started}"
         flight = new_path(self._flight_dir, name) if self._flight_dir else ""
         self._num_started += 1
-        return self._start_life(replace(self._launch, flight=flight))
+        return self._start_process(replace(self._launch, flight=flight))
 
     def keep_flight(self) -> None:
         """Copy what the engine has done lately to a file that stays, and tell of it in the log."""
@@ -362,9 +369,9 @@ class Supervisor:
             watch = asyncio.create_task(self._end_when_stuck(self._process, attached), name="engine-watch")
             cause = Cause.UNKNOWN
             try:
-                reason, _, _ = death = await self._process.ended()
+                reason, _, _ = end = await self._process.ended()
                 has_oom_kill = bool(self._oom_kills) and oom_kills() > self._oom_kills[0]
-                cause = death.cause(planned_bytes, was_killed_by_us=self._was_killed_by_us, has_oom_kill=has_oom_kill)
+                cause = end.cause(planned_bytes, was_killed_by_us=self._was_killed_by_us, has_oom_kill=has_oom_kill)
             finally:
                 self._link = None
                 watch.cancel()
@@ -393,7 +400,7 @@ class Supervisor:
             _tell_restart(reason.message, name, delay_s, lost)
             await asyncio.sleep(delay_s)
 
-    async def _end_when_stuck(self, process: EngineLife, attached: AttachedEngine) -> None:
+    async def _end_when_stuck(self, process: EngineHandle, attached: AttachedEngine) -> None:
         watchdog = Watchdog(self._engine_timeout_s)
         while not watchdog.finds_stuck(
             time.monotonic(),
@@ -439,14 +446,14 @@ class Watched:
         return self._complete(message) if isinstance(message, Ready) else message
 
 
-def _opened(process: EngineLife) -> UnixFrontEnd:
+def _opened(process: EngineHandle) -> UnixFrontEnd:
     link = UnixFrontEnd(process.address, MonotonicClock())
     link.open()
     return link
 
 
 def _tell_restart(why: str, name: str, delay_s: float, lost: Path | None) -> None:
-    """lost: where the flight of the life that has ended is kept."""
+    """lost: where the flight of the process that has ended is kept."""
     when = f"in {delay_s:g} s" if delay_s else "at once"
     log.error("%s Worker %s is restarted %s.", why, name, when)
     if lost is not None:

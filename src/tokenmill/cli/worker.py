@@ -70,26 +70,32 @@ if TYPE_CHECKING:
 _REQUEST_BYTES = 8192
 _REQUEST_S = 5.0
 
-Look = Callable[[], tuple[str, Mapping[str, Any]]]
+Probe = Callable[[], tuple[str, Mapping[str, Any]]]
 """What is wrong, "" for nothing, and facts to tell."""
 
 
 @asynccontextmanager
-async def answering(address: tuple[str, int] | None, looks: Mapping[str, Look]) -> AsyncIterator[None]:
-    """Answers at `address`, if there is one. `looks`: by path. Raises ConfigError where the address is taken."""
+async def answering_probes(address: tuple[str, int] | None, probes: Mapping[str, Probe]) -> AsyncIterator[None]:
+    """Answers at `address`, if there is one: GET /live, whether steps get on, and GET /ready, whether a front end has
+    this worker.
+
+        200 {"status": "ok", ...}       503 {"status": "stuck" | "not joined", ...}
+
+    A process that is stopped, or whose event loop is blocked, answers nothing: probes count that as a failure too.
+    `probes`: by path. Raises ConfigError where the address is taken."""
     if address is None:
         yield
         return
     with listening(*address) as listener:
-        server = await asyncio.start_server(_Answers(looks).answer, sock=listener, limit=_REQUEST_BYTES)
+        server = await asyncio.start_server(_ProbeServer(probes).answer, sock=listener, limit=_REQUEST_BYTES)
         async with server:
             print(f"tokenmill: probes are answered at {shown_address(*listener.getsockname()[:2])}", flush=True)
             yield
 
 
-class _Answers:
-    def __init__(self, looks: Mapping[str, Look]) -> None:
-        self._looks = looks
+class _ProbeServer:
+    def __init__(self, probes: Mapping[str, Probe]) -> None:
+        self._probes = probes
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -104,11 +110,11 @@ class _Answers:
 
     def _response(self, head: bytes) -> bytes:
         method, _, rest = head.partition(b" ")
-        look = self._looks.get(rest.split(b" ", 1)[0].split(b"?", 1)[0].decode("latin-1"))
-        if method not in (b"GET", b"HEAD") or look is None:
+        probe = self._probes.get(rest.split(b" ", 1)[0].split(b"?", 1)[0].decode("latin-1"))
+        if method not in (b"GET", b"HEAD") or probe is None:
             status, body = "404 Not Found", {"status": "not found"}
         else:
-            wrong, facts = look()
+            wrong, facts = probe()
             status = "503 Service Unavailable" if wrong else "200 OK"
             body = {"status": wrong or "ok", **facts}
         data = json.dumps(body).encode()
@@ -261,7 +267,7 @@ class _Worker:
         try:
             async with (
                 joining_later(self._engine, self._identity.ready, self._tiers.before(shell.hear)),
-                answering(health_address, {"/live": self._is_live, "/ready": self._is_ready}),
+                answering_probes(health_address, {"/live": self._is_live, "/ready": self._is_ready}),
             ):
                 await self._until_over(serving, joining)
         except asyncio.CancelledError:
@@ -291,9 +297,9 @@ class _Worker:
 
     def _is_live(self) -> tuple[str, dict[str, Any]]:
         """Halfway to where this process ends itself."""
-        quiet_s = self._watchdog.quiet_s
-        is_stuck = 0 < self._timeout_s < 2 * quiet_s
-        facts = {"has_work": self._core.has_work, "num_steps": self._core.stats().num_steps, "quiet_s": quiet_s}
+        stalled_s = self._watchdog.stalled_s
+        is_stuck = 0 < self._timeout_s < 2 * stalled_s
+        facts = {"has_work": self._core.has_work, "num_steps": self._core.stats().num_steps, "quiet_s": stalled_s}
         return "stuck" if is_stuck else "", facts
 
     def _is_ready(self) -> tuple[str, dict[str, Any]]:

@@ -23,11 +23,9 @@ from typing import Self
 from ..core.errors import ConfigError, TokenmillError
 from ..net.child_process import take_heartbeats
 from .engine_process import Launch
-from .supervisor import Death, Ends, EngineCrashed, why_ended
+from .supervisor import FIRST_DELAY_S, LONGEST_DELAY_S, Channels, EngineCrashed, ProcessExit, why_ended
 from .zygote_process import MAX_MESSAGE
 
-FIRST_DELAY_S = 0.5
-LONGEST_DELAY_S = 30.0
 _END_S = 5.0
 """What a killed process may take until it is gone."""
 
@@ -40,14 +38,14 @@ def can_fork() -> bool:
 
 
 class ForkedEngine:
-    """A lives.EngineLife, made by a zygote. `process_fd`: of its process, -1 until the zygote has told."""
+    """An EngineHandle, made by a zygote. `process_fd`: of its process, -1 until the zygote has told."""
 
-    def __init__(self, ends: Ends, flight: str) -> None:
-        self.address = ends.address
+    def __init__(self, channels: Channels, flight: str) -> None:
+        self.address = channels.address
         self.flight = flight
         self.pid = 0
         self.process_fd = -1
-        self._ends = ends
+        self._channels = channels
         self._status: int | None = None
         self._peak_bytes = 0
         self._error: TokenmillError | None = None
@@ -66,14 +64,14 @@ class ForkedEngine:
         self._status, self._error, self._peak_bytes = status, error, peak_bytes
         self._is_told.set()
 
-    async def ended(self) -> Death:
+    async def ended(self) -> ProcessExit:
         """A Zygote tells of all its engines, of those that its process has not told of when that ends."""
-        report = await self._ends.read_report()
+        report = await self._channels.read_report()
         await self._is_told.wait()
-        return Death(self._error or why_ended(report, self._status), self._status, self._peak_bytes)
+        return ProcessExit(self._error or why_ended(report, self._status), self._status, self._peak_bytes)
 
     def has_beaten(self) -> bool:
-        return take_heartbeats(self._ends.heartbeat_fd)
+        return take_heartbeats(self._channels.heartbeat_fd)
 
     def kill(self) -> bool:
         self._is_killed = True
@@ -90,7 +88,7 @@ class ForkedEngine:
         if self.process_fd >= 0:
             self._wait(_END_S)
             self._forget()
-        self._ends.close()
+        self._channels.close()
         self._is_closed = True
 
     def _wait(self, within_s: float) -> bool:
@@ -132,17 +130,17 @@ class Zygote:
 
     def start(self, launch: Launch) -> ForkedEngine:
         """Have an engine forked as soon as the weights are loaded. Where there is no zygote now, it ends at once."""
-        ends = Ends.open()
-        life = ForkedEngine(ends, launch.flight)
+        channels = Channels.open()
+        life = ForkedEngine(channels, launch.flight)
         try:
             if self._control is None:
                 raise BrokenPipeError
-            socket.send_fds(self._control, [replace(launch, address=ends.address).to_json()], ends.theirs)
+            socket.send_fds(self._control, [replace(launch, address=channels.address).to_json()], channels.theirs)
             self._asked[launch.worker] = life
         except OSError:
             life.told(error=self._error or EngineCrashed("There is no zygote now that could start an engine."))
         finally:
-            ends.given()
+            channels.given()
         return life
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""Flags of vLLM, llama-server and Ollama: what each is here.
+"""Commands, environment variables and flags of vLLM, llama-server and Ollama: what each is here.
 
 Data, and no more than it takes to read it. A start script is kept by changing the program's name to `tokenmill serve`:
 each flag of those servers is one of ours under another spelling (cli/parser.py), or has nothing to steer here and is

@@ -31,7 +31,7 @@ from ..ops.select import select_ops
 from ..sched.admission import max_running
 from ..worker.build import Worker, build_worker, load_weights
 from .machine import MachineFacts
-from .notes import NOTE, notes
+from .model_warnings import NOTE, model_warnings
 from .options import KV_CACHE_DTYPES, EngineOptions
 from .resolve import EngineSettings, ModelFacts, resolve
 
@@ -54,7 +54,9 @@ class PoolingChoice:
 
 
 def choose_pooling(checkpoint: Checkpoint, runner: str, pooling: str | None) -> PoolingChoice | None:
-    """None: the model gives tokens. Raises ConfigError for a wish that the model cannot meet, and BadCheckpoint."""
+    """Whether a model is to give vectors rather than tokens, and which, by what was asked, what the model's files say,
+    and what its kind is made for, in this order. None: it gives tokens. Raises ConfigError for a wish that the model
+    cannot meet, and BadCheckpoint."""
     has_no_head = is_encoder(checkpoint) or is_bare_decoder(checkpoint)
     if runner == "generate":
         if has_no_head or pooling is not None:
@@ -90,14 +92,15 @@ def _gguf_pooling(checkpoint: Checkpoint) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What runs steps, and how it was set up. `pooling`: how it pools, if it gives vectors. notes: see notes.py."""
+    """What runs steps, and how it was set up. `pooling`: how it pools, if it gives vectors. warnings: see
+    model_warnings."""
 
     settings: EngineSettings
     worker: Worker
     ops: Ops
     kernels: str
     pooling: PoolingChoice | None = None
-    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def config(self) -> EngineConfig:
@@ -140,7 +143,7 @@ class Engine:
         pooled = () if self.pooling is None else (("pooling", f"{self.pooling.describe()} ({self.pooling.reason})"),)
         memory = ("memory", f"at most {format_parts(self.memory())}")
         saved = () if self.worker.saved is None else (("kv_save", self.worker.saved.describe()),)
-        said = ((NOTE, note) for note in self.notes)
+        said = ((NOTE, note) for note in self.warnings)
         return (("kernels", self.kernels), *pooled, *decisions, *saved, memory, *said)
 
     def first_events(self) -> tuple[Event, ...]:
@@ -226,7 +229,7 @@ def make_engine(loaded: Loaded, cache_dir: Path, queue_bytes: int = 0) -> Engine
     worker = build_worker(
         checkpoint, ops, settings.spec, model=loaded.model, queue_bytes=queue_bytes, cache_dir=cache_dir
     )
-    said = tuple(notes(checkpoint, settings.spec.quantization))
+    said = tuple(model_warnings(checkpoint, settings.spec.quantization))
     return Engine(settings, worker, ops, describe_kernels(ops), loaded.pooling, said)
 
 

@@ -1,4 +1,5 @@
-"""What this process holds for itself, and glibc's heap, told to give back what it does not need."""
+"""The memory of this process and of its machine: what the process holds for itself, glibc's heap, which is told to give
+back what it does not need, and whether the machine runs short."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def private_bytes() -> int:
 SHORT_STALLS = 0.1
 """Share of the time in which some process waited for memory."""
 
-QUIET_STALLS = 0.01
+LOW_STALLS = 0.01
 _RESERVE_SHARE = 16
 _LEAST_RESERVE = 256 * MiB
 _MOST_RESERVE = 2 * GiB
@@ -56,16 +57,19 @@ _ENOUGH = 4
 _AMPLE = 2
 
 
-class Verdict(NamedTuple):
-    """lacking_bytes: of the reserve. is_quiet: nothing speaks against taking more."""
+class PressureLevel(NamedTuple):
+    """lacking_bytes: of the reserve. may_grow: nothing speaks against taking more memory."""
 
     is_short: bool
-    is_quiet: bool
+    may_grow: bool
     lacking_bytes: int
 
 
 class Pressure:
-    """available_bytes: when the process started, of which the reserve is a share; None: those that there are now."""
+    """Whether the machine is short of memory: less than a reserve is available (also below the container's limit), or
+    processes wait for memory (Linux' pressure stall information) and not much is left.
+
+    available_bytes: when the process started, of which the reserve is a share; None: those that there are now."""
 
     def __init__(self, available_bytes: int | None = None) -> None:
         self._reader = MemoryReader()
@@ -74,7 +78,7 @@ class Pressure:
         self._reserve_bytes = min(max(available_bytes // _RESERVE_SHARE, _LEAST_RESERVE), _MOST_RESERVE)
         self._before: tuple[float, float] | None = None
 
-    def look(self, state: MemoryState, now: float) -> Verdict:
+    def look(self, state: MemoryState, now: float) -> PressureLevel:
         then, stalled_s = self._before or (now, state.stalled_s)
         self._before = now, state.stalled_s
         stalls = (state.stalled_s - stalled_s) / (now - then) if now > then else 0.0
@@ -82,7 +86,7 @@ class Pressure:
         has_enough = state.available_bytes >= _ENOUGH * self._reserve_bytes
         is_short = lacking > 0 or (stalls > SHORT_STALLS and not has_enough)
         is_ample = state.available_bytes >= _AMPLE * self._reserve_bytes
-        return Verdict(is_short, is_ample and stalls <= QUIET_STALLS, lacking)
+        return PressureLevel(is_short, is_ample and stalls <= LOW_STALLS, lacking)
 
     def is_short(self) -> bool:
         """Of this machine, now."""

@@ -59,9 +59,21 @@ def split_pools(
     max_num_seqs: int,
     num_in_flight: int,
 ) -> tuple[KVGroupSpec, ...]:
-    """Split `pool_bytes`: one group for the layers that see everything, if there are such, and one for each window that
-    hides something. full_block_bytes: of the former. windows: (positions seen, block bytes) of each of the others, the
-    smallest first. num_in_flight: most tokens that steps in flight write."""
+    """Split KV memory between the layers that see everything and those that see a window: one group for the former, if
+    there are such, and one for each window that hides something.
+
+    Let f and v_i be the bytes of a token's KV in the pool of layers that see everything and in that of window i, and
+    let a sequence of the longest context M hold c_i of its tokens in the latter. Short sequences want as many slots in
+    all pools; the longest want c_i / M as many in pool i. With
+
+        r = (f + sum of v_i * c_i / M) / (f + sum of v_i)      slots in a window's pool for each slot in the first
+
+    both lose the same share of what a split made for them alone would hold. A window's pool never gets more than
+    `max_num_seqs` sequences and the chunks of their prompts can use; the first takes the rest. Where no layer sees
+    everything, the widest window takes its place: M is what it holds.
+
+    full_block_bytes: of the layers that see everything. windows: (positions seen, block bytes) of each of the others,
+    the smallest first. num_in_flight: most tokens that steps in flight write."""
     all_bytes = full_block_bytes + sum(block_bytes for _, block_bytes in windows)
     one_pool = full_groups(pool_bytes // all_bytes, all_bytes)
     full_block_bytes += sum(block_bytes for window, block_bytes in windows if window >= max_model_len)

@@ -21,7 +21,6 @@ from ...bench.kernels import Case, run
 from ...core.errors import ConfigError
 from ...core.units import GiB
 from ...formats.checkpoint import open_checkpoint
-from ...formats.hub import resolve_model
 from ...models.loader import Model, load_model
 from ...node.load import describe_kernels
 from ...node.machine import read_machine
@@ -29,14 +28,13 @@ from ...ops.api import BLOCK_BYTES, GROUP, RawTensor, SampleBatch, StepBatch, St
 from ...ops.native import NativeOps
 from ...ops.native.operation import QUANTISED, Operation
 from ...ops.select import select_ops
-from ..models import progress_bar
+from ..models import resolve_model
 
 
 def open_native(args: argparse.Namespace, what_for: str) -> tuple[Path, NativeOps]:
     """The path of `args.model`, fetched if need be, and the kernels, which the caller closes. Raises ConfigError, with
     `what_for` ("bench kernels measures"), where another backend is asked for or they cannot run."""
-    with progress_bar(f"fetching {args.model}") as progress:
-        path = resolve_model(args.model, progress=progress).path
+    path = resolve_model(args.model).path
     ops = select_ops(args.backend, args.threads or read_machine().usable_cpus)
     if not isinstance(ops, NativeOps):
         raise ConfigError(f"{what_for} the native kernels, which are not to be had here.", param="backend")

@@ -1,4 +1,5 @@
-"""Documents whose KV is meant, as bodies of the requests that will bring them."""
+"""Documents whose KV is meant, as bodies of the requests that will bring them; and `kv warm`, which computes their KV
+before that."""
 
 from __future__ import annotations
 
@@ -85,7 +86,9 @@ _IDLE_PRIORITY = 100
 
 
 def warm(args: argparse.Namespace) -> int:
-    """Exit code 1: of some documents not all is stored."""
+    """Compute the KV of documents, so that it is stored when requests bring them: one after the other, in the
+    background of what the server does for others. What is stored already is passed over, so that a run which was
+    stopped goes on where it was. Exit code 1: of some documents not all is stored."""
     server = server_of(args)
     num_done = num_known = num_failed = num_tokens = 0
     began_s = time.monotonic()

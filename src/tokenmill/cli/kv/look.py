@@ -1,4 +1,5 @@
-"""`kv stat`, `kv ls`: what a KV store has."""
+"""What a KV store has (`kv stat`, `kv ls`), whether it is sound (`kv verify`), what goes (`kv rm`), and who may write
+(`kv fence`)."""
 
 from __future__ import annotations
 

@@ -159,12 +159,12 @@ class Elastic:
 
     def look(self, state: MemoryState, taken_bytes: int, now: float) -> int:
         """What the store may take from now on. taken_bytes: what it takes."""
-        verdict = self._pressure.look(state, now)
+        level = self._pressure.look(state, now)
         piece = -(-self._most_bytes // PIECES)
-        if not verdict.is_quiet:
+        if not level.may_grow:
             self._restless_s = now
-        if verdict.is_short:
-            less = min(self.num_bytes, taken_bytes) - max(verdict.lacking_bytes, piece)
+        if level.is_short:
+            less = min(self.num_bytes, taken_bytes) - max(level.lacking_bytes, piece)
             less = max(less, self._least_bytes)
             self.num_shrunk += less < self.num_bytes
             self.num_bytes = min(less, self.num_bytes)

@@ -1,6 +1,6 @@
 """What a user should know of a model before it answers: what of its files or of a setting has no effect, or costs.
 
-A note is no error: the model runs as it should. `serve` prints notes with the plan, `generate` on standard error,
+A warning is no error: the model runs as it should. `serve` prints warnings with the plan, `generate` on standard error,
 `inspect` with the model's facts.
 """
 
@@ -15,12 +15,12 @@ from ..models.repack import DENSE_KINDS
 from ..models.unsupported_keys import unread_keys
 
 NOTE = "note"
-"""The name of a note among facts."""
+"""The name of a warning among facts."""
 
 _FOUR_BITS = ("q4_0", "q4_1")
 
 
-def notes(checkpoint: Checkpoint, quantization: str | None) -> Iterator[str]:
+def model_warnings(checkpoint: Checkpoint, quantization: str | None) -> Iterator[str]:
     """Sentences without a full stop, most important first. quantization: the kind that was asked for."""
     if quantization is not None and not _is_any_dense(checkpoint):
         yield f"--quantization {quantization} changes nothing: no matrix of this model is stored in 16 or 32 bits"

@@ -7,30 +7,30 @@ from dataclasses import replace
 import pytest
 
 from tiny import tiny_checkpoint
-from tokenmill.node.notes import notes
+from tokenmill.node.model_warnings import model_warnings
 
 
 def test_a_quantization_that_changes_nothing_says_so() -> None:
     checkpoint = tiny_checkpoint(kind="gguf")
-    assert list(notes(checkpoint, None)) == list(notes(checkpoint, "q4_0")) == []
+    assert list(model_warnings(checkpoint, None)) == list(model_warnings(checkpoint, "q4_0")) == []
     packed = {
         name: replace(tensor, kind="q8_0") if len(tensor.shape) == 2 else tensor
         for name, tensor in checkpoint.tensors.items()
     }
-    (note,) = notes(replace(checkpoint, tensors=packed), "q4_0")
+    (note,) = model_warnings(replace(checkpoint, tensors=packed), "q4_0")
     assert note.startswith("--quantization q4_0 changes nothing")
-    assert list(notes(replace(checkpoint, tensors=packed), None)) == []
+    assert list(model_warnings(replace(checkpoint, tensors=packed), None)) == []
 
 
 @pytest.mark.parametrize(("quantization", "warns"), [("q4_0", True), ("q4_1", True), ("q8_0", False), (None, False)])
 def test_encoders_of_four_bits_are_warned_of(quantization: str | None, warns: bool) -> None:
     checkpoint = tiny_checkpoint()
     encoder = replace(checkpoint, metadata={"architectures": ["BertModel"], "model_type": "bert"})
-    assert [("cosine" in note) for note in notes(encoder, quantization)] == [True] * warns
+    assert [("cosine" in note) for note in model_warnings(encoder, quantization)] == [True] * warns
 
 
 def test_unknown_keys_of_a_config_are_named() -> None:
     checkpoint = tiny_checkpoint()
     checkpoint.metadata |= {"head_scale": 2.0, "use_cache": True, "attention_dropout": None}
-    (note,) = notes(checkpoint, None)
+    (note,) = model_warnings(checkpoint, None)
     assert "head_scale" in note and "use_cache" not in note
