@@ -318,7 +318,7 @@ class FaultInjector:
 
     `TOKENMILL_TEST_POISON_SEED=N tokenmill serve ...` has requests with the seed N crash the engine process;
     `TOKENMILL_TEST_HUNGRY_SEED=N` has them take TAKEN_BYTES and end it as the system does when memory runs out. So
-    tests see what becomes of a request that ends engines, and of those beside it (cluster.suspects)."""
+    tests see what becomes of a request that ends engines, and of those beside it (cluster/failures.py)."""
 
     def __init__(self, executor: Executor, crash: int | None, out_of_memory: int | None) -> None:
         self._executor = executor
