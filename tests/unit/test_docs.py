@@ -63,3 +63,19 @@ def test_files_that_pages_about_the_code_name_are_there() -> None:
         if page.name not in MAKES_FILES:
             missing += [f"{page.name}: {name}" for name in names if not any(one.endswith(f"/{name}") for one in there)]
     assert not missing
+
+
+def test_central_types_are_where_the_table_says() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf8")
+    rows = re.findall(r"^\| ([\w, ]+) \| ([\w/., ]+) \|", text.split("## Central types")[1].split("\n## ")[0], re.M)
+    wrong, folder = [], ROOT
+    for names, places in rows[1:]:
+        source = ""
+        for place in places.split(", "):
+            folder = (ROOT / "src" / "tokenmill" / place).parent if "/" in place else folder
+            path = folder / Path(place).name
+            files = sorted(path.glob("*.py")) if path.is_dir() else [path] if path.is_file() else []
+            wrong += [] if files else [place]
+            source += "\n".join(file.read_text(encoding="utf8") for file in files)
+        wrong += [name for name in names.split(", ") if not re.search(rf"^(class )?{name}\b( =|\(|:)", source, re.M)]
+    assert len(rows) > 60 and not wrong
