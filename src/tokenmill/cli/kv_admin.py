@@ -16,7 +16,7 @@ from ..kv.transfer.client import StoreClient
 
 class StoreAdmin:
     """Joins the store at `path` when it is first asked, and again after it had gone: then it says again what was pinned
-    for ever by it. `ask` is a server.kv.AskStore."""
+    for ever by it. `ask` is a control.kv_store.AskStore."""
 
     def __init__(self, path: str) -> None:
         self.path = path

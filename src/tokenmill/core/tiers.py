@@ -19,8 +19,8 @@ so or has gone. A block is known by its KV group and its key; equal ones are int
 said twice. The checksum is made by the worker that computed the block (`kv.transfer.checksum`), travels with it through
 every tier, and is compared by the worker that takes it, after its last copy: what is wrong is a miss, and is dropped.
 
-Which block is where, and what moves, is decided in `kv.tiers`; bytes are in `kv.transfer`. What a KV store asks of
-its tiers: `tier_jobs`.
+Which block is where, and what moves, is decided in `kv.tiers`; bytes are in `kv.transfer`. What a KV store has its
+tiers do is a `TierJob`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Composes one step: which sequences get a row, and how many tokens each.
 
-What belongs here: the order of service, the token budget, who is let in; `giving_way` has who gives way to whom. What
+What belongs here: the order of service, the token budget, who is let in; `preemption` has who gives way to whom. What
 never does: changing a sequence. Decisions are carried out at once through the `SchedulerPort` (the engine core),
 because a later one depends on an earlier one: the blocks of a sequence can be matched by others as soon as they are
 planned.

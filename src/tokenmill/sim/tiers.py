@@ -134,7 +134,7 @@ class Medium:
 
 
 class VirtualTier:
-    """A core.tier_jobs.Tier between an arena and a medium. `spoilt`: what becomes of bytes that go wrong; `way`:
+    """A core.tiers.Tier between an arena and a medium. `spoilt`: what becomes of bytes that go wrong; `way`:
     between the arena's host and a medium elsewhere. After `crash` every call fails, those under way included, and their
     blocks are kept or not as it happens; a new tier on the same medium is what a restart opens."""
 

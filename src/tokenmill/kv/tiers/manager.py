@@ -55,7 +55,7 @@ from .stores import Stores
 
 
 class TierManager:
-    """core.tier_jobs.TierManaging."""
+    """core.tiers.TierManaging."""
 
     def __init__(self, config: TierConfig) -> None:
         self._config = config

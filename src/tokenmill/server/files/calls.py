@@ -38,7 +38,7 @@ async def call(
     app: ASGIApp, path: str, body: bytes, client: str, owner: str, tenant: Tenant = ANYONE, once: str = ""
 ) -> tuple[int, bytes]:
     """(status, body) of a POST of JSON. `client`: who takes turns; `owner`: for whom things are kept (`http.Gate`).
-    `once`: as in helper.Caller. Cancelling it ends the call."""
+    `once`: as in `Caller`. Cancelling it ends the call."""
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     scope: dict[str, Any] = {
         "type": "http",

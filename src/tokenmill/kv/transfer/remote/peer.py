@@ -44,7 +44,7 @@ PARAM = "kv_peers"
 
 
 class PeerTier:
-    """Implements core.tier_jobs.Tier. All calls on one event loop.
+    """Implements core.tiers.Tier. All calls on one event loop.
 
     addresses    HOST:PORT of each peer
     block_bytes  of each KV group

@@ -28,7 +28,7 @@ THERE = 0
 
 
 class RemoteTier:
-    """Implements core.tier_jobs.Tier. All calls on one event loop.
+    """Implements core.tiers.Tier. All calls on one event loop.
 
     url          see `address`
     block_bytes  of each KV group
