@@ -78,6 +78,33 @@ def test_what_earlier_versions_kept_is_read_once(tmp_path: Path, monkeypatch: py
     assert opens(path, key) == "", "a key that was revoked since does not come back"
 
 
+def test_old_files_never_take_the_place_of_what_is_newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after a repair that does not know which have been read: keys made since stay, a revoked one stays so."""
+    monkeypatch.setenv("TOKENMILL_STATE", str(tmp_path))
+    key = old_files(tmp_path)
+    path = tenants_file(None)
+    usage_file(None)
+    with closing(TenantStore(path)) as store:
+        store.revoke_keys("a")
+        newer = store.create_key("b", "t")[1]
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE usage SET calls = 5")
+    spoil(Path(path), "imported")
+    assert main(["state", "repair"]) == 0
+    tenants_file(None)
+    assert opens(path, key) == "" and opens(path, newer) and sums(usage_file(None))[0][5] == 5
+
+
+def test_a_flag_that_names_the_default_file_reads_old_ones_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys made in it are there beside the old ones, also without the flag."""
+    monkeypatch.setenv("TOKENMILL_STATE", str(tmp_path))
+    key = old_files(tmp_path)
+    path = tenants_file(str(tmp_path / "control.db"))
+    with closing(TenantStore(path)) as store:
+        newer = store.create_key("b", "t")[1]
+    assert tenants_file(None) == path and opens(path, key) == opens(path, newer) != ""
+
+
 def test_old_files_that_appear_later_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of old keys makes none of them good."""
     monkeypatch.setenv("TOKENMILL_STATE", str(tmp_path))
@@ -100,18 +127,22 @@ def test_a_file_that_a_flag_names_is_converted(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(("name", "flag", "find"), [
     (OLD_TENANTS.name, "--tenants", tenants_file), (OLD_USAGE.name, "--usage-dir", usage_file)
 ])  # fmt: skip
+@pytest.mark.parametrize("is_named", [False, True])
 def test_a_damaged_old_file_stops_the_start_and_is_restored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, flag: str, find: Callable[[str | None], str]
-) -> None:
-    """Nothing is read of it; the repair takes the backup of then."""
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, flag: str, find: Callable[[str | None], str],
+    is_named: bool,
+) -> None:  # fmt: skip
+    """Nothing is read of it; the repair takes the backup of then, whether or not it is told which file. The new file,
+    which is there already and has not read it, is not taken for all."""
     monkeypatch.setenv("TOKENMILL_STATE", str(tmp_path))
     key = old_files(tmp_path)
     assert main(["state", "backup"]) == 0
     (tmp_path / name).write_bytes(b"garbage" * 999)
     with pytest.raises(ConfigError, match=f"{flag} .*{name} is damaged"):
         find(None)
-    (tmp_path / "control.db").unlink()
-    assert main(["state", "check"]) == 1 and main(["state", "repair"]) == 0 and main(["state", "check"]) == 0
+    assert (tmp_path / "control.db").exists() and main(["state", "check"]) == 1
+    named = [flag, str(tmp_path / name if flag == "--tenants" else tmp_path / "usage")] if is_named else []
+    assert main(["state", "repair", *named]) == 0 and main(["state", "check"]) == 0
     assert opens(tenants_file(None), key) and sums(usage_file(None)) == [ROW]
 
 

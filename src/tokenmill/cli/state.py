@@ -63,9 +63,9 @@ def file_records(files_dir: str, files: dict[Path, StateFile]) -> StateFile | No
     which somebody named. files: as for responses."""
     from ..state.file import StateFile
 
-    if files_dir != str(default_state_dir() / "files"):
-        return None
     path = state_path(None, KEPT_FILE).absolute()
+    if state_path(files_dir, "").absolute() != path.with_name("files"):
+        return None
     return files.setdefault(path, StateFile(str(path), reads_old=True))
 
 
@@ -158,9 +158,10 @@ def tenants_file(chosen: str | None) -> str:
     from ..state.database import cannot_use
 
     path = os.path.abspath(state_path(chosen, CONTROL_FILE))
+    is_default = path == os.path.abspath(state_path(None, CONTROL_FILE))
     try:
-        migrate(path, OLD_TENANTS, is_default=not chosen)
-        migrate_limits(path, is_default=not chosen)
+        migrate(path, OLD_TENANTS, is_default=is_default)
+        migrate_limits(path, is_default=is_default)
     except (sqlite3.Error, OSError) as error:
         raise cannot_use(CONTROL.flag, path, error) from error
     return path

@@ -105,8 +105,6 @@ def _import(path: str, old: OldFormat, source: Path) -> None:
 
 def _copy_tables(source: sqlite3.Connection, target: sqlite3.Connection, names: Sequence[str]) -> None:
     """In place of what the target has; those that the source does not have stay."""
-    if source is target:
-        return
     there = tables_of(source)
     for name in (each for each in names if each in there):
         rows = source.execute(f"SELECT * FROM {name}").fetchall()
@@ -115,22 +113,28 @@ def _copy_tables(source: sqlite3.Connection, target: sqlite3.Connection, names: 
             target.executemany(f"INSERT INTO {name} VALUES ({', '.join('?' * len(rows[0]))})", rows)
 
 
+def _fill_tables(source: sqlite3.Connection, target: sqlite3.Connection, names: Sequence[str]) -> None:
+    """Where the target has nothing in the first of them: what it has is newer, also if it does not say so."""
+    if source is not target and target.execute(f"SELECT 1 FROM {names[0]} LIMIT 1").fetchone() is None:
+        _copy_tables(source, target, names)
+
+
 OLD_TENANTS = OldFormat(
     "tenants.db",
     Schema("--tenants", (0x746D5454, 1), _TENANTS),
-    lambda source, target: _copy_tables(source, target, KEYS),
+    lambda source, target: _fill_tables(source, target, KEYS),
     is_part=True,
 )
 OLD_LIMITS = OldFormat(
     "tenants.use.db",
     Schema("--tenants", (0, 0), _LIMITS),
-    lambda source, target: _copy_tables(source, target, ("used",)),
+    lambda source, target: _fill_tables(source, target, ("used",)),
     is_part=True,
 )
 OLD_USAGE = OldFormat(
     "usage/usage.db",
     Schema("--usage-dir", (0x746D5547, 1), _USAGE),
-    lambda source, target: _copy_tables(source, target, USAGE),
+    lambda source, target: _fill_tables(source, target, USAGE),
     is_part=True,
 )
 
