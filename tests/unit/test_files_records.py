@@ -105,6 +105,31 @@ def test_a_damaged_record_is_set_aside_and_the_others_stay(tmp_path: Path, where
     assert look(tmp_path) == (([], ["batch_b"]) if where == "content" else (["file-in"], []))
 
 
+def test_the_repair_that_a_server_names_is_that_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for the folder that is used by default, whose records are elsewhere: what is whole stays."""
+    monkeypatch.setenv("TOKENMILL_STATE", str(tmp_path))
+    folder = tmp_path / "files"
+    earlier(folder)
+
+    def opened() -> FileStore:
+        store = FileStore(str(folder), new_id, file_records(str(folder), {}))
+        store.open()
+        return store
+
+    async def add() -> None:
+        store = opened()
+        store.content("later").write_bytes(b"x")
+        await store.add(msgspec.structs.replace(record(), id="later"))
+        store.close()
+
+    asyncio.run(add())
+    (folder / "contents" / "file-in").write_bytes(b"")
+    assert main(["state", "repair", "--files-dir", str(folder)]) == 0 and main(["state", "check"]) == 0
+    store = opened()
+    assert [each.id for each in store.files("")] == ["later"] and store.content("later").exists()
+    store.close()
+
+
 def test_what_cannot_be_written_is_told_as_a_disk_says_it(tmp_path: Path) -> None:
     """Nothing of it counts; with room again all goes on."""
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.errors import TokenmillError, Unavailable
 from .options import add_options
-from .state import CONTROL_FILE, KEPT_FILE, OFF, state_path
+from .state import CONTROL_FILE, KEPT_FILE, OFF, file_records, state_path
 
 if TYPE_CHECKING:
     from ..server.files.store import FileStore
@@ -195,6 +195,7 @@ def _control_files(args: argparse.Namespace) -> Iterator[_Kept]:
     """One for each file, whatever is in it; those of earlier versions, as long as none of now has read them."""
     from ..control.usage.ledger import FILE
     from ..state.control import CONTROL, OLD_TENANTS, OLD_USAGE
+    from ..state.migration import is_unread
 
     shared, folder = state_path(None, CONTROL_FILE), state_path(args.usage_dir, "usage")
     schemas = (CONTROL, OLD_TENANTS.schema, OLD_USAGE.schema)
@@ -205,13 +206,14 @@ def _control_files(args: argparse.Namespace) -> Iterator[_Kept]:
     ):
         if chosen == OFF:
             continue
-        is_old = not chosen and not os.path.lexists(path) and os.path.lexists(path.parent / old.name)
-        path = path.parent / old.name if is_old else path
         journals = folder if old is OLD_USAGE else None
-        if (other := found.get(path)) is not None:
+        if not chosen and is_unread(path, CONTROL, old, _BUSY_S):
+            path = path.parent / old.name
+            found[path] = _Kept(what, path, schemas, journals is None, journals, is_old=True)
+        elif (other := found.get(path)) is not None:
             found[path] = other._replace(what=f"{other.what}, {what}", journals=journals)
         else:
-            found[path] = _Kept(what, path, schemas, journals is None, journals, is_old)
+            found[path] = _Kept(what, path, schemas, journals is None, journals)
     yield from found.values()
 
 
@@ -221,16 +223,20 @@ def _kept_files(args: argparse.Namespace) -> Iterator[_Kept]:
     from ..server.response_store import OLD as RESPONSES
     from ..server.resume.store import OLD_SCHEMA as STREAMS
     from ..state.kept import KEPT
+    from ..state.migration import is_unread
 
     found: dict[Path, list[str]] = {}
-    if args.files_dir != OFF and os.path.lexists(path := state_path(args.files_dir, "") / KEPT_FILE):
-        found[path] = ["files and batches"]
+    if args.files_dir != OFF:
+        folder = state_path(args.files_dir, "files")
+        records = file_records(str(folder), {})
+        if os.path.lexists(path := Path(records.path) if records else folder / KEPT_FILE):
+            found[path] = ["files and batches"]
     for what, chosen, old in (
         ("answers of calls with a key", args.idempotency_store, ANSWERS),
         ("responses", args.responses_store, RESPONSES),
     ):
-        path = state_path(chosen, KEPT_FILE)
-        if not chosen and not os.path.lexists(path) and os.path.lexists(path.with_name(old.name)):
+        path = state_path(chosen, KEPT_FILE).absolute()
+        if not chosen and is_unread(path, KEPT, old, _BUSY_S):
             path = path.with_name(old.name)
         if chosen != OFF:
             found.setdefault(path, []).append(what)
@@ -245,13 +251,12 @@ def _folder(args: argparse.Namespace) -> Iterator[FileStore | None]:
     """The folder of files, taken; None: there is none, or a server has it."""
     from ..net.system import new_id
     from ..server.files.store import FileStore
-    from ..state.file import StateFile
 
     folder = state_path(args.files_dir, "files")
     if args.files_dir == OFF or not folder.is_dir():
         yield None
         return
-    store = FileStore(str(folder), new_id, None if args.files_dir else StateFile(str(state_path(None, KEPT_FILE))))
+    store = FileStore(str(folder), new_id, file_records(str(folder), {}))
     if not store.take():
         _tell("files and batches", folder, UNKNOWN, f": {store.why_not}")
         yield None
@@ -275,8 +280,9 @@ def _look(kept: _Kept, path: Path) -> tuple[str, str]:
     if not os.path.lexists(path):
         return NONE, ""
     try:
-        open_checked(str(path), schema_of(str(path), kept.schemas, _BUSY_S), busy_s=_BUSY_S).close()
-        if kept.has_keys and not kept.is_old:
+        schema = schema_of(str(path), kept.schemas, _BUSY_S)
+        open_checked(str(path), schema, busy_s=_BUSY_S).close()
+        if kept.has_keys and schema is kept.schemas[0]:
             _read_keys(path)
     except (Damaged, Unavailable) as error:
         return DAMAGED, str(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,6 +58,18 @@ def import_once(database: sqlite3.Connection, schema: Schema, old: OldFormat, pa
             except (sqlite3.Error, OSError) as error:
                 raise cannot_use(old.schema.flag, path, error) from error
         database.execute(schema.note_imported, (old.name,))
+
+
+def is_unread(path: Path, schema: Schema, old: OldFormat, busy_s: float) -> bool:
+    """Whether there is an old file beside that at `path`, which will be read into this. Of a file that cannot be read
+    nobody knows: False."""
+    if not os.path.lexists(path.parent / old.name):
+        return False
+    if not os.path.lexists(path):
+        return True
+    with suppress(sqlite3.Error, OSError), closing(open_checked(str(path), schema, busy_s=busy_s)) as database:
+        return database.execute(schema.was_imported, (old.name,)).fetchone() is None
+    return False
 
 
 def convert(path: str, schema: Schema, old: OldFormat, busy_s: float) -> None:
