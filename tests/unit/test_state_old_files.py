@@ -1,4 +1,4 @@
-"""Files of before, as they were written then, are read as what they were."""
+"""Files of earlier versions, as they were written then, are read as what they were."""
 
 from __future__ import annotations
 
