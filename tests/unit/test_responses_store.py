@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.api.responses.history import MAX_CHAIN, Record
-from tokenmill.core.errors import ConfigError, Unavailable
+from tokenmill.core.errors import Unavailable
 from tokenmill.server import response_store as responses_store
 from tokenmill.server.response_store import ResponseStore
 from tokenmill.state.file import StateFile
@@ -66,15 +66,6 @@ def test_the_oldest_go_when_there_is_too_much(store: ResponseStore, clock: Clock
         kept = held(store, names[: names.index(name) + 1])
         assert len(kept) <= 10 and kept == names[: names.index(name) + 1][-len(kept) :]
     assert len(held(store, names)) >= 9
-
-
-def test_who_keeps_most_makes_room(store: ResponseStore, clock: Clock) -> None:
-    """One that floods the store loses its own."""
-    store.put(record("mine"))
-    for number in range(50):
-        clock.now += 0.5
-        store.put(record(f"r{number}", "you"))
-    assert held(store, ["mine"]) == ["mine"]
 
 
 def test_a_response_is_gone_when_its_time_is_over(store: ResponseStore, clock: Clock, tmp_path: Path) -> None:
@@ -153,22 +144,6 @@ def test_several_servers_share_a_file(store: ResponseStore, tmp_path: Path, cloc
     store.close()
     store.open()
     assert held(store, ["a", "b"]) == ["a", "b"]
-
-
-def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
-    """Another program's database, what is no database, a folder: refused by the option's name, and not changed."""
-    foreign, text = tmp_path / "foreign.db", tmp_path / "text"
-    database = sqlite3.connect(foreign)
-    database.execute("CREATE TABLE notes (words TEXT)")
-    database.commit()
-    database.close()
-    text.write_text("This is no database, but a text that is long enough to be taken for one." * 10)
-    for path in (foreign, text, tmp_path):
-        before = path.read_bytes() if path.is_file() else None
-        with pytest.raises(ConfigError) as caught:
-            ResponseStore(str(path)).open()
-        assert caught.value.param == "responses_store"
-        assert before is None or path.read_bytes() == before
 
 
 def test_a_disk_that_fails_is_told_of_once(

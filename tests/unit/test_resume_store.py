@@ -216,16 +216,6 @@ def test_a_call_that_cannot_be_read_is_dropped_and_others_are_not(tmp_path: Path
     store.close()
 
 
-def test_a_file_of_another_program_is_refused(tmp_path: Path, clock: Clock) -> None:
-    (tmp_path / "private").mkdir()
-    database = sqlite3.connect(tmp_path / "private" / "resume.db")
-    database.execute("CREATE TABLE t (a)")
-    database.commit()
-    database.close()
-    with pytest.raises(ConfigError, match="cannot be used"):
-        opened_store(tmp_path, clock)
-
-
 @pytest.mark.parametrize(("after", "rest"), [(0, ANSWER.body), (1, b"id: 2\ndata: b\n\n"), (2, b""), (9, b"")])
 def test_the_rest_of_a_kept_answer(after: int, rest: bytes) -> None:
     assert rest_of(ANSWER, after) == rest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -142,18 +141,6 @@ def test_what_cannot_be_is_refused_by_name_and_changes_nothing(
     with pytest.raises(TokenmillError, match=told):
         call(store)
     store.create_tenant("after", TenantSettings())  # no transaction is left open
-
-
-def test_a_file_of_another_program_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "other.db"
-    database = sqlite3.connect(path)
-    database.execute("CREATE TABLE mine (x)")
-    database.commit()
-    database.close()
-    before = path.read_bytes()
-    with pytest.raises(ConfigError, match="another program"):
-        TenantStore(str(path))
-    assert path.read_bytes() == before
 
 
 def test_settings_survive_the_file_and_only_what_is_unusual_is_kept(store: TenantStore) -> None:

@@ -376,14 +376,6 @@ def test_sums_go_to_the_file_that_took_the_place_of_theirs(tmp_path: Path) -> No
     other.close()
 
 
-def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
-    database = sqlite3.connect(tmp_path / "usage.db")
-    database.execute("CREATE TABLE other (x)")
-    database.close()
-    with pytest.raises(sqlite3.DatabaseError, match="another program"):
-        Ledger(tmp_path)
-
-
 def ask(all_tenants: bool = False, **given: object) -> Question:
     def values_of(name: str) -> list[str]:
         value = given.get(name, [])
