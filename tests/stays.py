@@ -4,8 +4,9 @@
 
 `serve` runs with a profiler in each of its processes. On the way is each call of a function of `src/tokenmill` that is
 handed what travels: one of its parameters is the value, is a text with it, or holds it within four dataclasses,
-namespaces, lists or dicts. `self` counts for `__post_init__` alone, which reads a configuration that was just made; a
-coroutine counts when it begins, not when it goes on. A *stay* begins where the way enters a file that it was not in:
+namespaces, lists or dicts. `self` does not count: so the `__post_init__` of a dataclass is no call, as its generated
+`__init__` is none; who reads the way sees an expression that makes a value, and goes on below it. A coroutine counts
+when it begins, not when it goes on. A *stay* begins where the way enters a file that it was not in:
 with each call of a function in another file than that of the call before. `--way` lists all of it.
 
     option   `--max-num-batched-tokens 7919`, from the command line until `EngineCore` is made. The front end is
@@ -92,9 +93,8 @@ def profile(out: str, root: str, kind: str) -> None:
             if num_chats < 2:
                 return
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        given = [name for name in names if name != "self" or code.co_name == "__post_init__"]
         found = frame.f_locals
-        if code.co_qualname in CHATS or any(holds(found.get(name), texts) for name in given):
+        if code.co_qualname in CHATS or any(holds(found.get(name), texts) for name in names if name != "self"):
             os.write(fd, f"{os.getpid()} {code.co_filename[len(root) :]} {code.co_qualname}\n".encode())
 
     threading.setprofile(note)
