@@ -19,6 +19,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from ..cluster.events import Ended
+from ..control.observe.observers import Observer
 from ..core.events import FINISH_LENGTH, FINISH_STOP, Output, Ready, StepOutputs
 from ..core.request import Request
 from ..core.step import TokenLogprob
@@ -62,7 +63,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Kept).decode
 
 
-class ResultCache:
+class ResultCache(Observer):
     """An Observer. max_bytes: of all results together. ready: the facts of the engine there is now."""
 
     def __init__(
@@ -123,9 +124,6 @@ class ResultCache:
         return stream
 
     # ---- as an Observer ----
-
-    def opened(self, requests: Sequence[Request], client: str) -> None:
-        pass
 
     def sending(self, outputs: Sequence[Output], step: StepOutputs | None) -> None:
         recordings = self._recordings

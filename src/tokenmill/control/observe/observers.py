@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 class Observer(Protocol):
     """Each call is made in the event loop, within the time that a step's tokens take to their clients, and must return
-    in microseconds."""
+    in microseconds. A class that derives from this defines the calls that it needs; the others do nothing."""
 
     def opened(self, requests: Sequence[Request], client: str) -> None:
         """A call has been let in."""
-        ...
+        return
 
     def sending(self, outputs: Sequence[Output], step: StepOutputs | None) -> None:
         """These outputs go to their clients as soon as this returns: those of a step, or None: of another event."""
-        ...
+        return
 
     def ended(self, ended: Ended) -> None:
         """A request is over."""
-        ...
+        return
 
 
 class Observers:

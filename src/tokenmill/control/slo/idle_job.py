@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ...cluster.events import Ended
-from ...core.events import Output, StepOutputs
 from ...core.ports import Clock
 from ...core.request import Request
+from ..observe.observers import Observer
 
 QUIET_S = 0.2
 _LABELS = ("model_name", "engine")
@@ -34,7 +34,7 @@ class Job(Protocol):
     def stop(self) -> None: ...
 
 
-class IdleTime:
+class IdleTime(Observer):
     """Lets the job run in idle time. An Observer, and a collector of Prometheus. `note_call` and
     `note_read` are told of bodies (server.limits); `open` it inside the loop, when the server is ready."""
 
@@ -74,9 +74,6 @@ class IdleTime:
 
     def opened(self, requests: Sequence[Request], client: str) -> None:
         self._stop()
-
-    def sending(self, outputs: Sequence[Output], step: StepOutputs | None) -> None:
-        pass
 
     def ended(self, ended: Ended) -> None:
         self._await_quiet()

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ...cluster.events import Ended
-from ...core.events import FINISH_LENGTH, FINISH_STOP, Output, StepOutputs
+from ...core.events import FINISH_LENGTH, FINISH_STOP
 from ...core.request import IDLE_PRIORITY, Request
 from ...core.slo import PROFILES, Traffic
 from ...core.tenant import Tenant
+from ..observe.observers import Observer
 
 MOST_KNOWN = 1024
 """Tenants and clients whose traffic is kept: those that called last."""
@@ -23,7 +24,7 @@ _LABELS = ("model_name", "engine")
 _TIMES = ("ttft", "tpot")
 
 
-class Scorer:
+class Scorer(Observer):
     """An Observer, and a collector of Prometheus.
 
     effective  by profile, its targets in seconds; traffic is by the tenant, and without one by the client
@@ -69,9 +70,6 @@ class Scorer:
             traffic = self._traffic.get(request.terms.tenant or client)
             if traffic is not None and request.pooling is None and request.priority < IDLE_PRIORITY:
                 self._open[request.id] = traffic
-
-    def sending(self, outputs: Sequence[Output], step: StepOutputs | None) -> None:
-        pass
 
     def ended(self, ended: Ended) -> None:
         request, output, reason, last_token_s = ended[:4]

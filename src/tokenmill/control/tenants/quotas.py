@@ -19,11 +19,11 @@ from typing import TypeVar
 
 from ...cluster.events import Ended
 from ...core.errors import InvalidRequest, RateLimited, Unavailable
-from ...core.events import Output, StepOutputs
 from ...core.request import Request
 from ...core.tenant import NO_LIMITS, RateLimits, Tenant
 from ...state.database import is_damage
 from ...state.writer import BackgroundWriter
+from ..observe.observers import Observer
 from .quota_file import LEASE_S, QuotaFile, Verdict, duration_text
 
 RESERVED_OUTPUT = 1024
@@ -52,7 +52,7 @@ class _Charge:
     has_run: bool = False
 
 
-class Quotas:
+class Quotas(Observer):
     """An Observer. `open` it before use, `close` it after. path: of the control file."""
 
     def __init__(self, path: str, wall_s: Callable[[], float] = time.time) -> None:
@@ -133,12 +133,6 @@ class Quotas:
         self._end_all(requests, num_output)
 
     # ---- as an Observer ----
-
-    def opened(self, requests: Sequence[Request], client: str) -> None:
-        pass
-
-    def sending(self, outputs: Sequence[Output], step: StepOutputs | None) -> None:
-        pass
 
     def ended(self, ended: Ended) -> None:
         charge = self._charges.pop(ended.request.id, None)

@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ...cluster.events import Ended
 from ...core.events import Output, StepOutputs
-from ...core.request import Request
 from ...text.choice import Choice
+from ..observe.observers import Observer
 from .journal import Account, Journal
 
 
@@ -117,7 +116,7 @@ class Tab:
         self.note()
 
 
-class Meter:
+class Meter(Observer):
     """An Observer. followed: by request id, calls that are counted as a step is dealt out."""
 
     def __init__(self, journal: Journal) -> None:
@@ -132,9 +131,6 @@ class Meter:
     def charge(self, account: Account, num_prompt: int, once: str = "") -> None:
         """A call whose answer is no text."""
         self.journal.append([(self.journal.number_of(account), 1, num_prompt, 0, 0, once)])
-
-    def opened(self, requests: Sequence[Request], client: str) -> None:
-        pass
 
     def sending(self, outputs: Sequence[Output], step: StepOutputs | None) -> None:
         followed = self.followed
@@ -153,6 +149,3 @@ class Meter:
                 sums[account] = sums.get(account, 0) + num_tokens
         if sums:
             self.journal.append([(account, 0, 0, 0, num_tokens, "") for account, num_tokens in sums.items()])
-
-    def ended(self, ended: Ended) -> None:
-        pass

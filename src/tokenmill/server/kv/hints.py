@@ -21,9 +21,10 @@ from typing import TypeVar
 from ...cluster.events import Ended
 from ...cluster.gateway import Gateway
 from ...cluster.keys import keys_of
+from ...control.observe.observers import Observer
 from ...core.block import split_keys
 from ...core.errors import Unavailable
-from ...core.events import FINISH_ABORT, Output, StepOutputs, ToEngine
+from ...core.events import FINISH_ABORT, ToEngine
 from ...core.kv_events import KeepKV, PromoteKV
 from ...core.moves import Prefetch, Prefetched
 from ...core.request import Request
@@ -106,7 +107,7 @@ _MOST = 4096
 """Answers of which it is not known yet whether they are kept; older ones are forgotten."""
 
 
-class KVRetention:
+class KVRetention(Observer):
     """An Observer. tools_s: for how long answers that end in calls of tools are kept; 0: they are not."""
 
     def __init__(self, hints: KVHints, tools_s: float) -> None:
@@ -144,12 +145,6 @@ class KVRetention:
         for choice in choices:
             self._wished.pop(choice.request.id, None)
             self._ended.pop(choice.request.id, None)
-
-    def opened(self, requests: Sequence[Request], client: str) -> None:
-        pass
-
-    def sending(self, outputs: Sequence[Output], step: StepOutputs | None) -> None:
-        pass
 
     def ended(self, ended: Ended) -> None:
         name = ended.request.id

@@ -21,13 +21,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Scope
 
-from ...cluster.events import Ended
 from ...control.observe.call_context import CALL
+from ...control.observe.observers import Observer
 from ...control.tenants.access import Access
 from ...core.errors import Unavailable
 from ...core.events import Output, StepOutputs
 from ...core.masking import Mask
-from ...core.request import Request
 from ...core.tenant import Tenant
 from ..access_log import without_secrets
 from ..client import EngineClient
@@ -47,7 +46,7 @@ WISH = "x-tokenmill-resume"
 """A header: "true" asks that the stream goes on for a while when its connection is lost."""
 
 
-class StreamRegistry:
+class StreamRegistry(Observer):
     """`restart` it before it serves, `close` it after; the store is its maker's. grace_s: how long a stream goes on
     that nobody reads, where that is wanted. tenant_of: as of Access. is_draining: whether the server is about to end:
     what that cuts off is left in the file, for the next one. mask: of what is kept of heads.
@@ -255,9 +254,6 @@ class StreamRegistry:
 
     # ---- as an Observer ----
 
-    def opened(self, requests: Sequence[Request], client: str) -> None:
-        pass
-
     def sending(self, outputs: Sequence[Output], step: StepOutputs | None) -> None:
         found = self._by_request
         if not found:
@@ -265,9 +261,6 @@ class StreamRegistry:
         rows = [(log.key, each) for each in outputs if (log := found.get(each.request_id)) is not None]
         if rows:
             self._store.add(rows)
-
-    def ended(self, ended: Ended) -> None:
-        pass
 
 
 def _wish(headers: Sequence[tuple[bytes, bytes]]) -> bool:
