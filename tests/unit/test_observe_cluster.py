@@ -34,16 +34,16 @@ def running() -> Monitor:
     for number in range(2):
         monitor.engine_came(number, WorkerFacts(f"w{number}"), "")
     monitor.opened([REQUEST], "me", 10.0)
-    monitor.given(0, REQUEST, 10.5)
+    monitor.requests.given(0, REQUEST, 10.5)
     monitor.first(REQUEST, 1.0, 11.0)
-    monitor.given(1, arriving(), 12.0)
+    monitor.requests.given(1, arriving(), 12.0)
     return monitor
 
 
 def end(monitor: Monitor) -> list[dict[str, Any]]:
     timing = Timing(10.0, 10.5, 11.0, 15.0)
     output = Output("r-0", finish_reason="stop", num_output=5, timing=timing)
-    monitor.ended(Ended(REQUEST, output, "stop", 15.0, 15.0))
+    monitor.requests.close(Ended(REQUEST, output, "stop", 15.0, 15.0))
     record = monitor.requests.find("r-0")
     assert record is not None
     return timeline(record, monitor.rings)

@@ -31,11 +31,11 @@ def request_of(name: str, terms: Terms | None = None, arrival_s: float = 10.0) -
 
 def finish(monitor: Monitor, request: Request, *, first_s: float, end_s: float, num_output: int = 5) -> None:
     monitor.opened([request], "me", request.arrival_s)
-    monitor.given(0, request, request.arrival_s)
+    monitor.requests.given(0, request, request.arrival_s)
     monitor.first(request, first_s - request.arrival_s, first_s)
     timing = Timing(request.arrival_s, request.arrival_s + 0.5, first_s, end_s, 2)
     output = Output(request.id, finish_reason="stop", num_output=num_output, num_cached=2, timing=timing)
-    monitor.ended(Ended(request, output, "stop", end_s, end_s))
+    monitor.requests.close(Ended(request, output, "stop", end_s, end_s))
 
 
 def test_a_request_that_has_ended_is_shown_with_its_times() -> None:

@@ -58,7 +58,7 @@ def observed(metrics: Metrics) -> Monitor:
     monitor.opened([request, replace(request, id="open")], "me", 10.0)
     monitor.first(request, 0.5, 10.5)
     output = Output("r", finish_reason="stop", num_output=5, num_cached=1, timing=Timing(10.0, 10.2, 10.5, 12.5, 2))
-    monitor.ended(Ended(request, output, "stop", 12.5, 12.5))
+    monitor.requests.close(Ended(request, output, "stop", 12.5, 12.5))
     monitor.refused("t", "wait")
     return monitor
 

@@ -54,9 +54,9 @@ def time_request() -> float:
     def serve() -> None:
         for request in requests:
             monitor.opened([request], "me", 1.0)
-            monitor.given(0, request, 1.1)
+            monitor.requests.given(0, request, 1.1)
             monitor.first(request, 0.5, 1.5)
-            monitor.ended(Ended(request, output, "stop", 2.0, 2.0))
+            monitor.requests.close(Ended(request, output, "stop", 2.0, 2.0))
 
     return min(timeit.repeat(serve, number=1, repeat=_REPEATS)) / _TIMES
 

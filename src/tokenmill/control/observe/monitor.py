@@ -12,7 +12,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from ...cluster.events import Effects, Ended
+from ...cluster.events import Effects
 from ...core.events import EngineStats, WorkerFacts
 from ...core.request import Request
 from .call_context import PATH
@@ -100,17 +100,11 @@ class Monitor:
         if self.tracing is not None:
             self.tracing.opened(requests, PATH.get())
 
-    def given(self, link: int, request: Request, now: float) -> None:
-        self.requests.given(link, request, now)
-
     def first(self, request: Request, since_arrival_s: float, now: float) -> None:
         self.requests.first(request, since_arrival_s)
         self.window.first(now, since_arrival_s, request.terms)
         self.classes.first(request.terms, since_arrival_s)
         self.tenants.first(request.terms, since_arrival_s)
-
-    def ended(self, ended: Ended) -> None:
-        self.requests.close(ended)
 
     def refused(self, tenant: str, reason: str) -> None:
         """A call got an error instead of an answer."""

@@ -56,7 +56,7 @@ class Observers:
     def given(self, number: int, request: Request, now: float) -> None:
         """An engine was given the request."""
         if self.monitor is not None:
-            self.monitor.given(number, request, now)
+            self.monitor.requests.given(number, request, now)
 
     def routed(self, routes: Sequence[tuple[int, str, str]]) -> None:
         """Of requests for which there was a choice: engine, request, why that one."""
@@ -77,7 +77,7 @@ class Observers:
         for observer in self.added:
             observer.ended(ended)
         if self.monitor is not None:
-            self.monitor.ended(ended)
+            self.monitor.requests.close(ended)
         request, output, reason, last_token_s, now = ended[:5]
         if output is None:
             if self.metrics is not None:
