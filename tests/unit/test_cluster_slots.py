@@ -8,6 +8,7 @@ import pytest
 
 from tokenmill.cluster.fair_queueing import Ticket
 from tokenmill.cluster.slots import FairSlots, Room
+from tokenmill.core.fairness import class_of
 from tokenmill.core.request import IDLE_PRIORITY, Request, SamplingParams
 
 SAMPLING = SamplingParams()
@@ -15,10 +16,8 @@ ROOM = Room(num_rows=16, step_tokens=100)
 
 
 def tickets(name: str, num: int = 1, client: str = "a", due: int = 0, cost: int = 1, priority: int = 0) -> list[Ticket]:
-    return [
-        Ticket(Request(f"{name}{i}", (1,), SAMPLING, 4, 0, choice=i, priority=priority), client, due, cost)
-        for i in range(num)
-    ]
+    requests = [Request(f"{name}{i}", (1,), SAMPLING, 4, 0, choice=i, priority=priority) for i in range(num)]
+    return [Ticket(each, client, due, cost, class_of(each)) for each in requests]
 
 
 def chosen(slots: FairSlots, most: int = 1000) -> list[str]:

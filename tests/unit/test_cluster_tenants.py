@@ -8,6 +8,7 @@ import pytest
 
 from tokenmill.cluster.fair_queueing import Ticket
 from tokenmill.cluster.slots import FairSlots, Room
+from tokenmill.core.fairness import class_of
 from tokenmill.core.request import IDLE_PRIORITY, Request, SamplingParams
 from tokenmill.core.terms import Terms
 
@@ -17,15 +18,10 @@ SAMPLING = SamplingParams()
 def tickets(
     name: str, num: int, terms: Terms, due: int = 0, cost: int = 1, priority: int = 0, client: str = ""
 ) -> list[Ticket]:
-    return [
-        Ticket(
-            Request(f"{name}{i}", (1,) * cost, SAMPLING, 4, 0, choice=i, priority=priority, terms=terms),
-            client or terms.tenant,
-            due,
-            cost,
-        )
-        for i in range(num)
+    requests = [
+        Request(f"{name}{i}", (1,) * cost, SAMPLING, 4, 0, choice=i, priority=priority, terms=terms) for i in range(num)
     ]
+    return [Ticket(each, client or terms.tenant, due, cost, class_of(each)) for each in requests]
 
 
 def choose_all(slots: FairSlots, most: int = 1000) -> list[str]:

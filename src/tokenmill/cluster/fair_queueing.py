@@ -17,12 +17,14 @@ from ..core.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One choice in the book. `cost`: prompt tokens that must be computed for it, as far as known."""
+    """One choice in the book. `cost`: prompt tokens that must be computed for it, as far as known. `class_`: in which
+    it is served (`core.fairness.class_of`)."""
 
     request: Request
     client: str
     due: int
     cost: int
+    class_: int
 
 
 @dataclass(slots=True, eq=False)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from ..core.cost import Work
 from ..core.events import EngineStats
+from ..core.fairness import class_of
 from ..core.policy import Forecast, Newcomer
 from ..core.request import IDLE_PRIORITY, Request
 from ..core.slo import least_tokens
@@ -183,12 +184,12 @@ class RequestQueue:
         self.num_open += len(requests)
         self.num_tokens += call.num_tokens
         self._tokens_of[client] = self.num_tokens_of(client) + call.num_tokens
-        tickets, prompt = [], None
+        tickets, prompt, class_ = [], None, class_of(requests[0])
         for request in requests:
             self._calls[request.id] = call
             num_prompt, ttft_s = len(request.prompt_tokens), request.terms.ttft_s
             cost = 1 if request.prompt_tokens is prompt else self._cost(num_prompt)
-            tickets.append(Ticket(request, client, self._due(num_prompt, ttft_s), cost))
+            tickets.append(Ticket(request, client, self._due(num_prompt, ttft_s), cost, class_))
             prompt = request.prompt_tokens
         self._slots.join(tickets)
         self.retry_after.enter(len(requests))

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ..core.fairness import IDLE_CLASS, OUTPUT_SERVICE, PROMPT_SERVICE, TOLERANCE_STEPS, Shares, class_of, class_of_call
+from ..core.fairness import IDLE_CLASS, OUTPUT_SERVICE, PROMPT_SERVICE, TOLERANCE_STEPS, Shares, class_of_call
 from ..core.request import Request
 from ..core.terms import USUAL, Terms
 from .fair_queueing import RoundRobinQueue, Ticket, WaitingCall
@@ -131,14 +131,14 @@ class FairSlots:
     def served(self) -> dict[tuple[int, str], float]:
         """By class and tenant that has something open: service received for its weight, from the same start for all of
         a class."""
-        names = {(class_of(ticket.request), ticket.request.terms.tenant) for ticket in self._tickets.values()}
+        names = {(ticket.class_, ticket.request.terms.tenant) for ticket in self._tickets.values()}
         return {(class_, tenant): self._shares[class_][tenant].served for class_, tenant in names}
 
     def join(self, tickets: Iterable[Ticket]) -> None:
         """The choices of one call, in their order; one client, due, and terms."""
         waiting = deque(tickets)
         first = waiting[0]
-        terms, class_ = first.request.terms, class_of(first.request)
+        terms, class_ = first.request.terms, first.class_
         shares = self._shares.get(class_)
         if shares is None:
             shares = self._shares[class_] = Shares()
@@ -188,14 +188,14 @@ class FairSlots:
         if ticket is not None:
             request = ticket.request
             num_computed = len(request.prompt_tokens) - num_cached
-            self._shares[class_of(request)].charge(request.terms.tenant, PROMPT_SERVICE * (num_computed - ticket.cost))
+            self._shares[ticket.class_].charge(request.terms.tenant, PROMPT_SERVICE * (num_computed - ticket.cost))
             self._arrive(self._holders[_holder_key(ticket)], request_id)
 
     def end(self, request_id: str, num_output: int = 0) -> bool:
         """The choice is over after so many tokens; whether it still waited for a slot."""
         ticket = self._tickets[request_id]
-        request, class_ = ticket.request, class_of(ticket.request)
-        tenant, shares = request.terms.tenant, self._shares[class_of(ticket.request)]
+        request, class_ = ticket.request, ticket.class_
+        tenant, shares = request.terms.tenant, self._shares[class_]
         was_waiting = request_id in self._waiting
         if was_waiting:
             self._turns[class_, tenant].drop(ticket)
@@ -262,7 +262,7 @@ class FairSlots:
         if holder is not None:
             place = (class_, priority, due)
             for each in holder.arriving.values():
-                num_arriving += (class_of(each.request), each.request.priority, each.due) <= place
+                num_arriving += (each.class_, each.request.priority, each.due) <= place
         turns = self._turns.get((class_, terms.tenant))
         return num_arriving + (0 if turns is None else len(turns.before(client, priority, due)))
 
@@ -312,7 +312,7 @@ class FairSlots:
         room, holder = self.room, self._holders.get(_holder_key(ticket))
         if room is None or holder is None:
             return True
-        class_ = class_of(ticket.request)
+        class_ = ticket.class_
         if self._is_closed(_holder_key(ticket), class_, room):
             return False
         if self._calls[ticket.request.id][0] >= room.most_of_one - room.num_rows // 16:
@@ -320,7 +320,7 @@ class FairSlots:
         if holder.cost_arriving < room.num_ahead:
             return True
         place = (class_, ticket.due)
-        before = (other.cost for other in holder.arriving.values() if (class_of(other.request), other.due) <= place)
+        before = (other.cost for other in holder.arriving.values() if (other.class_, other.due) <= place)
         return sum(before) < room.num_ahead
 
     def _is_closed(self, key: _HolderKey, class_: int, room: Room) -> bool:
@@ -349,7 +349,7 @@ class FairSlots:
         num_new = num_output - self._charged[request.id]
         if num_new > 0:
             self._charged[request.id] = num_output
-            self._shares[class_of(request)].charge(request.terms.tenant, OUTPUT_SERVICE * num_new)
+            self._shares[ticket.class_].charge(request.terms.tenant, OUTPUT_SERVICE * num_new)
 
     def _served_then(self, class_: int, tenant: str, number: int, cost: int, weight: float) -> float:
         """What the tenant will have received when so many choices more of it have been served."""
@@ -372,8 +372,8 @@ class FairSlots:
         self, ticket: Ticket, class_: int, tenant: str, served: float, priority: int, is_sooner: bool
     ) -> bool:
         other = ticket.request
-        if class_of(other) != class_:
-            return class_of(other) < class_
+        if ticket.class_ != class_:
+            return ticket.class_ < class_
         if other.terms.tenant != tenant and self._shares[class_][other.terms.tenant].served > served:
             return False
         return other.priority < priority or (other.priority == priority and is_sooner)
