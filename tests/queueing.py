@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tokenmill.cluster.request_queue import newcomer
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.effects import Job
@@ -22,7 +23,7 @@ from tokenmill.sched.admission import max_running
 from tokenmill.sched.policies import ORDERS
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
-from tokenmill.server.limits import Limits, newcomer
+from tokenmill.server.limits import Limits
 from tokenmill.sim.loop import VirtualLoop
 
 CONFIG = EngineConfig(groups=full_groups(20_000), max_model_len=8192, max_num_seqs=64, max_num_batched_tokens=576)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from queueing import Paced, hash_of, make_ready
+from tokenmill.cluster.request_queue import newcomer
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs, work_of
@@ -21,7 +22,7 @@ from tokenmill.core.terms import Terms
 from tokenmill.engine.build import build_engine, local_link
 from tokenmill.server.client import EngineClient
 from tokenmill.server.config import ServerConfig
-from tokenmill.server.limits import Limits, newcomer
+from tokenmill.server.limits import Limits
 from tokenmill.sim.loop import VirtualLoop
 
 CONFIG = EngineConfig(groups=full_groups(8000), max_model_len=4096, max_num_seqs=128, max_num_batched_tokens=576)

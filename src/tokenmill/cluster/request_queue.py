@@ -432,6 +432,14 @@ class RequestQueue:
         return num_tokens + num_steps * step_work(0, 0 if room is None else room.step_tokens)
 
 
+def newcomer(client: str, requests: Sequence[Request], now: float | None = None) -> Newcomer:
+    """The call of `requests`, as an admission looks at it."""
+    first = requests[0]
+    since_s = 0.0 if now is None else max(0.0, now - first.arrival_s)
+    num_prompt = len(first.prompt_tokens)
+    return Newcomer(client, first.priority, num_prompt, len(requests), held_tokens(requests), first.terms, since_s)
+
+
 def held_tokens(requests: Sequence[Request]) -> int:
     """Token ids that are held for the choices of one call: each prompt once, and each list of ids."""
     prompts = {id(request.prompt_tokens): len(request.prompt_tokens) for request in requests}

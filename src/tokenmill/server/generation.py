@@ -24,6 +24,7 @@ from ..api.parsers import constraint_of, parsers_of
 from ..api.pieces import in_turns
 from ..api.rules import rules_of
 from ..cluster.keys import num_keys, with_keys
+from ..cluster.request_queue import newcomer
 from ..cluster.router import Router
 from ..control.observe.overload import SHORTENED, Shadow, shortened
 from ..control.slo.objectives import Objectives
@@ -46,7 +47,7 @@ from .config import SHADOW, ServerConfig
 from .deltas import Stream
 from .grammars import GrammarCompiler
 from .kv.hints import KVRetention
-from .limits import Limits, least_tokens, newcomer, wait_ready
+from .limits import Limits, wait_ready
 from .qos import bounded, terms_of
 from .result_cache import HEADER as HIT
 from .result_cache import Kept, ResultCache
@@ -289,7 +290,7 @@ class Generation:
         self.limits.check_possible(max(1, len(call.prompts)) * width)
         self.limits.check_quota(caller)
         since_s = self.clock.now() - arrival_s
-        least = least_tokens(call)
+        least = _least_tokens(call)
         terms = terms_of(caller, self.objectives, call.slo, least, call.priority_class)
         self.limits.admit(Newcomer(caller.name, call.priority, least, terms=terms, since_s=since_s))
         prompts = await self.encoder.encode_call(call, context_limit(ready), rendered=rendered, caller=caller)
@@ -427,6 +428,22 @@ class Generation:
             if name not in self._logged_fields and len(self._logged_fields) < _MAX_LOGGED:
                 self._logged_fields.add(name)
                 _log.warning(text, name[:100])
+
+
+_CHARS = 6
+"""Few texts have fewer tokens than one for so many characters."""
+
+
+def _least_tokens(call: Call) -> int:
+    """Tokens of a call's first prompt, before it is encoded: hardly more than it has. Most of its time may be spent on
+    what this refuses already."""
+    if call.conversation is not None:
+        return (
+            sum(len(text) for each in call.conversation.messages if isinstance(text := each.get("content"), str))
+            // _CHARS
+        )
+    first = call.prompts[0] if call.prompts else ()
+    return len(first) // _CHARS if isinstance(first, str) else len(first) if isinstance(first, tuple) else 0
 
 
 def _plain(text: str) -> str:

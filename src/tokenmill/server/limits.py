@@ -16,12 +16,10 @@ from typing import NoReturn
 
 from starlette.requests import Request as HttpRequest
 
-from ..api.call import Call
 from ..api.errors import ClientGone, told_s
 from ..api.helper import Caller
 from ..api.jobs import MAX_RESULT_BYTES
 from ..cluster.admission import PREDICTED, BoundedWait
-from ..cluster.request_queue import held_tokens
 from ..control.tenants.quotas import Quotas
 from ..core.errors import BodyTooLarge, InvalidRequest, Overloaded, RateLimited, Unavailable, UnsupportedEncoding
 from ..core.events import Ready
@@ -263,30 +261,6 @@ class Limits:
             yield body
         finally:
             self._buffered_bytes -= size
-
-
-def newcomer(client: str, requests: Sequence[Request], now: float | None = None) -> Newcomer:
-    """The call of `requests`, as an admission looks at it."""
-    first = requests[0]
-    since_s = 0.0 if now is None else max(0.0, now - first.arrival_s)
-    num_prompt = len(first.prompt_tokens)
-    return Newcomer(client, first.priority, num_prompt, len(requests), held_tokens(requests), first.terms, since_s)
-
-
-_CHARS = 6
-"""Few texts have fewer tokens than one for so many characters."""
-
-
-def least_tokens(call: Call) -> int:
-    """Tokens of a call's first prompt, before it is encoded: hardly more than it has. Most of its time may be spent on
-    what this refuses already."""
-    if call.conversation is not None:
-        return (
-            sum(len(text) for each in call.conversation.messages if isinstance(text := each.get("content"), str))
-            // _CHARS
-        )
-    first = call.prompts[0] if call.prompts else ()
-    return len(first) // _CHARS if isinstance(first, str) else len(first) if isinstance(first, tuple) else 0
 
 
 async def wait_ready(client: EngineClient, config: ServerConfig, caller: Caller) -> Ready:

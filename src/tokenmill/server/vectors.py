@@ -24,6 +24,7 @@ from ..api.helper import Caller, Helper, caller_of, read_call
 from ..api.json_reply import JSONReply
 from ..api.pooling import Embedded, PoolingCall, Scored, floats, usage_of
 from ..api.rules import Rules
+from ..cluster.request_queue import newcomer
 from ..control.usage.journal import Account
 from ..control.usage.meter import Meter
 from ..core.errors import InvalidRequest, Unavailable
@@ -36,7 +37,7 @@ from ..text.text_model import TextModel
 from .client import EngineClient
 from .config import ServerConfig
 from .deltas import Stream
-from .limits import Limits, newcomer, wait_ready
+from .limits import Limits, wait_ready
 from .result_cache import HEADER as HIT
 from .result_cache import ResultCache
 from .stream import watched
