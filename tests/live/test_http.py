@@ -325,7 +325,7 @@ def test_tokenize_and_detokenize(served: Served) -> None:
     assert post(served, "/detokenize", {"tokens": chat["tokens"]})[1]["prompt"] == "<|im_start|>user\nhi<|im_end|>\n"
     for path, bad in (("/tokenize", {}), ("/tokenize", {"prompt": 3}), ("/detokenize", {"tokens": [9999]})):
         assert post(served, path, bad)[0] == 400
-    known = served.text.tokenizer._segments
+    known = served.text.tokenizer._token_cache
     assert known is not None
     kept = list(known._kept)
     post(served, "/tokenize", {"prompt": "not to be kept " * 200})

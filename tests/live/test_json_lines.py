@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import tokenmill.server
+import tokenmill
 from scripted import Served
 from tokenmill.api.json_encoder import encode_json
 from tokenmill.cli.logs import JSONLines
@@ -72,10 +72,11 @@ def test_lines_of_the_log() -> None:
 
 def test_one_encoder_writes_all_json_of_the_server() -> None:
     """But what a chat template reads as text: there characters stay as they are."""
-    folder = Path(tokenmill.server.__file__).parent
+    package = Path(tokenmill.__file__).parent
     found = {
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*.py")
+        path.relative_to(package).as_posix()
+        for room in ("api", "server")
+        for path in (package / room).rglob("*.py")
         if any(name in path.read_text() for name in ("msgspec.json.encode", "msgspec.json.Encoder"))
     }
-    assert found == {"json_encoder.py", "messages/history.py"}
+    assert found == {"api/json_encoder.py", "api/messages/history.py"}

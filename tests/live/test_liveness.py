@@ -42,10 +42,10 @@ def test_a_stopped_engine_is_replaced_and_an_idle_one_that_was_stopped_is_not(tm
 @pytest.mark.sampled(1 / 3)
 @pytest.mark.slow
 def test_a_long_prefill_is_no_false_alarm(smollm2: Path) -> None:
-    """4,000 tokens in one step, and many short ones beside a second such prompt."""
+    """8,000 tokens in one step, which takes longer than the limit, and many short ones beside a second such prompt."""
     flags = ("--kv-cache-memory-bytes", "512MiB", "--max-model-len", "8192", "--max-num-batched-tokens", "8192")
-    prompts = [{"prompt": [1000 + seed] * 4000, "max_tokens": 4, "ignore_eos": True} for seed in range(2)]
-    with Server(*flags, "--threads", "1", "--liveness-s", "3") as server, ThreadPoolExecutor(2) as pool:
+    prompts = [{"prompt": [1000 + seed] * 8000, "max_tokens": 4, "ignore_eos": True} for seed in range(2)]
+    with Server(*flags, "--threads", "1", "--liveness-s", "6") as server, ThreadPoolExecutor(2) as pool:
         engine = server.engine_pid
         for answer in pool.map(lambda body: server.request("POST", "/v1/completions", body, timeout_s=300), prompts):
             assert answer[0] == 200 and json.loads(answer[1])["usage"]["completion_tokens"] == 4

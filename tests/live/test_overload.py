@@ -81,12 +81,13 @@ def test_without_a_token_in_time_it_is_408_and_the_option_bounds_what_a_header_a
 
 
 def test_a_target_that_cannot_be_met_is_refused_with_the_reason_or_watched_in_a_shadow() -> None:
-    """Steps of 50 ms cannot give a first token within 10 ms, nor one every 10 ms. A shadow serves both, and counts that
+    """Steps of 0.3 s cannot give a first token within 0.2 s, nor one every 0.2 s. A shadow serves both, and counts that
     they missed. With nothing else open a call is let in, since nothing else can tell what steps take now."""
     for mode in ("enforce", "shadow", "off"):
-        with Served(lambda prompt: LONG, step_s=0.05, admission=mode) as served:
-            assert post(served, {"max_tokens": 2}, x_slo_ttft_ms="10")[0] == 200
-            assert post(served, {"max_tokens": 2}, x_slo_ttft_ms="10")[0] == 200, "it is known, but nothing is open"
+        with Served(lambda prompt: LONG, step_s=0.3, admission=mode) as served:
+            assert post(served, {"max_tokens": 2}, x_slo_ttft_ms="200")[0] == 200
+            served.wait_until(lambda: served.client.num_open == 0)
+            assert post(served, {"max_tokens": 2}, x_slo_ttft_ms="200")[0] == 200, "it is known, but nothing is open"
             with served.connect() as other:
                 body = json.dumps({"prompt": "hello", "max_tokens": 400}).encode()
                 other.sendall(
@@ -94,11 +95,11 @@ def test_a_target_that_cannot_be_met_is_refused_with_the_reason_or_watched_in_a_
                 )
                 served.wait_until(lambda: served.client.num_open == 1)
                 for target in ("ttft", "tpot"):
-                    status, told, headers = post(served, {"max_tokens": 2}, **{f"x_slo_{target}_ms": "10"})
+                    status, told, headers = post(served, {"max_tokens": 2}, **{f"x_slo_{target}_ms": "200"})
                     num_refused = metric(served, "tokenmill:calls_turned_away_total", reason=target)
                     if mode == "enforce":
                         assert (status, told["error"]["code"], num_refused) == (429, "overloaded", 1)
-                        assert headers["retry-after"] == "1" and "wanted within 10 ms" in told["error"]["message"]
+                        assert headers["retry-after"] == "1" and "wanted within 200 ms" in told["error"]["message"]
                     else:
                         assert (status, num_refused) == (200, 0)
                 assert post(served, {"max_tokens": 2}, x_slo_ttft_ms="10000", x_slo_tpot_ms="5000")[0] == 200

@@ -63,7 +63,7 @@ def test_a_pool_that_gave_its_memory_back_serves_on(monkeypatch: pytest.MonkeyPa
             engine = asyncio.create_task(shell.run())
             answers = []
             for relaxes in (None, Relax(1 << 40), Relax(1 << 40, True)):
-                while relaxes is not None and (shell.core.lean.has_spare(relaxes.evicts) or shell.num_jobs):
+                while relaxes is not None and (shell.core.memory_reclaim.has_spare(relaxes.evicts) or shell.num_jobs):
                     shell.hear(relaxes)
                     await asyncio.sleep(0.001)
                 sampling = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
