@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 from kill import ARGS
 from serving import Server
@@ -57,6 +58,13 @@ class Worker:
 
     def has_said(self, text: str, times: int = 1) -> bool:
         return sum(text in line for line in list(self.lines)) >= times
+
+    def says(self, text: str, times: int = 1) -> bool:
+        """Whether it has said so within a minute: what it prints, and that it is read, takes others' time."""
+        deadline = time.monotonic() + 60
+        while not (said := self.has_said(text, times)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return said
 
     def _read(self) -> None:
         assert self.process.stdout is not None

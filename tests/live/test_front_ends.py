@@ -128,7 +128,7 @@ def test_a_later_life_of_a_worker_replaces_it(second: tuple[int, Server, Server]
             wait_until(lambda: late.has_said("Joined"), "the later life")
             wait_until(lambda: workers(it)["four"]["pid"] == late.process.pid, "the later life to serve")
             assert early.ended() == 2
-            assert early.has_said("A later life of the worker 'four' has joined")
+            assert early.says("A later life of the worker 'four' has joined")
             assert it.request("GET", "/health")[0] == 200
 
 

@@ -119,10 +119,10 @@ def test_a_worker_of_another_model_is_refused_with_the_reason(served: tuple[int,
     (other / "model.safetensors").write_bytes(weights)
     with Worker(str(other), port) as stranger:
         assert stranger.ended() == 2
-        assert stranger.has_said("other weights than this front end's")
+        assert stranger.says("other weights than this front end's")
     with Worker(server.model, port, args=("--kv-cache-dtype", "f32")) as stranger:
         assert stranger.ended() == 2
-        assert stranger.has_said("Its --kv-cache-dtype is f32; the front end was given int8.")
+        assert stranger.says("Its --kv-cache-dtype is f32; the front end was given int8.")
     assert json.loads(server.request("GET", "/admin/workers")[1])["workers"][0]["state"] == "ready"
 
 
@@ -137,7 +137,7 @@ def test_the_flags_of_a_front_end_without_an_engine_decide_who_may_join(model: s
         with server:
             assert server.request("GET", "/health")[0] == 200
             assert stranger.ended() == 2
-            assert stranger.has_said("Its --kv-cache-dtype is int8; the front end was given f16.")
+            assert stranger.says("Its --kv-cache-dtype is int8; the front end was given f16.")
 
 
 class NoisyWire:

@@ -109,11 +109,12 @@ def test_who_lacks_the_secret_or_computes_otherwise_is_refused_at_both_ends(
     server, _ = pair
     with start_worker(port, env={"TOKENMILL_WORKER_SECRET": "another secret of the tests"}) as stranger:
         assert stranger.ended() == 2
-        assert stranger.has_said("refuses this worker: The secret is not this front end's.")
-        assert "does not have this front end's secret" in server.output
+        assert stranger.says("refuses this worker: The secret is not this front end's.")
+        wait_until(lambda: "does not have this front end's secret" in server.output, "the front end's line")
     with start_worker(port, "--kv-cache-dtype", "f32") as other:
         assert other.ended() == 2
-        assert other.has_said("It computes otherwise") and "It computes otherwise" in server.output
+        assert other.says("It computes otherwise")
+        wait_until(lambda: "It computes otherwise" in server.output, "the front end's line")
     assert not any("secret of the tests" in line for line in (*server.lines, *stranger.lines))
     assert server.request("GET", "/health")[0] == 200
 
@@ -137,7 +138,7 @@ def test_a_worker_outlives_its_front_end_and_joins_the_next(smollm2: Path, tmp_p
                 lost.result(60)
         wait_until(lambda: worker.has_said("cannot be reached"), "the worker's line")
         with front_end(port, *flags, env={}) as server:
-            assert worker.has_said("Joined", 2)
+            assert worker.says("Joined", 2)
             usage = json.loads(server.request("POST", "/v1/completions", prompt)[1])["usage"]
             assert usage["prompt_tokens_details"]["cached_tokens"] >= 192
             assert list(texts(server)) == expected
