@@ -28,7 +28,7 @@ ABOUT = {
     "core": "the nouns and ports that all share",
     "engine": "handle, plan, commit; the shell",
     "formats": "GGUF, safetensors, hub",
-    "helper": "a process for heavy and hostile jobs",
+    "sandbox": "a process for heavy and hostile jobs",
     "kv/blocks": "prefix tree, allocator, eviction",
     "kv/connector/scheduler": "which KV is loaded and saved",
     "kv/connector/worker": "bytes between pools and elsewhere",

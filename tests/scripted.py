@@ -38,9 +38,9 @@ from tokenmill.core.step import Introduction, RowResult, StepPlan, StepResult, T
 from tokenmill.core.tiers import TierFacts
 from tokenmill.engine.build import LocalEngineEnd, build_engine, local_link
 from tokenmill.engine.recorders import FlightRecorder
-from tokenmill.helper.parent import HelperProcess, materials
 from tokenmill.net.mapped_files import new_path
 from tokenmill.net.system import MonotonicClock, new_event_loop, new_id, new_seed
+from tokenmill.sandbox.parent import SandboxProcess, materials
 from tokenmill.sched.admission import max_running
 from tokenmill.server.app import Resources, build_app
 from tokenmill.server.client import EngineClient
@@ -92,8 +92,8 @@ def make_text_model(*, specials: Sequence[str] = (), **changes: Any) -> TextMode
     return TextModel(tokenizer_from_gguf(metadata), **(facts | changes))
 
 
-class InlineHelper:
-    """A Helper that does jobs here: without limits, and while everything else waits."""
+class InlineSandbox:
+    """A Sandbox that does jobs here: without limits, and while everything else waits."""
 
     def __init__(self, text: TextModel, *, trust_templates: bool = False) -> None:
         given = materials(text, trust_templates=trust_templates)
@@ -174,7 +174,7 @@ class Script:
 
 class Served:
     """A context manager: the app on a free loopback port, with an engine that can be killed and brought back. `folder`:
-    an empty one for the tokenizer of a helper process; without it jobs are done inline. `new_loop` makes the event
+    an empty one for the tokenizer of a sandbox process; without it jobs are done inline. `new_loop` makes the event
     loop, by default the one of a server. `flight_dir`: where the engine's steps are recorded. `tiers`: of its KV
     store."""
 
@@ -262,11 +262,11 @@ class Served:
         self.client = EngineClient()
         clock = MonotonicClock()
         trusts = self.config.allow_chat_template
-        helper: InlineHelper | HelperProcess = InlineHelper(self.text, trust_templates=trusts)
+        sandbox: InlineSandbox | SandboxProcess = InlineSandbox(self.text, trust_templates=trusts)
         if self._folder is not None:
             (self._folder / "tokenizer.json").write_text(self.text.tokenizer.to_json())
-            helper = HelperProcess(str(self._folder), materials(self.text, trust_templates=trusts))
-        self.helper = helper
+            sandbox = SandboxProcess(str(self._folder), materials(self.text, trust_templates=trusts))
+        self.sandbox = sandbox
         resources = Resources(
             clock=clock,
             new_seed=new_seed,
@@ -281,7 +281,7 @@ class Served:
             upstreams=self.upstreams,
             ask_kv=self.ask_kv,
         )
-        self.app = build_app(self.config, self.text, self.client, helper, resources)
+        self.app = build_app(self.config, self.text, self.client, sandbox, resources)
         self.script = Script(self.text, self._reply)
         self.script.step_s = self._step_s
         self._engine: asyncio.Task[None] | None = None
@@ -301,8 +301,8 @@ class Served:
         except asyncio.CancelledError:
             pass
         finally:
-            if isinstance(helper, HelperProcess):
-                await helper.close()
+            if isinstance(sandbox, SandboxProcess):
+                await sandbox.close()
             self.client.close("The test is over.")
             if self._engine is not None:
                 self._engine.cancel()

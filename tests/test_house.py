@@ -63,7 +63,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "plan": {"core", "kv/tiers", "cluster", "sim", "bench", "formats", "text", "models", "node"},
     "kv/store": {"core", "kv/tiers", "kv/transfer", "net", "node"},
-    "helper": {"core", "formats", "text", "net", "node", "api"},
+    "sandbox": {"core", "formats", "text", "net", "node", "api"},
 }
 ALLOWED["llm"] = set(ALLOWED) - {"bench", "sim", "plan"}
 WIRING = {"cli"}

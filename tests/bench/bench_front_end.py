@@ -3,7 +3,7 @@
     python tests/bench/bench_front_end.py                       all parts, about two minutes
     python tests/bench/bench_front_end.py --parts rate --rates 20000 30000
 
-Three processes: the front end (the app of `build_app`, its HTTP server and its helper, configured as `serve` does), an
+Three processes: the front end (the app of `build_app`, its HTTP server and its sandbox, configured as `serve` does), an
 engine that computes nothing but keeps a pace (tests/paced_engine.py), and `tokenmill bench serve`. They share the cores
 of the machine: on two of them, client and engine have one at best. Nothing here is a test, because it is timed.
 

@@ -2,7 +2,7 @@
 nothing left behind.
 
 The server is the real application over a scripted engine, with everything on: files, responses, tenants, usage, the
-audit log, the helper process. As a program it makes 10,000 calls and more, those of a generator of borderline cases
+audit log, the sandbox process. As a program it makes 10,000 calls and more, those of a generator of borderline cases
 among them.
 
     make fuzz ARGS="--examples 40 --seed 7"

@@ -83,9 +83,9 @@ class Server:
         return self._child("tokenmill.cli.engine_process")
 
     @property
-    def helper_pid(self) -> int | None:
-        """The helper process, if there is one now."""
-        return self._child("tokenmill.helper.child")
+    def sandbox_pid(self) -> int | None:
+        """The sandbox process, if there is one now."""
+        return self._child("tokenmill.sandbox.child")
 
     @property
     def zygote_pid(self) -> int | None:
@@ -98,7 +98,7 @@ class Server:
         return [int(pid) for pid in _read(f"/proc/{zygote}/task/{zygote}/children").split()] if zygote else []
 
     def pids(self) -> list[int]:
-        """Of all its processes, the helper's children included."""
+        """Of all its processes, the sandbox's children included."""
         found = [self.process.pid]
         for pid in found:
             found += [int(child) for child in _read(f"/proc/{pid}/task/{pid}/children").split()]

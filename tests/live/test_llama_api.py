@@ -116,7 +116,7 @@ def test_prompts_of_every_form(served: Served) -> None:
 
 
 def test_a_heavy_mixed_prompt_is_read_alike(served: Served) -> None:
-    """Bodies of more than 20,000 values are read by the helper."""
+    """Bodies of more than 20,000 values are read by the sandbox."""
     served.script.introductions.clear()
     hi = tuple(served.text.tokenizer.encode("hi"))
     body = {"prompt": [5, "hi", 6], "n_predict": 1, "stop": [], "unknown": list(range(21_000))}
@@ -307,7 +307,7 @@ def test_what_is_wrong_is_named(served: Served, path: str, body: Any, named: str
 
 @pytest.mark.parametrize("more", [{}, {"unknown": list(range(21_000))}])
 def test_integers_that_no_machine_has_are_refused_by_field(served: Served, more: Any) -> None:
-    """In schemas, which are passed on as they are, also where the helper reads the body."""
+    """In schemas, which are passed on as they are, also where the sandbox reads the body."""
     schema = {"type": "integer", "maximum": 2**70}
     for path, body in (
         ("/completion", {"prompt": "a", "json_schema": schema}),

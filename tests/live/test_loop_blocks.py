@@ -19,7 +19,7 @@ from serving import wait_until
 from scripted import Served, make_text_model
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
-from tokenmill.helper.parent import HelperProcess
+from tokenmill.sandbox.parent import SandboxProcess
 
 MOST_S = 0.020
 """Of the loop's processor time in one go: unlike the wall clock's, that is nearly the same on a busy machine."""
@@ -42,7 +42,7 @@ ABUSE: dict[str, tuple[str, Any, set[int]]] = {
     "a text beyond what is taken": ("/tokenize", {"prompt": TEXT * 3}, {400}),
     "a large text": ("/tokenize", {"prompt": TEXT[:1_500_000]}, {200, 400}),
     "names of many tokens": ("/tokenize", {"prompt": TEXT[:90_000], "return_token_strs": True}, {200}),
-    "a text below the helper's": ("/tokenize", {"prompt": TEXT[:99_000]}, {200}),
+    "a text below the sandbox's": ("/tokenize", {"prompt": TEXT[:99_000]}, {200}),
     "many ids to decode": ("/detokenize", {"tokens": [17] * 90_000}, {200}),
     "very many ids to decode": ("/detokenize", {"tokens": [17] * 2_000_000}, {400}),
     "a prompt far too long": ("/v1/completions", {"prompt": TEXT[:3_000_000]}, {400}),
@@ -50,7 +50,7 @@ ABUSE: dict[str, tuple[str, Any, set[int]]] = {
     "ids of many prompts": ("/v1/completions", {"prompt": [[17] * 8000] * 4 + [[17] * 9000]}, {400}),
     "nested nothings": ("/v1/completions", b'{"prompt": [' + b"[]," * 3_000_000 + b"[]]}", {400}),
     "many messages": ("/v1/chat/completions", {"messages": [ROW] * 200_000}, {400}),
-    "messages below the helper's": ("/v1/chat/completions", {"messages": [ROW] * 1150, "max_tokens": 1}, {400}),
+    "messages below the sandbox's": ("/v1/chat/completions", {"messages": [ROW] * 1150, "max_tokens": 1}, {400}),
     "many variables": (
         "/v1/chat/completions",
         {"messages": [ROW], "chat_template_kwargs": {f"k{i}": i for i in range(300_000)}, "max_tokens": 1},
@@ -65,7 +65,7 @@ ABUSE: dict[str, tuple[str, Any, set[int]]] = {
         {400},
     ),
     "turns of one speaker": ("/v1/messages", {"messages": [ROW] * 2200, "max_tokens": 1}, {200}),
-    "turns below the helper's": ("/v1/messages", {"messages": [ROW] * 1150, "max_tokens": 1}, {200}),
+    "turns below the sandbox's": ("/v1/messages", {"messages": [ROW] * 1150, "max_tokens": 1}, {200}),
     "short lines": ("/v1/completions", {"prompt": "a\n" * 2200, "max_tokens": 1}, {200}),
     "unknown fields of a response": (
         "/v1/responses",
@@ -112,7 +112,7 @@ class Watch:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder: Path = tmp_path_factory.mktemp("helper")
+    folder: Path = tmp_path_factory.mktemp("sandbox")
     text = make_text_model(max_context=8192)
     engine = EngineConfig(groups=full_groups(4096), max_model_len=8192)
     with Served(text=text, engine=engine, folder=folder, allow_chat_template=True) as served:
@@ -181,8 +181,8 @@ def test_nothing_holds_the_loop(served: Served, name: str) -> None:
 
 def test_a_job_ends_with_its_client(served: Served) -> None:
     """Ten clients with seconds of work leave at once; the next one waits for none of it."""
-    assert isinstance(served.helper, HelperProcess) and served.helper._forks is not None
-    zygote = served.helper._forks._process.pid
+    assert isinstance(served.sandbox, SandboxProcess) and served.sandbox._forks is not None
+    zygote = served.sandbox._forks._process.pid
     body = json.dumps({"prompt": TEXT[:4_000_000]}).encode()
     head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     clients = [socket.create_connection(served.address) for _ in range(10)]

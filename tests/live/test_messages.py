@@ -112,7 +112,7 @@ def test_models_are_told_in_the_shape_of_who_asks(served: Served) -> None:
     assert status == 404 and json.loads(data)["error"]["type"] == "not_found_error"
 
 
-def test_a_heavy_body_is_read_in_the_helper(tmp_path: Path) -> None:
+def test_a_heavy_body_is_read_in_the_sandbox(tmp_path: Path) -> None:
     """Of many messages: what is wrong in it is named as it is in a small one."""
     history = [{"role": role, "content": "a, b: c" * 3} for _ in range(4000) for role in ("user", "assistant")]
     with Served(folder=tmp_path) as served:

@@ -441,7 +441,7 @@ def test_a_suffix_makes_a_gap_to_fill() -> None:
 
 
 HEAVY = {"unknown": list(range(21_000))}
-"""Bodies of so many values are read by the helper."""
+"""Bodies of so many values are read by the sandbox."""
 
 
 def test_heavy_bodies_are_read_alike(served: Served, thinker: Served) -> None:

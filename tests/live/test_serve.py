@@ -199,12 +199,12 @@ def test_a_template_that_never_ends_keeps_nothing_from_ending(smollm2):
             client.start()
         assert server.request("GET", "/health")[0] == 200
         assert server.request("POST", "/v1/chat/completions", body)[0] == 400
-        pids = [server.engine_pid, server.helper_pid]
+        pids = [server.engine_pid, server.sandbox_pid]
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(30) == 0
         for client in clients:
             client.join()
-        wait_until(lambda: not any(alive(pid) for pid in pids), "the end of engine and helper")
+        wait_until(lambda: not any(alive(pid) for pid in pids), "the end of engine and sandbox")
 
 
 def test_sigterm_lets_open_streams_finish(smollm2):

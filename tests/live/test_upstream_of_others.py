@@ -16,7 +16,7 @@ import pytest
 from kill import write_model
 from serving import Server, wait_until
 
-from tokenmill.api.helper import Caller
+from tokenmill.api.sandbox import Caller
 from tokenmill.cli.upstream_options import _named_feed, _text_of
 from tokenmill.net.kv_subscriber import KVSubscriber
 from tokenmill.server.upstream.prefixes import Prefixes
@@ -61,8 +61,8 @@ def test_its_events_tell_which_prompts_it_has() -> None:
 
 async def _follow() -> None:
     feed = _named_feed(f"big={EVENTS}")
-    text, helper = _text_of(MODEL)
-    prefixes = Prefixes(text, helper, [KVSubscriber(feed.endpoint, feed.replay)], helper.warm_up, helper.close)
+    text, sandbox = _text_of(MODEL)
+    prefixes = Prefixes(text, sandbox, [KVSubscriber(feed.endpoint, feed.replay)], sandbox.warm_up, sandbox.close)
     theirs = openai.AsyncOpenAI(base_url=URL, api_key=KEY or "none", timeout=300)
     prefixes.open()
     try:
@@ -75,7 +75,7 @@ async def _follow() -> None:
             while not prefixes.num_blocks(0):
                 await asyncio.sleep(0.05)
         path, body = "/v1/chat/completions", json.dumps({"messages": chat}).encode()
-        async with asyncio.timeout(20):  # while the helper starts, calls go by load
+        async with asyncio.timeout(20):  # while the sandbox starts, calls go by load
             while not (known := await prefixes.read(path, body, Caller())).num_tokens:
                 await asyncio.sleep(0.05)
         assert known.num_tokens == said.usage.prompt_tokens

@@ -16,7 +16,7 @@ import pytest
 from test_sentencepiece import OWN, byte_level, texts, train
 
 from tokenmill.core.errors import BadCheckpoint
-from tokenmill.helper.child import file_stamp
+from tokenmill.sandbox.child import file_stamp
 from tokenmill.text.hf_tokenizer import read_tokenizer_config, tokenizer_from_folder
 from tokenmill.text.pretokenizers import ALPHABET, SCHEMES
 from tokenmill.text.tokenizer import Tokenizer
@@ -272,7 +272,7 @@ def test_what_cannot_be_known_is_refused(texts: list[str], bpe: bytes, tmp_path:
             tokenizer_from_folder(folder)
 
 
-def test_the_helper_notices_another_vocabulary(bpe: bytes, tmp_path: Path) -> None:
+def test_the_sandbox_notices_another_vocabulary(bpe: bytes, tmp_path: Path) -> None:
     """The stamp is of the file that has the tokenizer, whichever it is."""
     folder = write(tmp_path, "llama", {"tokenizer.model": bpe})
     assert file_stamp(str(folder))[0] == len(bpe)

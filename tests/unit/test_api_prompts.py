@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from scripted import InlineHelper, make_text_model
+from scripted import InlineSandbox, make_text_model
 from tokenmill.api.call import Call
 from tokenmill.api.conversations import Conversation
 from tokenmill.api.encoder import Encoder
@@ -39,7 +39,7 @@ def text_model() -> TextModel:
 def encoded(**call: Any) -> list[tuple[int, ...]]:
     text = text_model()
     made = Call(model=None, sampling=SamplingParams(), **call)
-    return [each.tokens for each in asyncio.run(Encoder(text, InlineHelper(text)).encode_call(made, 100))]
+    return [each.tokens for each in asyncio.run(Encoder(text, InlineSandbox(text)).encode_call(made, 100))]
 
 
 def test_ids_and_texts_are_joined_in_their_order() -> None:

@@ -18,7 +18,7 @@ from tokenmill.core.errors import ConfigError
 from tokenmill.server import app as app_module
 
 ORDER = (
-    "idle time", "idle job", "streams", "resume file", "helper", "tracing", "responses", "answers", "accounting",
+    "idle time", "idle job", "streams", "resume file", "sandbox", "tracing", "responses", "answers", "accounting",
     "the end is noted", "audit",
 )  # fmt: skip
 
@@ -74,10 +74,10 @@ class Parts:
 
     async def serve(self) -> None:
         async with contextlib.AsyncExitStack() as held:
-            given, text, helper = self.given(), SimpleNamespace(), self.open_async("helper")
+            given, text, sandbox = self.given(), SimpleNamespace(), self.open_async("sandbox")
             client = SimpleNamespace(adapters=SimpleNamespace(name_of=str))
-            resources = front_end._open_resources(given, client, text, helper, held)  # type: ignore[arg-type]
-            front_end._build(given, text, client, helper, resources, held)  # type: ignore[arg-type]
+            resources = front_end._open_resources(given, client, text, sandbox, held)  # type: ignore[arg-type]
+            front_end._build(given, text, client, sandbox, resources, held)  # type: ignore[arg-type]
             assert not self.closed
 
 

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from kv_tree import Tree
-from scripted import InlineHelper, make_text_model
-from tokenmill.api.helper import Caller
+from scripted import InlineSandbox, make_text_model
+from tokenmill.api.sandbox import Caller
 from tokenmill.cli.upstream_options import FeedAddress, UpstreamOptions, _named_feed
 from tokenmill.cluster.token_index import TokenIndex
 from tokenmill.core.errors import ConfigError
@@ -325,7 +325,7 @@ async def test_prompts_are_read_as_an_upstream_does() -> None:
     async def on_close() -> None:
         ended.append(True)
 
-    prefixes = Prefixes(text, InlineHelper(text), feeds, lambda: ended.append(False), on_close)
+    prefixes = Prefixes(text, InlineSandbox(text), feeds, lambda: ended.append(False), on_close)
     prefixes.open()
     tokens = tuple(text.tokenizer.encode("to be or not to be", add_special=True))
     body = pack_json({"model": "far", "prompt": "to be or not to be"})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.api import encoder as tokens
-from tokenmill.api import helper, jobs
+from tokenmill.api import jobs, sandbox
 from tokenmill.api.openai import tokenize as tokenizing
 from tokenmill.api.responses import items
 from tokenmill.api.responses import parse as outline
@@ -27,7 +27,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "operate" / "limits.md").
 @pytest.mark.parametrize(
     "said",
     [
-        f"a body of more than {helper.HEAVY_BYTES // MiB} MiB, or of more than {helper.HEAVY_VALUES:,} JSON values",
+        f"a body of more than {sandbox.HEAVY_BYTES // MiB} MiB, or of more than {sandbox.HEAVY_VALUES:,} JSON values",
         f"a text of more than {tokens.KNOWN_CHARS:,} characters",
         f"| processor time of a job | {jobs.JOB_S:g} s |",
         f"| processor time of a rendering | {jobs.RENDER_S:g} s |",

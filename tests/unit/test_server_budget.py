@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenmill.api.jobs import JOB_BYTES, RENDER_BYTES
 from tokenmill.core.units import MiB, format_parts
-from tokenmill.helper.parent import NUM_HEAVY, helper_bytes
+from tokenmill.sandbox.parent import NUM_HEAVY, sandbox_bytes
 from tokenmill.server.config import ServerConfig
 from tokenmill.server.limits import REPLY_BYTES, front_end_bytes
 from tokenmill.text.grammar.matcher import BYTES_PER_TOKEN
@@ -19,8 +19,8 @@ def test_each_limit_counts() -> None:
     assert front_end_bytes(requests, 50 * MiB) == plain + REPLY_BYTES
 
 
-def test_the_helper_counts_all_its_children() -> None:
-    assert helper_bytes(7, 3) == 7 + 3 * BYTES_PER_TOKEN + 2 * RENDER_BYTES + NUM_HEAVY * JOB_BYTES
+def test_the_sandbox_counts_all_its_children() -> None:
+    assert sandbox_bytes(7, 3) == 7 + 3 * BYTES_PER_TOKEN + 2 * RENDER_BYTES + NUM_HEAVY * JOB_BYTES
 
 
 def test_parts_are_added_up() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from scripted import InlineHelper, make_text_model
-from tokenmill.api.helper import Caller
+from scripted import InlineSandbox, make_text_model
 from tokenmill.api.jobs import Job
+from tokenmill.api.sandbox import Caller
 from tokenmill.control.observe.metrics import Metrics
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.tenant import Tenant
@@ -20,15 +20,15 @@ from tokenmill.text.grammar.constraint import Constraint
 
 
 class Counting:
-    """A helper that counts its jobs."""
+    """A sandbox that counts its jobs."""
 
     def __init__(self) -> None:
-        self._helper = InlineHelper(make_text_model())
+        self._sandbox = InlineSandbox(make_text_model())
         self.num_jobs = 0
 
     async def run(self, job: Job, client: str) -> bytes:
         self.num_jobs += 1
-        return await self._helper.run(job, client)
+        return await self._sandbox.run(job, client)
 
 
 def choice(text: str) -> Constraint:
@@ -38,16 +38,16 @@ def choice(text: str) -> Constraint:
 def test_what_was_compiled_lately_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal constraints are one; what was used longest ago goes first, by number and by bytes."""
     monkeypatch.setattr(grammars, "MAX_KEPT", 2)
-    helper = Counting()
-    compiler = GrammarCompiler(helper)
+    sandbox = Counting()
+    compiler = GrammarCompiler(sandbox)
 
     def num_jobs(*constraints: Constraint) -> int:
-        before = helper.num_jobs
+        before = sandbox.num_jobs
         for constraint in constraints:
             assert (
                 constraint.value[0] in json.loads(asyncio.run(compiler.compile(constraint)))["grammars"][0].popitem()[1]
             )
-        return helper.num_jobs - before
+        return sandbox.num_jobs - before
 
     assert num_jobs(choice("hello"), choice("hello"), choice("world")) == 2
     assert num_jobs(choice("hello"), choice("12"), choice("hello"), choice("world")) == 2
@@ -57,16 +57,16 @@ def test_what_was_compiled_lately_is_not_compiled_again(monkeypatch: pytest.Monk
 
 def test_what_one_tenant_asked_for_is_not_known_to_another() -> None:
     """Else the time would tell; tenants of one salt share."""
-    helper = Counting()
-    compiler = GrammarCompiler(helper)
+    sandbox = Counting()
+    compiler = GrammarCompiler(sandbox)
     for salt, num_jobs in (("", 1), ("a", 2), ("b", 3), ("a", 3), ("", 3)):
         asyncio.run(compiler.compile(choice("hello"), Caller(tenant=Tenant("t", salt=salt))))
-        assert helper.num_jobs == num_jobs
+        assert sandbox.num_jobs == num_jobs
 
 
 def test_a_refusal_names_the_field_and_is_counted() -> None:
     metrics = Metrics("m", 100)
-    compiler = GrammarCompiler(InlineHelper(make_text_model()), metrics)
+    compiler = GrammarCompiler(InlineSandbox(make_text_model()), metrics)
     wrong: dict[str, Any] = {
         "guided_regex": Constraint("regex", "(a", "guided_regex"),
         "grammar": Constraint("lark", "start: foo", "grammar"),
@@ -83,7 +83,7 @@ def test_a_refusal_names_the_field_and_is_counted() -> None:
 
 def test_the_order_of_a_schemas_keys_tells_constraints_apart() -> None:
     """It is the order of the answer's keys."""
-    compiler = GrammarCompiler(InlineHelper(make_text_model()))
+    compiler = GrammarCompiler(InlineSandbox(make_text_model()))
     orders = [["a", "b"], ["b", "a"]]
     schemas = [{"type": "object", "properties": {name: {"type": "null"} for name in names}} for names in orders]
     grammars = [asyncio.run(compiler.compile(Constraint("json_schema", schema, "x"))) for schema in schemas]

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from scripted import Served
-from tokenmill.api.helper import Caller
+from tokenmill.api.sandbox import Caller
 from tokenmill.cluster.canary import Version
 from tokenmill.cluster.events import Ended
 from tokenmill.cluster.totals import Totals

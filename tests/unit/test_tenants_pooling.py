@@ -9,8 +9,8 @@ from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
-from tokenmill.api.helper import Caller
 from tokenmill.api.pooling import PoolingCall
+from tokenmill.api.sandbox import Caller
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.events import Ready
 from tokenmill.core.request import PoolingParams, Request

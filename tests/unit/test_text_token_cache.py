@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from tiny_tokenizer import DEFINED, MERGES, SPECIAL, byte_metadata
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
-from scripted import InlineHelper, make_text_model
+from scripted import InlineSandbox, make_text_model
 from tokenmill.api.call import Call
 from tokenmill.api.encoder import KNOWN_CHARS, Encoder
-from tokenmill.api.helper import Caller
+from tokenmill.api.sandbox import Caller
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.tenant import Tenant
 from tokenmill.text import token_cache as segments
@@ -206,21 +206,21 @@ def test_a_long_prompt_needs_a_thread_only_where_it_is_new(monkeypatch: pytest.M
     prompt, longest = "one two " * 1000, "one two " * (KNOWN_CHARS // 8 + 1)
 
     async def run() -> None:
-        encoder = Encoder(text, InlineHelper(text))
+        encoder = Encoder(text, InlineSandbox(text))
         for prompts in ((), (prompt, longest)):
             known.update(prompts)
             for each in (prompt, longest):
                 assert (await encoder.encode(each, add_special=False, shared=True)).text == each
 
     asyncio.run(run())
-    assert [thread == threading.get_ident() for thread in threads] == [False, True], "the longest is the helper's"
+    assert [thread == threading.get_ident() for thread in threads] == [False, True], "the longest is the sandbox's"
 
 
 def test_a_salted_call_neither_uses_nor_leaves_what_is_known() -> None:
     """Else the time it takes would tell what others sent, or theirs what was sent here."""
     subject = Tokenizer(scheme_tokenizer("gpt-2")._backend)
     text = dataclasses.replace(make_text_model(), tokenizer=subject)
-    encoder = Encoder(text, InlineHelper(text))
+    encoder = Encoder(text, InlineSandbox(text))
     prompt = "hello world " * 1000
     call = Call(model=None, sampling=SamplingParams(), prompts=(prompt,))
 

@@ -20,7 +20,7 @@ from hostile_upstream import DONE, FINISH, Hostile, chunks, delta, reply
 from links import run
 from ports import free_port
 from scripted import Served
-from tokenmill.api.helper import HEAVY_BYTES
+from tokenmill.api.sandbox import HEAVY_BYTES
 from tokenmill.cli.upstream_options import UpstreamOptions
 from tokenmill.control.tenants.access import Access
 from tokenmill.control.tenants.settings import TenantSettings
@@ -453,7 +453,7 @@ def test_keys_are_in_a_file_of_their_own(tmp_path: Path) -> None:
 
 
 def test_large_bodies_are_parsed_only_for_models_beside() -> None:
-    """Names in texts and in nested objects mislead nobody; a body for the server's own model is left to the helper."""
+    """Names in texts and in nested objects mislead nobody; a body for the server's own model is left to the sandbox."""
     text = json.dumps('"model": "far" \\') + " " * HEAVY_BYTES
     own, nested = f'{{"a": {text}, "model": "toy"}}', f'{{"a": {text}, "b": {{"model": "far"}}, "model": "toy"}}'
     far, none = f'{{"a": {text}, "model" : "f\\u0061r"}}', f'{{"a": {text}}}'

@@ -6,5 +6,5 @@ does not know.
 
 endpoints     every body that is read: by which parser
 fields        one JSON object, field by field
-jobs          heavy work on bodies and texts, for the helper process
+jobs          heavy work on bodies and texts, for the sandbox process
 errors        failures as each API tells them"""

@@ -2,8 +2,8 @@
 
 Small prompts, and those whose beginning is known from others, are encoded in place; larger ones go to a thread (the
 tokenizer releases the interpreter lock), so that other clients' streams do not wait for them, and at most two do so at
-once, so that the engine keeps its cores. Those of more than 100,000 characters, and every chat template, are the helper
-process's.
+once, so that the engine keeps its cores. Those of more than 100,000 characters, and every chat template, are the
+sandbox process's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from ..text.special_tokens import Rendered
 from ..text.text_model import TextModel
 from .call import Call
 from .conversations import Conversation
-from .helper import Caller, Helper
 from .jobs import (
     Encode,
     EncodeInputs,
@@ -34,6 +33,7 @@ from .jobs import (
 )
 from .openai.tokenize import MAX_TOKENIZE_CHARS, tokenize_body
 from .prompts import Mixed, Prompt
+from .sandbox import Caller, Sandbox
 
 THREAD_CHARS = 2_000
 """Texts of more characters than this are encoded in a thread. Many short lines take over a microsecond each."""
@@ -42,7 +42,7 @@ THREAD_IDS = 10_000
 """More ids than this are decoded in a thread."""
 
 KNOWN_CHARS = 100_000
-"""Longer ones are encoded in the helper process. Nor is it asked whether they are known: that, too, takes time."""
+"""Longer ones are encoded in the sandbox process. Nor is it asked whether they are known: that, too, takes time."""
 
 _ENCODERS = 2
 _NOBODY = Caller()
@@ -59,9 +59,9 @@ class Encoded:
 class Encoder:
     """Renders and encodes prompts for one text model."""
 
-    def __init__(self, text: TextModel, helper: Helper) -> None:
+    def __init__(self, text: TextModel, sandbox: Sandbox) -> None:
         self._text = text
-        self._helper = helper
+        self._sandbox = sandbox
         self._threads = asyncio.Semaphore(_ENCODERS)
 
     async def encode(
@@ -86,7 +86,7 @@ class Encoder:
         text = rendered.text
         if len(text) > KNOWN_CHARS:
             job = Encode(rendered, add_special, room, keep, param)
-            return Encoded(unpack_ids(await caller.stay(self._helper.run(job, caller.name))), text)
+            return Encoded(unpack_ids(await caller.stay(self._sandbox.run(job, caller.name))), text)
         tokenizer = self._text.tokenizer
         if rendered.is_split:
             encode = partial(tokenizer.encode_split, rendered.pieces, add_special=add_special)
@@ -132,7 +132,7 @@ class Encoder:
         job = EncodeInputs(tuple(texts), tuple(seconds), limit, truncate_to, keep_end)
         num_chars = sum(map(len, texts)) + sum(map(len, seconds))
         if num_chars > KNOWN_CHARS:
-            result = await caller.stay(self._helper.run(job, caller.name))
+            result = await caller.stay(self._sandbox.run(job, caller.name))
             return [(unpack_ids(ids), second) for ids, second in unpack_inputs(result)]
         encode = partial(encode_inputs, self._text.tokenizer, job, 0)
         if num_chars <= THREAD_CHARS:
@@ -143,7 +143,7 @@ class Encoder:
     async def render(self, conversation: Conversation, caller: Caller = _NOBODY) -> Rendered:
         """The conversation as one text, special tokens included. Raises InvalidRequest naming the field."""
         check_template(self._text.chat, conversation)
-        rendering = self._helper.run(render_job(conversation), caller.name)
+        rendering = self._sandbox.run(render_job(conversation), caller.name)
         if conversation.template is None:  # soon over, and others need the process that does it
             return unpack_rendered(await rendering)
         return unpack_rendered(await caller.stay(rendering))
@@ -168,7 +168,7 @@ class Encoder:
             )
         if num_chars > (THREAD_CHARS if form in ("strings", "pieces") else KNOWN_CHARS):
             job = Tokenize(rendered, add_special, form, max_model_len, param)
-            return await caller.stay(self._helper.run(job, caller.name))
+            return await caller.stay(self._sandbox.run(job, caller.name))
         encoded = await self.encode(rendered, add_special=add_special, shared=False, param=param)
         return tokenize_body(self._text.tokenizer, encoded.tokens, form, max_model_len)
 

@@ -1,7 +1,7 @@
-"""What a helper process does: read bodies, compile and render chat templates, encode texts.
+"""What a sandbox process does: read bodies, compile and render chat templates, encode texts.
 
 A job and its result cross between two processes, so both are compact: token ids are int32, and what can be an answer's
-body is one. Nothing here bounds time or memory; the process does (`helper.child`), and its limits are told to
+body is one. Nothing here bounds time or memory; the process does (`sandbox.child`), and its limits are told to
 clients by `describe_limit`.
 """
 

@@ -20,8 +20,8 @@ from ..text.text_model import TextModel
 from .answer import Answer, Shape
 from .call import Call
 from .encoder import Encoder
-from .helper import Caller, Helper
 from .pooling import Embedded, Scored
+from .sandbox import Caller, Sandbox
 
 
 class Limits(Protocol):
@@ -100,7 +100,7 @@ class Server(Protocol):
     def encoder(self) -> Encoder: ...
 
     @property
-    def helper(self) -> Helper: ...
+    def sandbox(self) -> Sandbox: ...
 
     @property
     def model_names(self) -> Sequence[str]: ...

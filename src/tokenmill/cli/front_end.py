@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
     from ..control.audit.log import AuditLog
     from ..control.tenants.access import Access
-    from ..helper.parent import HelperProcess
     from ..node.sampling import SamplingChoice
+    from ..sandbox.parent import SandboxProcess
     from ..server.app import Resources
     from ..server.client import EngineClient
     from ..state.file import StateFile
@@ -104,16 +104,16 @@ async def run_front_end(given: Given, engines: Engines, launch: Launch, machine:
     text, sampling = _load_text(given)
     progress = Progress()
     client = _new_client(given, engines, progress)
-    helper = _new_helper(given, text)
+    sandbox = _new_sandbox(given, text)
     async with contextlib.AsyncExitStack() as held:
-        resources = _open_resources(given, client, text, helper, held)
-        app = _build(given, text, client, helper, resources, held)
+        resources = _open_resources(given, client, text, sandbox, held)
+        app = _build(given, text, client, sandbox, resources, held)
         expert_load = LoadWriter(given.options.expert_load, given.config.model_names[0], client)
         hosting = _hosting(given, launch, machine, app, resources, progress.first_ready if engines.are_here else None)
         gc.collect()
         gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, engines.keep_flight)
-        front_end = FrontEnd(given, engines, text, sampling, client, helper, app, hosting, expert_load, progress)
+        front_end = FrontEnd(given, engines, text, sampling, client, sandbox, app, hosting, expert_load, progress)
         await until_first_ends(
             front_end.serve(),
             engines.run(client, front_end.complete, progress.prepared),
@@ -148,15 +148,15 @@ def _new_client(given: Given, engines: Engines, progress: Progress) -> EngineCli
     return client
 
 
-def _new_helper(given: Given, text: TextModel) -> HelperProcess:
-    from ..helper.parent import HelperProcess, materials
+def _new_sandbox(given: Given, text: TextModel) -> SandboxProcess:
+    from ..sandbox.parent import SandboxProcess, materials
 
     trusts, allows = given.config.allow_chat_template, given.text.allow_special_in_content
-    return HelperProcess(str(given.model.path), materials(text, trust_templates=trusts, allow_special=allows))
+    return SandboxProcess(str(given.model.path), materials(text, trust_templates=trusts, allow_special=allows))
 
 
 def _open_resources(
-    given: Given, client: EngineClient, text: TextModel, helper: HelperProcess, held: contextlib.AsyncExitStack
+    given: Given, client: EngineClient, text: TextModel, sandbox: SandboxProcess, held: contextlib.AsyncExitStack
 ) -> Resources:
     """What the application uses but the idle job. `held` closes it, what was opened last first, but the audit log after
     all else: it is opened when nothing else can keep the server from its start, and hears of the end."""
@@ -178,7 +178,7 @@ def _open_resources(
             held.callback(each.close)
     if tracing is not None:
         held.push_async_callback(asyncio.to_thread, tracing.close)
-    held.push_async_callback(helper.close)
+    held.push_async_callback(sandbox.close)
     if (resume := open_resume_store(config)) is not None:
         held.callback(resume.close)
     signer = load_signer(config.sign_responses, "--sign-responses") if config.sign_responses else None
@@ -223,7 +223,7 @@ def _build(
     given: Given,
     text: TextModel,
     client: EngineClient,
-    helper: HelperProcess,
+    sandbox: SandboxProcess,
     resources: Resources,
     held: contextlib.AsyncExitStack,
 ) -> Starlette:
@@ -237,7 +237,7 @@ def _build(
         idle_job = IdleCommand(given.options.idle_command)
         held.push_async_callback(idle_job.close)
         resources = replace(resources, idle_job=idle_job)
-    app = build_app(given.config, text, client, helper, resources)
+    app = build_app(given.config, text, client, sandbox, resources)
     if app.state.resume is not None:
         streams_held.push_async_callback(app.state.resume.close)
     if app.state.idle_time is not None:
@@ -297,7 +297,7 @@ class FrontEnd:
     text: TextModel
     sampling: SamplingChoice
     client: EngineClient
-    helper: HelperProcess
+    sandbox: SandboxProcess
     app: Starlette
     hosting: Hosting
     expert_load: LoadWriter
@@ -356,21 +356,21 @@ class FrontEnd:
         await asyncio.get_running_loop().create_future()  # Never: the others decide when to end.
 
     async def _warm_up(self, ready: Ready) -> None:
-        self.helper.warm_up()
+        self.sandbox.warm_up()
         if ready.pooling is None:
             await until_idle(lambda: self.client.num_open > 0, lambda: self.client.stats.num_steps)
-            self.helper.warm_up_grammars()
+            self.sandbox.warm_up_grammars()
 
     def _memory_beside(self) -> tuple[tuple[str, int], ...]:
         """At most, of processes that the engine does not know."""
-        from ..helper.parent import helper_bytes
         from ..node.memory import private_bytes
+        from ..sandbox.parent import sandbox_bytes
         from ..server.limits import front_end_bytes
 
         base_bytes = private_bytes()
         return (
             ("front end", front_end_bytes(self.given.config, base_bytes, tls=self.given.tls is not None)),
-            ("helper", helper_bytes(base_bytes, self.text.tokenizer.vocab_size)),
+            ("sandbox", sandbox_bytes(base_bytes, self.text.tokenizer.vocab_size)),
             *self.given.tiers.memory,
         )
 

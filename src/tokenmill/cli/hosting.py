@@ -1,4 +1,4 @@
-"""Models of this machine beside the server's own, started and ended while it runs: engines, helper and application.
+"""Models of this machine beside the server's own, started and ended while it runs: engines, sandbox and application.
 
 Memory is planned from what was free when the server started, less what all engines said they may take: a pool of KV
 that nobody has touched yet counts as taken. Processors are divided by the models that there will be.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from ..control.models.registry import ModelRegistry
-    from ..helper.parent import HelperProcess
+    from ..sandbox.parent import SandboxProcess
     from ..server.client import EngineClient
     from ..server.models import LocalModel
 
@@ -39,7 +39,7 @@ class Hosting:
     launch, text, config  as the server's own model has them
     machine     as it was before that was loaded
     new_client  given what is told of its first engine, and why there is none yet
-    build       the application of a model, given its configuration, text model, client and helper
+    build       the application of a model, given its configuration, text model, client and sandbox
     own         the facts of the server's own engines on this machine, once there is one; None: there are none
     models      where the others are
     """
@@ -142,14 +142,14 @@ class Hosting:
         held = contextlib.AsyncExitStack()
         try:
             engines = held.enter_context(LocalEngines(launch, ("mixed",), self._engine_timeout_s))
-            helper = self._helper(str(found.path), text)
-            held.push_async_callback(helper.close)
+            sandbox = self._sandbox(str(found.path), text)
+            held.push_async_callback(sandbox.close)
             held.callback(client.close, f"The model {name} is unloaded.")
 
             def complete(ready: Ready) -> Ready:
                 return replace(ready, eos_token_ids=text.eos_token_ids, model=name)
 
-            app = self._build(self._config_of(name), text, client, helper)
+            app = self._build(self._config_of(name), text, client, sandbox)
             running = asyncio.create_task(engines.run(client, complete), name=f"engines of {name}")
             held.push_async_callback(_ended, running)
             await asyncio.wait([prepared, running], return_when=asyncio.FIRST_COMPLETED)
@@ -175,14 +175,14 @@ class Hosting:
         finally:
             checkpoint.close()
 
-    def _helper(self, path: str, text: Any) -> HelperProcess:
-        from ..helper.parent import HelperProcess, materials
+    def _sandbox(self, path: str, text: Any) -> SandboxProcess:
+        from ..sandbox.parent import SandboxProcess, materials
 
         allowed = {
             "trust_templates": self._config.allow_chat_template,
             "allow_special": self._text.allow_special_in_content,
         }
-        return HelperProcess(path, materials(text, **allowed))
+        return SandboxProcess(path, materials(text, **allowed))
 
     def _config_of(self, name: str) -> ServerConfig:
         return replace(self._config, model_names=(name,), files_dir="", lora_dir="", result_cache=0)

@@ -18,7 +18,7 @@ from ..net.kv_endpoints import is_endpoint
 if TYPE_CHECKING:
     from ..control.models.canaries import Canaries
     from ..core.ports import Clock
-    from ..helper.parent import HelperProcess
+    from ..sandbox.parent import SandboxProcess
     from ..server.upstream.prefixes import Prefixes
     from ..server.upstream.upstream import Upstream
     from ..text.text_model import TextModel
@@ -176,8 +176,8 @@ class UpstreamOptions:
         made: dict[str, Prefixes] = {}
         for name, model in self.upstream_tokenizer:
             feeds = [KVSubscriber(each.endpoint, each.replay) for each in self.upstream_kv_events if each.name == name]
-            text, helper = _text_of(model)
-            made[name] = Prefixes(text, helper, feeds, helper.warm_up, helper.close)
+            text, sandbox = _text_of(model)
+            made[name] = Prefixes(text, sandbox, feeds, sandbox.warm_up, sandbox.close)
         return made
 
     def upstreams(self, taken: Sequence[str], clock: Clock) -> list[Upstream]:
@@ -242,12 +242,12 @@ class UpstreamOptions:
         return keys
 
 
-def _text_of(model: str) -> tuple[TextModel, HelperProcess]:
+def _text_of(model: str) -> tuple[TextModel, SandboxProcess]:
     """Its tokenizer and template, and what renders with these."""
     from ..formats.checkpoint import open_text
-    from ..helper.parent import HelperProcess, materials
     from ..node.options import TextOptions
     from ..node.text import load_text_model
+    from ..sandbox.parent import SandboxProcess, materials
     from .models import resolve_model
 
     found = resolve_model(model)
@@ -256,4 +256,4 @@ def _text_of(model: str) -> tuple[TextModel, HelperProcess]:
         text, _ = load_text_model(checkpoint, TextOptions())
     finally:
         checkpoint.close()
-    return text, HelperProcess(str(found.path), materials(text))
+    return text, SandboxProcess(str(found.path), materials(text))

@@ -46,7 +46,7 @@ class Calls:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._grammars = GrammarCompiler(runtime.helper)
+        self._grammars = GrammarCompiler(runtime.sandbox)
         self._numbers = itertools.count()
 
     def default_sampling(self, **overrides: Any) -> SamplingParams:
@@ -150,7 +150,7 @@ class Calls:
         text = self._runtime.text
         if text.chat is None:
             raise InvalidRequest("This model has no chat template; use generate.", param="messages")
-        rendered = unpack_rendered(self._runtime.wait(self._runtime.helper.run(render_job(conversation), "")))
+        rendered = unpack_rendered(self._runtime.wait(self._runtime.sandbox.run(render_job(conversation), "")))
         # The template writes the special tokens itself.
         if rendered.is_split:
             return text.tokenizer.encode_split(rendered.pieces, add_special=False), rendered.text

@@ -19,7 +19,6 @@ from ..core.events import Abort, Drain
 from ..engine.build import build_engine, local_link
 from ..formats.checkpoint import open_checkpoint
 from ..formats.hub import Progress, ResolvedModel, default_cache_dir, resolve_model
-from ..helper.parent import HelperProcess, materials
 from ..kv.store.child import machine_beside, own_store
 from ..kv.store.options import TierOptions
 from ..net.system import MonotonicClock, new_event_loop, new_seed, seeds_from
@@ -28,6 +27,7 @@ from ..node.load import load_engine
 from ..node.machine import MachineFacts, read_machine
 from ..node.options import EngineOptions, TextOptions
 from ..node.text import load_text_model
+from ..sandbox.parent import SandboxProcess, materials
 from ..server.client import EngineClient
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class Runtime:
         self.ready = self.engine.ready(found.served_name, self.text.eos_token_ids)
         self.clock = MonotonicClock()
         self.client = EngineClient()
-        self.helper = HelperProcess(
+        self.sandbox = SandboxProcess(
             str(found.path), materials(self.text, allow_special=text_options.allow_special_in_content)
         )
 
@@ -156,7 +156,7 @@ class Runtime:
             shell.hear(Drain())
             await asyncio.wait((running,))
         front_end.close()
-        await self.helper.close()
+        await self.sandbox.close()
         self._shut()
         for _ in range(2):
             await asyncio.sleep(0)  # what was submitted before becomes tasks, and these begin

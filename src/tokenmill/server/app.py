@@ -15,13 +15,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ..api.errors import ClientGone
-from ..api.helper import Helper
 from ..api.ids.routes import routes as ids_routes
 from ..api.llama.routes import routes as llama_routes
 from ..api.messages.routes import routes as message_routes
 from ..api.ollama.routes import routes as ollama_routes
 from ..api.openai.routes import routes as openai_routes
 from ..api.responses.routes import routes as responses_routes
+from ..api.sandbox import Sandbox
 from ..control.audit.entries import note_changes
 from ..control.audit.log import AuditLog, AuditMetrics
 from ..control.kv_store import AskStore, EngineTierMetrics, TierMetrics
@@ -120,7 +120,7 @@ class Resources:
 
 
 def build_app(
-    config: ServerConfig, text: TextModel, client: EngineClient, helper: Helper, resources: Resources
+    config: ServerConfig, text: TextModel, client: EngineClient, sandbox: Sandbox, resources: Resources
 ) -> Starlette:
     """The ASGI application in front of `client`, whose engine may come and go.
 
@@ -129,7 +129,7 @@ def build_app(
     access = resources.access or Access(config.api_keys)
     _hear(config, text, client, resources)
     results = _result_cache(config, client)
-    generation = _generation(config, text, client, helper, resources, results, access)
+    generation = _generation(config, text, client, sandbox, resources, results, access)
     models = _model_registry(generation, resources)
     canaries = Canaries(models, resources.audit, generation.objectives.usual_targets)
     tiers = _register_metrics(generation, canaries, resources)
@@ -215,14 +215,14 @@ def _generation(
     config: ServerConfig,
     text: TextModel,
     client: EngineClient,
-    helper: Helper,
+    sandbox: Sandbox,
     resources: Resources,
     results: ResultCache | None,
     access: Access,
 ) -> Generation:
     """What generates, with the limits of tenants and of usage that cannot be written down."""
     clock, new_seed, new_id = resources.clock, resources.new_seed, resources.new_id
-    generation = Generation(config, text, client, helper, clock, new_seed, new_id, _meter(resources), results)
+    generation = Generation(config, text, client, sandbox, clock, new_seed, new_id, _meter(resources), results)
     generation.limits.quotas = access.quotas
     if resources.accounting is not None:
         generation.limits.why_uncounted = resources.accounting.journal.why_not
@@ -276,7 +276,7 @@ def _vectors(generation: Generation, resources: Resources, results: ResultCache 
         generation.config,
         generation.text,
         generation.client,
-        generation.helper,
+        generation.sandbox,
         resources.clock,
         resources.new_id,
         generation.limits,

@@ -38,7 +38,7 @@ class ServerConfig:
     stall_after_s        work but no step for this long makes /health 503
 
     `allowed_hosts` is (): the names of this machine, or None: any. `lora_dir` is "" where no adapter may be loaded over
-    HTTP, `files_dir` where no files are kept, `reports_dir` where no reports are shown. The helper process bounds what
+    HTTP, `files_dir` where no files are kept, `reports_dir` where no reports are shown. The sandbox process bounds what
     `allow_chat_template` costs. `responses_store`, `idempotency_store`, `tenants` and `usage_*` are for who starts the
     server. Raises ConfigError.
     """

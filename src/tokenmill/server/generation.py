@@ -18,11 +18,11 @@ from ..api.answer import Answer, Shape
 from ..api.call import Call
 from ..api.encoder import Encoded, Encoder, prompt_text, text_call
 from ..api.fields import Fields
-from ..api.helper import Caller, Helper, caller_of, read_call
 from ..api.logprobs import TokenNames
 from ..api.parsers import constraint_of, parsers_of
 from ..api.pieces import in_turns
 from ..api.rules import rules_of
+from ..api.sandbox import Caller, Sandbox, caller_of, read_call
 from ..cluster.keys import num_keys, with_keys
 from ..cluster.request_queue import newcomer
 from ..cluster.router import Router
@@ -107,7 +107,7 @@ class Generation:
         config: ServerConfig,
         text: TextModel,
         client: EngineClient,
-        helper: Helper,
+        sandbox: Sandbox,
         clock: Clock,
         new_seed: Callable[[], int],
         new_id: Callable[[str], str],
@@ -122,9 +122,9 @@ class Generation:
         self.metrics = client.observers.metrics
         self.clock = clock
         self.new_id = new_id
-        self.helper = helper
-        self.encoder = Encoder(text, helper)
-        self.grammars = GrammarCompiler(helper, client.observers.metrics)
+        self.sandbox = sandbox
+        self.encoder = Encoder(text, sandbox)
+        self.grammars = GrammarCompiler(sandbox, client.observers.metrics)
         self.limits = Limits(config, client, clock)
         self.objectives = Objectives(config.slo, lambda: client.stats.costs, self._step_tokens)
         self.scorer = Scorer(config.model_names[0], lambda: self.objectives.effective)
@@ -203,7 +203,7 @@ class Generation:
         """(the validated call, its conversation where that is rendered already). Raises InvalidRequest naming the
         field, and ModelNotFound."""
         call, unknown, rendered = await read_call(
-            endpoint, data, self._rules, self.helper, caller, self.check_model, self.max_model_len
+            endpoint, data, self._rules, self.sandbox, caller, self.check_model, self.max_model_len
         )
         self.log_unknown(unknown)
         return call, rendered

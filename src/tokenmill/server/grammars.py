@@ -1,12 +1,12 @@
-"""Constraints made into grammars: in the helper process, and the last ones are remembered."""
+"""Constraints made into grammars: in the sandbox process, and the last ones are remembered."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
 
-from ..api.helper import Caller, Helper
 from ..api.jobs import CompileGrammar, packed
+from ..api.sandbox import Caller, Sandbox
 from ..control.observe.metrics import Metrics
 from ..core.errors import InvalidRequest
 from ..text.grammar.constraint import Constraint
@@ -21,8 +21,8 @@ _NOBODY = Caller()
 class GrammarCompiler:
     """metrics: told of each compilation; None: nobody is."""
 
-    def __init__(self, helper: Helper, metrics: Metrics | None = None) -> None:
-        self._helper = helper
+    def __init__(self, sandbox: Sandbox, metrics: Metrics | None = None) -> None:
+        self._sandbox = sandbox
         self._metrics = metrics
         self._kept: OrderedDict[bytes, str] = OrderedDict()
         self._num_bytes = 0
@@ -37,7 +37,7 @@ class GrammarCompiler:
             return self._kept[key]
         began_s = time.monotonic()
         try:
-            compiled = await caller.stay(self._helper.run(CompileGrammar(constraint), caller.name))
+            compiled = await caller.stay(self._sandbox.run(CompileGrammar(constraint), caller.name))
         except InvalidRequest:
             if self._metrics is not None:
                 self._metrics.grammar_refused()

@@ -17,8 +17,8 @@ from typing import NoReturn
 from starlette.requests import Request as HttpRequest
 
 from ..api.errors import ClientGone, told_s
-from ..api.helper import Caller
 from ..api.jobs import MAX_RESULT_BYTES
+from ..api.sandbox import Caller
 from ..cluster.admission import PREDICTED, BoundedWait
 from ..control.tenants.quotas import Quotas
 from ..core.errors import BodyTooLarge, InvalidRequest, Overloaded, RateLimited, Unavailable, UnsupportedEncoding
@@ -36,7 +36,7 @@ REPLY_BYTES = 64 * KiB
 """Of one open request: what was generated and is not sent yet, and the request itself without its prompt."""
 
 _RESULTS = 3
-"""Results of the helper that arrive at a time: its heavy jobs, and a rendering."""
+"""Results of the sandbox that arrive at a time: its heavy jobs, and a rendering."""
 
 
 def front_end_bytes(config: ServerConfig, base_bytes: int, *, tls: bool = False) -> int:

@@ -22,8 +22,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.errors import ClientGone
-from ..api.helper import HEAVY_BYTES
 from ..api.json_encoder import encode_json
+from ..api.sandbox import HEAVY_BYTES
 from ..control.models.canaries import Canaries, Canary
 from ..control.models.registry import LOCAL, ModelRegistry, ServedModel
 from ..core.errors import ModelNotFound, TokenmillError, Unavailable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ..api.common_fields import with_class, with_headers
-from ..api.helper import Caller
+from ..api.sandbox import Caller
 from ..control.slo.objectives import Objectives
 from ..core.errors import InvalidRequest
 from ..core.slo import NO_WISH, OFF, Wish

@@ -12,9 +12,9 @@ from starlette.responses import PlainTextResponse, Response
 from .. import __version__
 from ..api.errors import anthropic_style
 from ..api.fields import Fields
-from ..api.helper import parse_small
 from ..api.json_reply import JSONReply
 from ..api.messages.shape import model_body, page_body
+from ..api.sandbox import parse_small
 from ..control.kv_store import TierMetrics
 from ..control.models.registry import ModelRegistry
 from ..control.observe.metrics import render

@@ -20,10 +20,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..api.common_fields import with_class
 from ..api.encoder import Encoder
 from ..api.errors import from_engine
-from ..api.helper import Caller, Helper, caller_of, read_call
 from ..api.json_reply import JSONReply
 from ..api.pooling import Embedded, PoolingCall, Scored, floats, usage_of
 from ..api.rules import Rules
+from ..api.sandbox import Caller, Sandbox, caller_of, read_call
 from ..cluster.request_queue import newcomer
 from ..control.usage.journal import Account
 from ..control.usage.meter import Meter
@@ -96,7 +96,7 @@ class VectorService:
     config: ServerConfig
     text: TextModel
     client: EngineClient
-    helper: Helper
+    sandbox: Sandbox
     clock: Clock
     new_id: Callable[[str], str]
     limits: Limits
@@ -180,7 +180,7 @@ class VectorService:
             ready = self.client.ready
             room = self.text.max_context if ready is None else context_limit(ready)
             call, unknown, _ = await read_call(
-                endpoint, data, rules, self.helper, caller_of(request), self.check_model, room
+                endpoint, data, rules, self.sandbox, caller_of(request), self.check_model, room
             )
             self.note_unknown(unknown)
         self.limits.admit(Newcomer(request.state.client, call.priority))

@@ -4,7 +4,7 @@ The environment is the one Hugging Face templates are written for (trimmed block
 `raise_exception`, `strftime_now`, `{% generation %}`), in Jinja2's immutable sandbox. Templates come with downloaded
 models and messages from clients. The sandbox keeps a template from reaching Python; it does not bound what a template
 costs, at compilation or at rendering, and neither does this module: a `Renderer` belongs into a process whose time and
-memory are limited (`api.jobs`, `helper.child`). Bounded here are the sizes of the template and of the prompt.
+memory are limited (`api.jobs`, `sandbox.child`). Bounded here are the sizes of the template and of the prompt.
 What a template cannot render is the client's error and names `messages`.
 """
 

@@ -102,7 +102,7 @@ def test_an_answer_that_fits_a_schema(client: Anthropic, model: str) -> None:
         assert stream.get_final_message().parsed_output == message.parsed_output
 
 
-def test_the_helper_that_runs_tools(client: Anthropic, model: str) -> None:
+def test_the_sandbox_that_runs_tools(client: Anthropic, model: str) -> None:
     """It calls the function with arguments that fit, and sends back what it gives."""
     given: list[tuple[int, int]] = []
 

@@ -43,7 +43,7 @@ def test_events_of_a_stream(client: Anthropic, model: str) -> None:
     assert text == text_of(whole) and kinds[0] == "message_start" and kinds[-1] == "message_stop"
 
 
-def test_the_helper_that_gathers_a_stream(client: Anthropic, model: str) -> None:
+def test_the_sandbox_that_gathers_a_stream(client: Anthropic, model: str) -> None:
     with client.messages.stream(model=model, max_tokens=40, messages=CAPITAL, extra_body=GREEDY) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()

@@ -52,7 +52,7 @@ def test_a_stream_with_usage(client: OpenAI, model: str) -> None:
     assert usage.completion_tokens <= 8 and usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
 
-def test_the_helper_that_gathers_a_stream(client: OpenAI, model: str) -> None:
+def test_the_sandbox_that_gathers_a_stream(client: OpenAI, model: str) -> None:
     with client.chat.completions.stream(model=model, messages=CAPITAL, temperature=0, max_tokens=40) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()

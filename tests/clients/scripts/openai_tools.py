@@ -116,7 +116,7 @@ def test_a_streamed_call_adds_up(client: OpenAI, model: str) -> None:
     ]
 
 
-def test_the_helper_that_gathers_a_stream(client: OpenAI, model: str) -> None:
+def test_the_sandbox_that_gathers_a_stream(client: OpenAI, model: str) -> None:
     with client.chat.completions.stream(
         model=model,
         messages=ASK,

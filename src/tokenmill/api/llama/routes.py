@@ -17,10 +17,10 @@ from ...core.errors import InvalidRequest, Unavailable
 from ...core.request import SamplingParams
 from ...text.calls import Input
 from ..fields import said_as
-from ..helper import caller_of
 from ..json_reply import JSONReply
 from ..pooling import PoolingCall, floats
 from ..port import Server, Vectors
+from ..sandbox import caller_of
 from .settings import settings
 from .shape import LlamaShape
 

@@ -9,9 +9,9 @@ from starlette.types import ASGIApp
 
 from ...core.errors import InvalidRequest
 from ...text.calls import require_tokens
-from ..helper import caller_of
 from ..json_reply import JSONReply
 from ..port import Server
+from ..sandbox import caller_of
 from .parse import renamed
 from .shape import MessageShape
 

@@ -19,10 +19,10 @@ from starlette.types import ASGIApp
 from ...core.errors import InvalidRequest
 from ...text.calls import Input, context_limit
 from ..fields import Fields, said_as
-from ..helper import caller_of, parse_small
 from ..json_reply import JSONReply
 from ..pooling import PoolingCall, floats
 from ..port import Server, Vectors
+from ..sandbox import caller_of, parse_small
 from .shape import API_VERSION, OllamaShape, details, nanoseconds, tagged, timestamp
 
 _NEVER = "9999-12-31T23:59:59Z"

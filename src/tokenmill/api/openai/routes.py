@@ -8,10 +8,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...text.special_tokens import Rendered
-from ..helper import caller_of
 from ..json_reply import JSONReply
 from ..pooling import embedding_body, rerank_body, score_body
 from ..port import Server, Vectors
+from ..sandbox import caller_of
 from .shape import OpenAIShape
 
 _RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking")

@@ -9,9 +9,9 @@ from typing import Protocol
 import msgspec
 
 from ...core.errors import InvalidRequest, PreviousResponseNotFound
-from ..helper import Caller, Helper, is_heavy
 from ..jobs import Skim
 from ..json_encoder import encode_json
+from ..sandbox import Caller, Sandbox, is_heavy
 from .output import response_of
 from .parse import outline_of, unpack_outline
 
@@ -80,12 +80,12 @@ class _Named(msgspec.Struct):
 
 
 async def with_history(
-    body: bytes, store: Store | None, owner: str, most_bytes: int, helper: Helper, caller: Caller
+    body: bytes, store: Store | None, owner: str, most_bytes: int, sandbox: Sandbox, caller: Caller
 ) -> bytes | None:
     """`body` and what it needs of the store, for parse.parse_continued; None if it needs nothing. `most_bytes`: of all
     that it continues. Raises InvalidRequest, and PreviousResponseNotFound."""
     if is_heavy(body):
-        outline = unpack_outline(await caller.stay(helper.run(Skim(body), caller.name)))
+        outline = unpack_outline(await caller.stay(sandbox.run(Skim(body), caller.name)))
     else:
         outline = outline_of(body)
     previous, references = outline.previous, outline.references

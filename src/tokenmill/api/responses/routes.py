@@ -21,10 +21,10 @@ from ...text.calls import context_limit, require_tokens
 from ...text.special_tokens import Rendered
 from ..call import Call
 from ..fields import said_as
-from ..helper import Caller, caller_of
 from ..json_encoder import encode_json
 from ..json_reply import JSONReply
 from ..port import Running, Server
+from ..sandbox import Caller, caller_of
 from .history import Record, Store, earlier_items, id_of, with_history
 from .parse import INCLUDES
 from .shape import PREFIX, Progress, ResponseShape
@@ -145,7 +145,7 @@ class _Responses:
         server = self._server
         caller, most_bytes = caller_of(request), server.max_body_bytes
         async with server.limits.body(request) as data:
-            continued = await with_history(data, self._store, request.state.owner, most_bytes, server.helper, caller)
+            continued = await with_history(data, self._store, request.state.owner, most_bytes, server.sandbox, caller)
             endpoint = "response" if continued is None else "continued_response"
             with server.limits.held(0 if continued is None else len(continued)), said_as({"messages": "input"}):
                 call, rendered = await server.read(endpoint, continued or data, caller)

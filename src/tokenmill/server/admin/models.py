@@ -9,8 +9,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...api.fields import Fields
-from ...api.helper import parse_small
 from ...api.json_reply import JSONReply
+from ...api.sandbox import parse_small
 from ...cluster.canary import Rules, Version
 from ...control.models.canaries import Canaries
 from ...control.models.registry import ModelRegistry

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...api.fields import Fields
-from ...api.helper import parse_small
 from ...api.json_reply import JSONReply
+from ...api.sandbox import parse_small
 from ...control.tenants.access import Access
 from ...control.tenants.keys import KeyRecord
 from ...control.tenants.settings import TenantSettings

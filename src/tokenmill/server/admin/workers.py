@@ -9,8 +9,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...api.fields import Fields
-from ...api.helper import parse_small
 from ...api.json_reply import JSONReply
+from ...api.sandbox import parse_small
 from ...control.workers.roster import POOL_NAME, POOL_RULE, READY, Worker
 from ...core.errors import InvalidRequest, NotFound
 from ..callers import require_local_admin, require_operator

@@ -23,8 +23,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...api.errors import ClientGone
-from ...api.helper import parse_small
 from ...api.json_reply import JSONReply
+from ...api.sandbox import parse_small
 from ...core.errors import InvalidRequest, Unavailable
 from ..generation import Generation
 from .batch import Batch, parse_batch, parse_lifetime, shown

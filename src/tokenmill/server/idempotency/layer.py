@@ -20,7 +20,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...api.errors import ClientGone
-from ...api.helper import Caller
+from ...api.sandbox import Caller
 from ...core.errors import BodyTooLarge, InvalidRequest, KeyReused, TokenmillError
 from ..http import error_reply, route_of
 from ..limits import Limits

@@ -25,9 +25,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...api.fields import Fields, parse_object
-from ...api.helper import Caller, caller_of
 from ...api.json_encoder import encode_json
 from ...api.json_reply import JSONReply
+from ...api.sandbox import Caller, caller_of
 from ...cluster.keys import keys_of
 from ...control.kv_store import FOR_EVER, AskStore, stored_prefix
 from ...control.tenants.access import Access

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Protocol
 
 from ...api.encoder import Encoder
-from ...api.helper import Caller, Helper, read_call
 from ...api.rules import rules_of
+from ...api.sandbox import Caller, Sandbox, read_call
 from ...cluster.token_index import TokenIndex
 from ...core.errors import TokenmillError
 from ...core.kv_events import TokenEvent
@@ -46,24 +46,24 @@ class Known:
 
 
 class Prefixes:
-    """text, helper: of the model. feeds: of its upstreams, in their order. on_open, on_close: begin and end the
-    helper."""
+    """text, sandbox: of the model. feeds: of its upstreams, in their order. on_open, on_close: begin and end the
+    sandbox."""
 
     def __init__(
         self,
         text: TextModel,
-        helper: Helper,
+        sandbox: Sandbox,
         feeds: Sequence[Feed],
         on_open: Callable[[], None],
         on_close: Callable[[], Awaitable[None]],
     ) -> None:
         self._on_open = on_open
         self._index = TokenIndex(len(feeds))
-        self._helper = helper
+        self._sandbox = sandbox
         self._feeds = feeds
         self._on_close = on_close
         self._rules = rules_of(text, False)
-        self._encoder = Encoder(text, helper)
+        self._encoder = Encoder(text, sandbox)
 
     def open(self) -> None:
         self._on_open()
@@ -87,7 +87,7 @@ class Prefixes:
         try:
             async with asyncio.timeout(READ_S):
                 call, _, rendered = await read_call(
-                    endpoint, body, self._rules, self._helper, reader, lambda fields: None, MOST_TOKENS
+                    endpoint, body, self._rules, self._sandbox, reader, lambda fields: None, MOST_TOKENS
                 )
                 if call.cache_salt:
                     return Known()

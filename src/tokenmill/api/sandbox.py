@@ -1,4 +1,4 @@
-"""What is done in the helper process because it is heavy or hostile, and for whom: bodies are read there where that is
+"""What is done in the sandbox process because it is heavy or hostile, and for whom: bodies are read there where that is
 not quick.
 
 Heavy is a body of more than a mebibyte or of very many values, or a text of more than 100,000 characters. Hostile is
@@ -30,11 +30,11 @@ HEAVY_OBJECT = 12
 T = TypeVar("T")
 
 
-class Helper(Protocol):
+class Sandbox(Protocol):
     async def run(self, job: Job, client: str) -> bytes:
         """The result of `job`, in its own encoding. Jobs of different clients take turns; cancelling ends the job.
         Raises what the job raises, InvalidRequest when it takes more time or memory than it may, and Unavailable when
-        there is no helper."""
+        there is no sandbox."""
         ...
 
 
@@ -88,7 +88,7 @@ Check = Callable[[dict[str, Any]], Any]
 
 
 async def read_call(
-    endpoint: str, body: bytes, rules: Rules, helper: Helper, caller: Caller, check_model: Check, room: int
+    endpoint: str, body: bytes, rules: Rules, sandbox: Sandbox, caller: Caller, check_model: Check, room: int
 ) -> tuple[Any, list[str], Rendered | None]:
     """(the call, names of unknown fields, the conversation where it is rendered already). `check_model` refuses a body
     that names a model which is not here. `room`: tokens of context. Raises InvalidRequest naming the field."""
@@ -97,7 +97,7 @@ async def read_call(
         check_model(fields)
         call, unknown = parse_body(endpoint, fields, rules)
         return call, unknown, None
-    result = await caller.stay(helper.run(Read(endpoint, body, room), caller.name))
+    result = await caller.stay(sandbox.run(Read(endpoint, body, room), caller.name))
     call, unknown, prompts, rendered = unpack(endpoint, result)
     check_model({"model": call.model})
     given: list[str | tuple[int, ...]] = []

@@ -1,4 +1,4 @@
-"""The helper process: what is hostile or heavy ends in time and in memory, and takes nothing else with it."""
+"""The sandbox process: what is hostile or heavy ends in time and in memory, and takes nothing else with it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from serving import alive, wait_until
 from scripted import make_text_model
 from tokenmill.api.jobs import CompileGrammar, Encode, Read, Render, Tokenize, unpack, unpack_ids, unpack_rendered
 from tokenmill.core.errors import InvalidRequest, Unavailable
-from tokenmill.helper import parent
-from tokenmill.helper.parent import HelperProcess, materials
+from tokenmill.sandbox import parent
+from tokenmill.sandbox.parent import SandboxProcess, materials
 from tokenmill.text.chat_template import ChatTemplate
 from tokenmill.text.grammar.build import to_grammar
 from tokenmill.text.grammar.constraint import Constraint
@@ -58,19 +58,19 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def helper(folder: Path, source: str | None = None, **how: Any) -> AsyncIterator[HelperProcess]:
+async def sandbox(folder: Path, source: str | None = None, **how: Any) -> AsyncIterator[SandboxProcess]:
     text = make_text_model()
     if source is not None:
         text = dataclasses.replace(text, chat=ChatTemplate(source))
     (folder / "tokenizer.json").write_text(text.tokenizer.to_json())
-    subject = HelperProcess(str(folder), materials(text, **how))
+    subject = SandboxProcess(str(folder), materials(text, **how))
     try:
         yield subject
     finally:
         await subject.close()
 
 
-async def render(subject: HelperProcess, client: str = "a", **how: Any) -> str:
+async def render(subject: SandboxProcess, client: str = "a", **how: Any) -> str:
     return unpack_rendered(await subject.run(Render(HELLO, **how), client)).text
 
 
@@ -82,7 +82,7 @@ def test_jobs_give_what_they_would_here(tmp_path: Path) -> None:
     text = make_text_model()
 
     async def work() -> None:
-        async with helper(tmp_path) as subject:
+        async with sandbox(tmp_path) as subject:
             assert await render(subject) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
             long = "hello world, " * 30_000
             ids = unpack_ids(await subject.run(Encode(Rendered((long,)), True), "a"))
@@ -101,7 +101,7 @@ def test_a_hostile_template_ends_as_the_clients_error(name: str, tmp_path: Path)
     """The model's own, and one that a request brings."""
 
     async def work() -> None:
-        async with helper(tmp_path, HOSTILE[name]) as subject:
+        async with sandbox(tmp_path, HOSTILE[name]) as subject:
             for how in ({}, {"template": HOSTILE[name]}):
                 with pytest.raises(InvalidRequest) as caught:
                     await render(subject, **how)
@@ -127,13 +127,13 @@ def test_a_template_that_can_render_nothing_is_named_at_load(
     """Before any request; one that can is not."""
 
     async def work() -> None:
-        async with helper(tmp_path, source) as subject:
+        async with sandbox(tmp_path, source) as subject:
             subject.warm_up()
             while not caplog.records:
                 await asyncio.sleep(0.01)
             assert named in caplog.text and "--chat-template FILE" in caplog.text
         caplog.clear()
-        async with helper(tmp_path) as subject:
+        async with sandbox(tmp_path) as subject:
             subject.warm_up()
             assert await render(subject)
             assert not caplog.records
@@ -143,11 +143,11 @@ def test_a_template_that_can_render_nothing_is_named_at_load(
 
 def test_a_heavy_job_ends_in_time_and_memory(tmp_path: Path) -> None:
     async def work() -> None:
-        async with helper(tmp_path) as subject:
+        async with sandbox(tmp_path) as subject:
             lists = b'{"prompt": [' + b"{}," * 6_000_000 + b"{}]}"
             with pytest.raises(InvalidRequest, match=r"memory|processor time"):
                 await subject.run(Read("completion", lists, 100), "a")
-        async with helper(tmp_path, HOSTILE["nested loops"]) as subject:
+        async with sandbox(tmp_path, HOSTILE["nested loops"]) as subject:
             with pytest.raises(InvalidRequest, match="Rendering the messages took more") as caught:
                 await subject.run(Read("chat", msgspec.json.encode({"messages": HELLO}), 100), "a")
             assert caught.value.param == "messages"
@@ -160,7 +160,7 @@ def test_killing_one_job_leaves_the_others(tmp_path: Path) -> None:
     slow = HOSTILE["nested loops"]
 
     async def work() -> None:
-        async with helper(tmp_path) as subject:
+        async with sandbox(tmp_path) as subject:
             await render(subject)
             bad = [asyncio.create_task(render(subject, f"bad{n}", template=slow)) for n in range(4)]
             left = asyncio.create_task(subject.run(Encode(Rendered(("x y" * 1_000_000,)), True), "left"))
@@ -181,7 +181,7 @@ def test_grammars_are_compiled_by_a_child_that_stays(tmp_path: Path) -> None:
     """It gives what would be given here, and a wrong one does not end it."""
 
     async def work() -> None:
-        async with helper(tmp_path) as subject:
+        async with sandbox(tmp_path) as subject:
             await render(subject)
             assert subject._forks is not None
             zygote = subject._forks._process.pid
@@ -205,7 +205,7 @@ def test_a_grammar_that_takes_too_long_is_refused(tmp_path: Path) -> None:
     slow = Constraint("json_schema", schema, "guided_json")
 
     async def work() -> None:
-        async with helper(tmp_path) as subject:
+        async with sandbox(tmp_path) as subject:
             for _ in range(2):
                 with pytest.raises(InvalidRequest, match=r"Compiling the grammar.*0\.2 s of processor time") as refused:
                     await subject.run(CompileGrammar(slow), "a")
@@ -215,9 +215,9 @@ def test_a_grammar_that_takes_too_long_is_refused(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_lost_helper_is_started_again(tmp_path: Path) -> None:
+def test_a_lost_sandbox_is_started_again(tmp_path: Path) -> None:
     async def work() -> None:
-        async with helper(tmp_path) as subject:
+        async with sandbox(tmp_path) as subject:
             await render(subject)
             assert subject._forks is not None
             zygote = subject._forks._process.pid
@@ -234,11 +234,11 @@ def test_a_lost_helper_is_started_again(tmp_path: Path) -> None:
     run(work())
 
 
-def test_no_call_notices_that_the_helper_is_killed_again_and_again(tmp_path: Path) -> None:
+def test_no_call_notices_that_the_sandbox_is_killed_again_and_again(tmp_path: Path) -> None:
     """Its processes, and the one that starts them: a job waits for the next one."""
 
     async def work() -> None:
-        async with helper(tmp_path) as subject:
+        async with sandbox(tmp_path) as subject:
             await render(subject)
             for number in range(4):
                 assert subject._forks is not None
@@ -255,7 +255,7 @@ def test_a_tokenizer_that_has_changed_is_not_taken(tmp_path: Path) -> None:
     """Its ids would not be the model's."""
 
     async def work() -> None:
-        async with helper(tmp_path) as subject:
+        async with sandbox(tmp_path) as subject:
             await render(subject)
             (tmp_path / "tokenizer.json").write_text("{}")
             with pytest.raises(Unavailable, match="has changed"):
@@ -268,7 +268,7 @@ def test_children_reach_nothing(tmp_path: Path) -> None:
     """No descriptor can be had: no file, no connection."""
 
     async def work() -> None:
-        async with helper(tmp_path) as subject:
+        async with sandbox(tmp_path) as subject:
             await render(subject)
             assert subject._forks is not None
             (child,) = children(subject._forks._process.pid)
@@ -282,7 +282,7 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     pids: list[int] = []
 
     async def work() -> None:
-        async with helper(tmp_path) as subject:
+        async with sandbox(tmp_path) as subject:
             await render(subject)
             assert subject._forks is not None
             pids.append(subject._forks._process.pid)
@@ -300,7 +300,7 @@ def test_a_job_that_is_killed_for_want_of_memory_is_not_done_again(
     monkeypatch.setattr(parent, "oom_kills", lambda: next(kills))
 
     async def work() -> None:
-        async with helper(tmp_path) as subject:
+        async with sandbox(tmp_path) as subject:
             await render(subject)
             assert subject._forks is not None
             zygote = subject._forks._process.pid
@@ -324,7 +324,7 @@ def test_want_of_memory_before_a_job_is_not_what_kills_it(tmp_path: Path, monkey
     monkeypatch.setattr(parent, "_LOOK_S", 0.0)
 
     async def work() -> None:
-        async with helper(tmp_path) as subject:
+        async with sandbox(tmp_path) as subject:
             await render(subject)
             kills[0] = 1
             assert subject._forks is not None
@@ -343,7 +343,7 @@ def test_a_renderer_killed_from_outside_is_replaced(tmp_path: Path) -> None:
     """Also while it compiles: that the template is not to blame must not be forgotten."""
 
     async def work() -> None:
-        async with helper(tmp_path) as subject:
+        async with sandbox(tmp_path) as subject:
             await render(subject)
             assert subject._forks is not None
             zygote = subject._forks._process.pid

@@ -1,7 +1,7 @@
-"""The helper process: it forks, and its children work on what is heavy or hostile, with limits on time and memory.
+"""The sandbox process: it forks, and its children work on what is heavy or hostile, with limits on time and memory.
 
     front end                                           this process
-    HelperLaunch on standard input          ------->    read once
+    SandboxLaunch on standard input          ------->    read once
     "q", "g", "h" or "t", number, socket    ------->    a child is forked that does the jobs of that socket
     "k" + number                            ------->    the child is killed
     number and exit status                  <-------    a child has ended
@@ -44,7 +44,7 @@ _NICE = 10
 _PAGE = resource.getpagesize()
 
 
-class HelperLaunch(msgspec.Struct, frozen=True):
+class SandboxLaunch(msgspec.Struct, frozen=True):
     """path: of the checkpoint, whose tokenizer is loaded when it is first needed. stamp: of the file that it is in, by
     `file_stamp`, when the front end read it."""
 
@@ -65,7 +65,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the front end's to answer
     control = socket.socket(fileno=int(sys.argv[1]))
-    launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=HelperLaunch)
+    launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=SandboxLaunch)
     jobs = Jobs(launch.materials, lambda: _load_tokenizer(launch), _limited_rendering)
     _preload()
     gc.collect()
@@ -223,7 +223,7 @@ def file_stamp(path: str) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def _load_tokenizer(launch: HelperLaunch) -> Tokenizer:
+def _load_tokenizer(launch: SandboxLaunch) -> Tokenizer:
     """Raises Unavailable when it would not be the front end's any more."""
     from ..formats.gguf import open_gguf
     from ..text.gguf_tokenizer import tokenizer_from_gguf

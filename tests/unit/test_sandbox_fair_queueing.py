@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tokenmill.helper.fair_queueing import FairQueue
+from tokenmill.sandbox.fair_queueing import FairQueue
 
 
 class Jobs:

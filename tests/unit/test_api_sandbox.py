@@ -1,4 +1,4 @@
-"""Jobs of the helper process end with the client they are done for."""
+"""Jobs of the sandbox process end with the client they are done for."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from scripted import make_text_model
 from tokenmill.api.conversations import Conversation
 from tokenmill.api.encoder import Encoder
 from tokenmill.api.errors import ClientGone
-from tokenmill.api.helper import Caller
 from tokenmill.api.jobs import Job
+from tokenmill.api.sandbox import Caller
 
 
 class Busy:
-    """A helper that never has an answer."""
+    """A sandbox that never has an answer."""
 
     def __init__(self) -> None:
         self.has_ended = False
@@ -37,9 +37,9 @@ class Leaving:
 
 
 def test_a_rendering_by_the_callers_own_template_ends_with_the_caller() -> None:
-    helper = Busy()
+    sandbox = Busy()
     conversation = Conversation(messages=({"role": "user", "content": "x"},), template="{{ messages }}")
-    rendering = Encoder(make_text_model(), helper).render(conversation, Caller("c", cast(Any, Leaving())))
+    rendering = Encoder(make_text_model(), sandbox).render(conversation, Caller("c", cast(Any, Leaving())))
     with pytest.raises(ClientGone):
         asyncio.run(asyncio.wait_for(rendering, 30))
-    assert helper.has_ended
+    assert sandbox.has_ended

@@ -1,4 +1,4 @@
-"""The front end's side of the helper process: it is started when first needed, and again when it was lost.
+"""The front end's side of the sandbox process: it is started when first needed, and again when it was lost.
 
 One child of it stays and renders chat templates, one after the other, and another compiles grammars; up to two more are
 forked for one heavy job each. A job ends with its caller: a child whose caller has gone is killed, and another takes up
@@ -46,7 +46,7 @@ from ..node.machine import oom_kills
 from ..node.memory import trim_heap
 from ..text.grammar.matcher import BYTES_PER_TOKEN
 from ..text.text_model import TextModel
-from .child import LENGTH, RESULT, Failure, HelperLaunch, file_stamp
+from .child import LENGTH, RESULT, Failure, SandboxLaunch, file_stamp
 from .fair_queueing import FairQueue
 
 NUM_HEAVY = 2
@@ -69,14 +69,14 @@ _TRIM_AFTER_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-def helper_bytes(base_bytes: int, vocab_size: int) -> int:
-    """What the helper process and its children take at most, for the printed plan. `base_bytes`: of an interpreter with
-    the model's tokenizer, to which grammars add what they need of the vocabulary."""
+def sandbox_bytes(base_bytes: int, vocab_size: int) -> int:
+    """What the sandbox process and its children take at most, for the printed plan. `base_bytes`: of an interpreter
+    with the model's tokenizer, to which grammars add what they need of the vocabulary."""
     return base_bytes + vocab_size * BYTES_PER_TOKEN + 2 * RENDER_BYTES + NUM_HEAVY * JOB_BYTES
 
 
 def materials(text: TextModel, *, trust_templates: bool = False, allow_special: bool = False) -> Materials:
-    """What a helper needs of a model. allow_special: special tokens that messages spell count as such."""
+    """What a sandbox needs of a model. allow_special: special tokens that messages spell count as such."""
     specials = () if allow_special else tuple(text.tokenizer.special_texts())
     return Materials(
         text.chat,
@@ -86,11 +86,11 @@ def materials(text: TextModel, *, trust_templates: bool = False, allow_special: 
     )
 
 
-class HelperProcess:
-    """A `api.helper.Helper`. Belongs to one event loop."""
+class SandboxProcess:
+    """A `api.sandbox.Sandbox`. Belongs to one event loop."""
 
     def __init__(self, path: str, materials: Materials) -> None:
-        self._launch = HelperLaunch(path, file_stamp(path), materials)
+        self._launch = SandboxLaunch(path, file_stamp(path), materials)
         self._quick = FairQueue(1, 1)
         self._compiling = FairQueue(1, 1)
         self._compiler: _Child | None = None
@@ -124,7 +124,7 @@ class HelperProcess:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def run(self, job: Job, client: str) -> bytes:
-        """As Helper.run."""
+        """As Sandbox.run."""
         data, body = pack(job)
         if isinstance(job, Render) and job.template is None:
             turns, work = self._quick, self._render
@@ -143,7 +143,7 @@ class HelperProcess:
                         raise killed.reason(job) from None
                 except EOFError:
                     if self._is_closed or not num_left:
-                        raise Unavailable("The helper process is down; retry in a second.") from None
+                        raise Unavailable("The sandbox process is down; retry in a second.") from None
                     await asyncio.sleep(_RESTART_S)
         turns.note_end(client, was_killed=False)
         if len(data) + len(body) + len(result) > _TRIM_BYTES and self._trimming is None:
@@ -231,7 +231,7 @@ class HelperProcess:
             await self.run(CompileGrammar(None), "")
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name="helper")
+        task = asyncio.create_task(work, name="sandbox")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -239,7 +239,7 @@ class HelperProcess:
         """The running process. Raises EOFError while there is none."""
         now_s = asyncio.get_running_loop().time()
         if self._forks is not None and self._forks.is_gone:
-            _log.error("The helper process has ended; it is started again.")
+            _log.error("The sandbox process has ended; it is started again.")
             self._lose()
         if self._forks is None:
             if self._is_closed or now_s < self._not_before_s:
@@ -259,13 +259,13 @@ class HelperProcess:
 class _Forks:
     """The running process."""
 
-    def __init__(self, launch: HelperLaunch) -> None:
+    def __init__(self, launch: SandboxLaunch) -> None:
         ours, theirs = socket.socketpair()
         with theirs, tempfile.TemporaryFile() as told:
             told.write(msgspec.msgpack.encode(launch))
             told.seek(0)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tokenmill.helper.child", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "tokenmill.sandbox.child", str(theirs.fileno())],
                 stdin=told,
                 stdout=2,
                 pass_fds=(theirs.fileno(),),
@@ -278,7 +278,7 @@ class _Forks:
         self._numbers = itertools.count()
         self._ended: dict[int, asyncio.Future[int | None]] = {}
         self.is_gone = False
-        self._reading = asyncio.create_task(self._read(), name="helper-control")
+        self._reading = asyncio.create_task(self._read(), name="sandbox-control")
 
     def fork(self, kind: bytes) -> _Child:
         """kind: as at the head of child.py. Raises EOFError."""
@@ -338,7 +338,7 @@ class _Child:
         self._pipe.connect(end)
 
     async def ask(self, data: bytes, body: bytes = b"") -> bytes:
-        """Raises _Killed when it died of the job, and EOFError when the whole helper is gone."""
+        """Raises _Killed when it died of the job, and EOFError when the whole sandbox is gone."""
         was_gone = self._ended.done()  # not by this job
         now_s = asyncio.get_running_loop().time()
         if now_s - self._looked_s > _LOOK_S:  # a child that stays may have seen kills for other jobs
@@ -375,7 +375,7 @@ class _Killed(Exception):
         if self._has_oom_kill:
             return Unavailable(f"{job.does} needs more memory than the machine has left; retry later.")
         if self.is_from_outside:
-            return Unavailable("The helper's process was killed from outside; retry.")
+            return Unavailable("The sandbox's process was killed from outside; retry.")
         if self._status == 1:  # it has printed a traceback
             return EngineFailed("Internal error; see the server's log.")
         param = job.param
