@@ -19,7 +19,7 @@ export function chart(title, series, { format, signal, isTime = true, xLabel = "
   const legend = h("div", { class: "legend" }, series.map((each, index) => h("span", null,
     h("span", { class: `key k${index}${each.dash ? " dashed" : ""}`, "aria-hidden": "true" }), `${each.label} `, values[index])));
   const place = h("div", { class: "plot", role: "img", "aria-label": `Chart: ${title}` });
-  const element = h("figure", { class: "chart" }, h("figcaption", null, h("h3", null, title), legend), place);
+  const element = h("figure", { class: "chart" }, h("figcaption", null, h("h2", null, title), legend), place);
   const axis = { stroke: () => colour("--muted"), grid: { stroke: () => colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
   let data = [[], ...series.map(() => [])];
   let reach = null;

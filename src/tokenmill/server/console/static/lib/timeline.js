@@ -15,6 +15,8 @@ export function timeline(spans, now) {
   const at = (seconds) => `${(100 * seconds) / end}%`;
   const events = spans.flatMap((span) => span.events).sort((a, b) => a.at_s - b.at_s);
   const shown = new Set(events.slice(0, MOST_EVENTS));
+  // A step may be planned before the one ahead of it has ended: a chunk is drawn until the next begins.
+  const chunks = [...shown].filter((event) => event.name === "chunk");
   const pauses = events.filter((event) => event.name === "preempted").map((event) => pause(event, events, now));
   const kinds = [...new Set([...spans.map((span) => span.name), ...[...shown].map((event) => event.name)])];
   const box = (from, to, y, height, kind, title) => svg("rect", { x: at(from), y, width: at(Math.max(0, to - from)), height, class: kind }, svg("title", null, title));
@@ -22,8 +24,8 @@ export function timeline(spans, now) {
     svg("rect", { x: 0, y: TOP, width: "100%", height: BAR, class: "ground" }),
     spans.map((span) => box(span.start_s, span.end_s ?? now, TOP, BAR, `span-${span.name}`, told(span, now))),
     pauses.map((each) => box(each.from, each.to, TOP, BAR, "mark-preempted", `Preempted for ${duration(each.to - each.from)}`)),
-    [...shown].filter((event) => event.name === "chunk").map((event) => box(event.at_s, event.end_s ?? now, TOP + BAR - CHUNK, CHUNK, "mark-chunk", words(event))),
-    Array.from({ length: NUM_TICKS }, (_, index) => tick(index / (NUM_TICKS - 1), end)));
+    chunks.map((event, index) => box(event.at_s, Math.min(event.end_s ?? now, chunks[index + 1]?.at_s ?? Infinity), TOP + BAR - CHUNK, CHUNK, "mark-chunk", words(event))),
+    Array.from({ length: NUM_TICKS }, (_, index) => tick(index / (NUM_TICKS - 1), end, index % 2 ? "tick-label minor" : "tick-label")));
   return h("div", { class: "stack" },
     h("div", { class: "legend" }, kinds.map((kind) => h("span", null, h("span", { class: `swatch ${kind in { chunk: 1, preempted: 1 } ? "mark" : "span"}-${kind}`, "aria-hidden": "true" }), NAMES[kind] ?? kind))),
     drawing,
@@ -51,12 +53,12 @@ function pause(event, events, now) {
   return { from: event.at_s, to: next ? next.at_s : now };
 }
 
-function tick(share, end) {
+function tick(share, end, kind) {
   const anchor = share === 0 ? "start" : share === 1 ? "end" : "middle";
   const x = `${100 * share}%`;
   return [
     svg("line", { x1: x, x2: x, y1: TOP + BAR, y2: TOP + BAR + 6, class: "tick" }),
-    svg("text", { x, y: TOP + BAR + 22, "text-anchor": anchor, class: "tick-label" }, duration(share * end)),
+    svg("text", { x, y: TOP + BAR + 22, "text-anchor": anchor, class: kind }, duration(share * end)),
   ];
 }
 
