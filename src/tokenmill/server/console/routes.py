@@ -120,15 +120,25 @@ class Pages:
     async def file(self, request: HttpRequest) -> Response:
         if not self._files:
             self._files = _read(self._folder)
-        found = self._files.get(request.path_params["path"] or "index.html")
+        path = request.path_params["path"]
+        found = self._files.get(path or "index.html")
         if found is None:
-            refusal = error_reply(NotFound("The console has no such file."), request.scope)
-            refusal.headers.update(HEADERS)
-            return refusal
+            return self._missing(request, path)
         headers = {**HEADERS, "etag": found.etag}
         if request.headers.get("if-none-match") == found.etag:
             return Response(status_code=304, headers=headers)
         return Response(found.content, headers={**headers, "content-type": found.media_type})
+
+    def _missing(self, request: HttpRequest, path: str) -> Response:
+        """404: a page that leads back for browsers, an error of the API for others."""
+        if "text/html" not in request.headers.get("accept", ""):
+            refusal = error_reply(NotFound("The console has no such file."), request.scope)
+            refusal.headers.update(HEADERS)
+            return refusal
+        page = self._files["missing.html"]
+        above = b"../" * path.count("/")  # the page names files relative to the console's folder
+        content = page.content.replace(b'href="', b'href="./' + above)
+        return Response(content, 404, {**HEADERS, "content-type": page.media_type})
 
 
 def _read(folder: Path) -> dict[str, _File]:
