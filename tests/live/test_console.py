@@ -61,7 +61,8 @@ def said(page: Page) -> str:
 
 
 def test_an_answer_shows_as_it_comes_and_can_be_stopped(page: Page, served: Served) -> None:
-    """With the model held in the middle, what it has said is there; Stop cancels the request in the engine."""
+    """With the model held in the middle, what it has said is there; Stop cancels the request in the engine, and the
+    tokens that came are counted."""
     script = served.script
     script.step_s = 0.05
     try:
@@ -72,6 +73,9 @@ def test_an_answer_shows_as_it_comes_and_can_be_stopped(page: Page, served: Serv
         served.wait_until(lambda: served.client.num_open == 1)
         page.click("Stop")
         page.wait_text("stopped")
+        assert page.wait("document.querySelector('.turn .num').innerText.match(/(\\d+) tokens/)?.[1]") == str(
+            len(said(page))
+        )
         assert page.run("[...document.querySelectorAll('button')].find(e => e.textContent == 'Stop').disabled")
     finally:
         script.step_s = 0.005
@@ -160,8 +164,8 @@ def test_parameters_go_out_as_set_and_bad_ones_do_not(page: Page) -> None:
     assert said(page) == ANSWER[:5]
     (sent,) = [json.loads(each["postData"]) for each in page.requests if each["method"] == "POST"]
     assert sent == {
-        "model": "toy", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 5, "temperature": 0.5,
-        "stop": ["###", "END"], "ignore_eos": True,
+        "model": "toy", "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "max_tokens": 5, "temperature": 0.5, "stop": ["###", "END"], "ignore_eos": True,
         "messages": [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hello"}],
     }  # fmt: skip
     page.click("Request and response")
@@ -241,15 +245,21 @@ def test_the_policy_stops_what_a_page_must_not_do(browser: Browser, served: Serv
         assert len(page.complaints) >= 4
 
 
-def test_a_key_is_in_memory_and_headers_alone(browser: Browser, tmp_path: Path) -> None:
-    """Not in an address, a cookie or the browser's storage; a reload forgets it."""
+def test_a_key_is_in_this_tab_and_headers_alone(browser: Browser, tmp_path: Path) -> None:
+    """Not in an address, a cookie or lasting storage. A reload keeps it; it can be forgotten; one that is not known is
+    told so where it is given, and where it was revoked."""
     store = TenantStore(str(tmp_path / "tenants.db"))
     key = store.create_key("ops", "ops", is_admin=True)[1]
     with serving(store.path, lambda prompt: ANSWER) as closed, opened(browser, closed, "load") as page:
         page.wait_text("asks for an API key")
-        give_key(page, "wrong")
-        page.wait_text("asks for an API key")
-        give_key(page, key)
+        page.run("document.getElementById('key').click()")
+        page.wait("document.querySelector('dialog[open]')")
+        page.fill("API key", "wrong")
+        page.click("Use this key")
+        page.wait("document.querySelector('dialog .notice')?.innerText.includes('does not know this API key')")
+        page.fill("API key", key)
+        page.click("Use this key")
+        page.wait("!document.querySelector('dialog')")
         page.wait_text("Tokens a second")
         for name in PAGES:
             page.run(f"location.hash = '#/{name}'")
@@ -260,8 +270,10 @@ def test_a_key_is_in_memory_and_headers_alone(browser: Browser, tmp_path: Path) 
         assert said(page) == ANSWER
         page.click("Request and response")
         assert key not in page.run("document.documentElement.outerHTML")
-        kept = """JSON.stringify([[localStorage, sessionStorage].map(each => Array.from({length: each.length},
-          (_, index) => each.getItem(each.key(index)))), document.cookie, location.href, history.state])"""
+        kept = "JSON.stringify([{...localStorage}, document.cookie, location.href, history.state])"
+        assert page.run("JSON.stringify({...sessionStorage})") == json.dumps(
+            {"tokenmill-api-key": key}, separators=(",", ":")
+        )
         assert key not in page.run(kept) and page.run("indexedDB.databases().then(each => each.length)") == 0
         assert page.tell("Network.getCookies")["cookies"] == []
         carried = [each for each in page.requests if key in json.dumps(each["headers"])]
@@ -270,8 +282,33 @@ def test_a_key_is_in_memory_and_headers_alone(browser: Browser, tmp_path: Path) 
             "Authorization"
         }
         page.reload()
+        page.wait("document.getElementById('key').innerText == 'API key set'")
+        page.run("location.hash = '#/load'")
+        page.wait_text("Tokens a second")
+        store.revoke_keys("ops")
+        page.run("location.hash = '#/requests'")
+        page.wait_text("does not know this API key")
+        give_key(page, "")
         page.wait_text("asks for an API key")
+        assert page.run("sessionStorage.length") == 0
     store.close()
+
+
+def test_a_page_that_is_not_there_says_so(browser: Browser, served: Served) -> None:
+    """404 by address, also below folders that are none, with a way back; and by the part behind the #."""
+    with browser.page(f"{served.url}/console/no/such/page") as page:
+        assert page.wait("document.querySelector('h1').innerText") == "404: no such page"
+        status = "performance.getEntriesByType('navigation')[0].responseStatus"
+        assert page.run(status) == 404 and page.run("document.styleSheets.length") == 1
+        page.click("Go to the console")
+        page.wait("document.querySelector('main h1')?.innerText == 'Playground'")
+        for name in ("nothing", "constructor", "nothing/%E0%A4%A"):
+            page.run(f"location.hash = '#/{name}'")
+            page.wait("document.querySelector('main h1').innerText == '404: no such page'")
+            assert "404" in page.run("document.title")
+            page.click("Playground", "main a")
+            page.wait("document.querySelector('main h1').innerText == 'Playground'")
+        assert not page.complaints
 
 
 def test_a_refusal_is_asked_for_once(browser: Browser, tmp_path: Path) -> None:

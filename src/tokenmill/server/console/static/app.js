@@ -2,7 +2,7 @@
 
 import { hasKey, onKey, open, retry, setKey } from "./lib/api.js";
 import { h, show } from "./lib/dom.js";
-import { dialog, failure, field, poll } from "./lib/ui.js";
+import { dialog, empty, failure, field, head, poll } from "./lib/ui.js";
 import audit from "./pages/audit.js";
 import batches from "./pages/batches.js";
 import load from "./pages/load.js";
@@ -15,6 +15,7 @@ import tenants from "./pages/tenants.js";
 
 const PAGES = { playground, load, workers, requests, tenants, models, batches, reports, audit };
 const FIRST = "playground";
+const MISSING = { title: "404: no such page", mount: (root) => show(root, head(MISSING.title), empty(`The console has no page “${location.hash.slice(0, 100)}”`, h("a", { href: `#/${FIRST}` }, "Playground"))) };
 
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");
@@ -25,7 +26,15 @@ let leaving = new AbortController();
 
 function route() {
   const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
-  return [name in PAGES ? name : FIRST, rest.map(decodeURIComponent).join("/")];
+  return [name || FIRST, rest.map(decoded).join("/")];
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 function enter() {
@@ -33,7 +42,7 @@ function enter() {
   retry();
   leaving = new AbortController();
   const [name, argument] = route();
-  const page = PAGES[name];
+  const page = Object.hasOwn(PAGES, name) ? PAGES[name] : MISSING;
   document.title = `${page.title} – tokenmill`;
   for (const link of nav.children) {
     if (link.dataset.page === name) link.setAttribute("aria-current", "page");
@@ -56,8 +65,12 @@ function openMenu(isOpen) {
 
 async function askKey() {
   const input = h("input", { type: "password", autocomplete: "off", spellcheck: "false" });
-  const given = field("API key", input, "Kept in this page's memory until it is closed or reloaded. Leave empty to forget it.");
+  const given = field("API key", input, "Kept for this tab until it is closed. Leave empty to forget it.");
   await dialog("API key", given.element, { label: "Use this key", submit: () => setKey(input.value) });
+}
+
+function tellKey() {
+  keyButton.textContent = hasKey() ? "API key set" : "API key";
 }
 
 function setTheme(name) {
@@ -91,9 +104,10 @@ nav.addEventListener("click", () => openMenu(false));
 menu.addEventListener("click", () => openMenu(!nav.classList.contains("open")));
 keyButton.addEventListener("click", askKey);
 onKey(() => {
-  keyButton.textContent = hasKey() ? "API key set" : "API key";
+  tellKey();
   enter();
 });
+tellKey();
 theme.value = localStorage.getItem("theme") ?? "";
 theme.addEventListener("change", () => {
   if (theme.value) localStorage.setItem("theme", theme.value);

@@ -58,6 +58,8 @@ export class Settings {
   body(messages) {
     const system = this.system.control.value;
     const body = { model: this.model.control.value, messages: system ? [{ role: "system", content: system }, ...messages] : messages, stream: true, stream_options: { include_usage: true } };
+    // So that an answer that is stopped has its counts. Servers of others may refuse a field that they do not know.
+    if (this.model.control.selectedOptions[0]?.dataset.owner === "tokenmill") body.stream_options.continuous_usage_stats = true;
     for (const number of this.numbers) {
       const value = read(number, (text) => numberOf(text, number));
       if (value !== undefined) body[number.name] = value;

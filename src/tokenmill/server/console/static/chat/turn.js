@@ -10,7 +10,7 @@ import { tokenView } from "./tokens.js";
 const MOST_RAW = 200_000;
 
 export function question(role, text) {
-  return h("article", { class: `turn ${role}` }, h("h3", null, role === "tool" ? "Tool result" : "You"), h("div", { class: "said" }, text));
+  return h("article", { class: `turn ${role}` }, h("h2", null, role === "tool" ? "Tool result" : "You"), h("div", { class: "said" }, text));
 }
 
 export class AnswerView {
@@ -27,7 +27,7 @@ export class AnswerView {
     this.extra = h("div");
     this.state = h("span", { class: "busy", role: "status" }, "Waiting for the first token");
     this.element = h("article", { class: "turn assistant", "aria-busy": "true" },
-      h("h3", null, answer.body.model), this.thinking, this.said, this.calls, h("div", { class: "row small muted" }, this.state), this.foot, this.extra);
+      h("h2", null, answer.body.model), this.thinking, this.said, this.calls, h("div", { class: "row small muted" }, this.state), this.foot, this.extra);
   }
 
   add({ content, reasoning }) {

@@ -1,10 +1,14 @@
-// Calls of this server's HTTP API. The key is kept in this module's memory alone and goes out as a header.
+// Calls of this server's HTTP API. The key is kept for this tab alone, in its session storage, and goes out as a header.
 
-let key = "";
+const KEPT = "tokenmill-api-key";
+let key = sessionStorage.getItem(KEPT) ?? "";
 // What was refused with this key: it is not asked for again and again, since each refusal is noted by the server.
 const refused = new Map();
 const listeners = new Set();
 const base = new URL("..", location.href);
+
+const NO_KEY = "This server asks for an API key. Give one with the button “API key”.";
+const UNKNOWN_KEY = "The server does not know this API key: it is mistyped, revoked or has expired. Give another with the button “API key”.";
 
 export class ApiError extends Error {
   constructor(status, message) {
@@ -13,8 +17,14 @@ export class ApiError extends Error {
   }
 }
 
-export function setKey(given) {
-  key = given.trim();
+// Takes a key that the server knows, or forgets the one there is. Raises ApiError, and changes nothing, where the server
+// does not know it.
+export async function setKey(given) {
+  const wanted = given.trim();
+  if (wanted) await open("/v1/models", { asKey: wanted });
+  key = wanted;
+  if (key) sessionStorage.setItem(KEPT, key);
+  else sessionStorage.removeItem(KEPT);
   refused.clear();
   for (const listener of listeners) listener();
 }
@@ -38,12 +48,12 @@ export function urlOf(path) {
   return new URL(path.replace(/^\//, ""), base).href;
 }
 
-// A Response with a good status. Raises ApiError with the server's own words.
-export async function open(path, { method = "GET", body, form, signal, accept } = {}) {
+// A Response with a good status. Raises ApiError with the server's own words. asKey: another key than the one that is set.
+export async function open(path, { method = "GET", body, form, signal, accept, asKey = key } = {}) {
   const call = `${method} ${path}`;
-  if (refused.has(call)) throw refused.get(call);
+  if (asKey === key && refused.has(call)) throw refused.get(call);
   const headers = {};
-  if (key) headers.Authorization = `Bearer ${key}`;
+  if (asKey) headers.Authorization = `Bearer ${asKey}`;
   if (accept) headers.Accept = accept;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
@@ -62,8 +72,9 @@ export async function open(path, { method = "GET", body, form, signal, accept } 
     throw new ApiError(0, "The server cannot be reached.");
   }
   if (!response.ok) {
-    const error = new ApiError(response.status, messageOf(await response.text(), response.status));
-    if (error.status === 401 && method === "GET") refused.set(call, error);
+    const text = await response.text();
+    const error = new ApiError(response.status, response.status === 401 ? (asKey ? UNKNOWN_KEY : NO_KEY) : messageOf(text, response.status));
+    if (error.status === 401 && method === "GET" && asKey === key) refused.set(call, error);
     throw error;
   }
   return response;

@@ -33,7 +33,7 @@ export function table(caption, columns, rows) {
   return h("div", { class: "table-wrap", tabindex: "0", role: "region", "aria-label": caption },
     h("table", null,
       h("caption", { class: "sr" }, caption),
-      h("thead", null, h("tr", null, columns.map(([title, , kind]) => h("th", { scope: "col", class: kind }, title)))),
+      h("thead", null, h("tr", null, columns.map(([title, , kind]) => h("th", { scope: "col", class: kind }, title || h("span", { class: "sr" }, "Actions"))))),
       h("tbody", null, rows.map((row) => h("tr", null, columns.map(([, cell, kind]) => h("td", { class: kind }, cell(row))))))));
 }
 
@@ -50,7 +50,6 @@ export function failure(error) {
 }
 
 export function explain(error) {
-  if (error instanceof ApiError && error.status === 401) return "This server asks for an API key. Give one with the button “API key”.";
   if (error instanceof ApiError && error.status === 403) return `Not allowed with this key. ${error.message}`;
   return error.message || String(error);
 }

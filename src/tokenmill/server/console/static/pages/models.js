@@ -23,7 +23,8 @@ function mount(root, { signal }) {
 
 function draw(cards, version, refresh) {
   const names = cards.filter((each) => each.parent === null);
-  const adapters = cards.filter((each) => each.parent !== null);
+  const adapters = cards.filter((each) => each.parent);
+  const beside = cards.filter((each) => each.parent === undefined);
   const meta = names[0]?.meta ?? {};
   return [
     card(null, h("h2", null, names.map((each) => each.id).join(", ")), facts([
@@ -34,6 +35,10 @@ function draw(cards, version, refresh) {
       ["Width", whole(meta.n_embd)],
       ["tokenmill", version],
     ])),
+    beside.length > 0 && card("Other models", table("Other models", [
+      ["Name", (each) => each.id, "name"],
+      ["Served by", (each) => (each.owned_by === "tokenmill" ? "this server" : each.owned_by)],
+    ], beside)),
     card("Adapters", adapters.length
       ? table("LoRA adapters", [
         ["Name", (each) => each.id, "name"],

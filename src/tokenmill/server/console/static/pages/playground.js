@@ -104,7 +104,7 @@ class Conversation {
     try {
       const { data } = await get("/v1/models");
       const chosen = control.value;
-      show(control, data.map((model) => h("option", { value: model.id, selected: model.id === chosen }, model.id)));
+      show(control, data.map((model) => h("option", { value: model.id, selected: model.id === chosen, "data-owner": model.owned_by }, model.id)));
       this.settings.model.error("");
     } catch (error) {
       this.settings.model.error(explain(error));
