@@ -42,6 +42,7 @@ ABOUT = {
     "node": "this machine; options resolved",
     "ops": "kernels: reference and native",
     "plan": "cost models, loads on virtual time",
+    "plugins": "names that packages add",
     "sched": "the rows of a step",
     "server": "HTTP, streams, limits",
     "sim": "virtual loop, toy executor, faults",

@@ -1,4 +1,4 @@
-"""A server whose policies are in a file of its user's."""
+"""A server whose policies are in a file of its user's, or in packages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 from serving import Server
+
+from plugin_packages import install_examples
 
 FILE = '''
 from dataclasses import dataclass
@@ -55,3 +57,19 @@ def test_front_end_and_engine_each_ask_the_policy_of_a_file(smollm2: Path, tmp_p
     routed = [line for line in lines if line.startswith("tokenmill:requests_routed_total")]
     assert sum(float(line.rsplit(" ", 1)[1]) for line in routed if 'reason="mine"' in line) >= 1, routed
     assert (tmp_path / "mine.py.asked").read_text("utf8").count("due") >= 3
+
+
+def test_policies_of_plugins_are_asked_in_every_process(smollm2: Path, tmp_path: Path) -> None:
+    """By name alone: engines are processes that look the plug-in up for themselves."""
+    site = install_examples(tmp_path)
+    flags = ("--routing-policy", "fewest_prompt_tokens", "--scheduling-policy", "short-answers-first", "--workers", "2")
+    sizes = ("--max-model-len", "256", "--kv-cache-memory-bytes", "30MB")
+    with Server(*flags, *sizes, env={"PYTHONPATH": str(site)}) as server:
+        for _ in range(3):
+            status, text = server.request("POST", "/v1/completions", {"prompt": "One, two, three,", "max_tokens": 2})
+            assert status == 200 and json.loads(text)["usage"]["completion_tokens"] == 2, text
+        lines = server.request("GET", "/metrics")[1].splitlines()
+        told = server.output
+    routed = [line for line in lines if line.startswith("tokenmill:requests_routed_total")]
+    assert sum(float(line.rsplit(" ", 1)[1]) for line in routed if 'reason="fewest prompt tokens"' in line) >= 1, routed
+    assert "short-answers-first" in told, told

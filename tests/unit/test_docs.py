@@ -52,7 +52,7 @@ def test_files_that_pages_about_the_code_name_are_there() -> None:
     """`room/file.py` below the root, src/tokenmill or any folder; `file.py` alone anywhere."""
     there = {
         f"/{path.relative_to(ROOT)}"
-        for top in ("src", "tests", "scripts", "native", "deploy")
+        for top in ("src", "tests", "scripts", "native", "deploy", "docs")
         for path in files(ROOT / top)
     }
     missing = []

@@ -122,9 +122,11 @@ def test_flags_take_names_and_files(tmp_path: Path) -> None:
         add_options(parser, kind, ("scheduling_policy", "routing_policy"))
     args = parser.parse_args(["--scheduling-policy", path, "--routing-policy", "least_load"])
     assert (args.scheduling_policy, args.routing_policy) == (path, "least_load")
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--scheduling-policy", "shortest"])
-    assert own_policy("lru", KINDS[0], "policy") == "lru"
+    with pytest.raises(
+        ConfigError, match=r"--scheduling-policy must be one of .* Did you mean 'short-prompts-first'\?"
+    ):
+        EngineOptions(scheduling_policy="short-prompt-first")
+    assert own_policy("lru", KINDS[0], "policy", ["lru"]) == "lru"
     with pytest.raises(ConfigError, match="must be one of"):
         check_name("mine.py", ["lru"], "policy")  # a mere text is none
 

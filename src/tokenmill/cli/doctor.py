@@ -18,6 +18,7 @@ from ..node.machine import MachineFacts, read_machine
 from ..node.options import KV_SHARE
 from ..ops.native import available
 from ..ops.select import select_ops
+from ..plugins.load import VARIABLE, are_on, installed
 
 PACKAGES = (
     "numpy",
@@ -56,6 +57,8 @@ def _facts(machine: MachineFacts, kernels: str, port: int) -> Iterator[tuple[str
     yield "kv pool", f"{format_bytes(machine.usable_memory * KV_SHARE)} by default ({KV_SHARE:.0%} of what is usable)"
     yield "kernels", kernels
     yield "packages", ", ".join(_versions())
+    for said in _plugins():
+        yield "plug-in", said
     yield "cache", str(default_cache_dir())
     yield "port", _port(port)
 
@@ -78,6 +81,15 @@ def _versions() -> Iterator[str]:
             yield f"{name} {importlib.metadata.version(name)}"
         except importlib.metadata.PackageNotFoundError:
             yield f"{name} missing"
+
+
+def _plugins() -> Iterator[str]:
+    """What packages add, told from their metadata: none is imported."""
+    if not are_on():
+        yield f"none is looked at ({VARIABLE}=off)"
+        return
+    for plugin in installed():
+        yield f"{plugin.group.name} {plugin.name}, of {plugin.package} {plugin.version}"
 
 
 def _port(port: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -19,12 +20,13 @@ from ..core.options import options_of
 from ..kv.store.options import TierOptions
 from ..node.foreign import COMMANDS
 from ..node.options import TIERS, EngineOptions, TextOptions
+from ..plugins.load import VARIABLE as PLUGINS
 from ..server.config import AUDIT, KEPT, KEYS, LOAD, LOGS, ServerConfig
 from .keys import duration
 from .kv_events_options import KVEventsOptions
 from .launchers.ray_options import RayOptions
 from .options import SHAPE, SamplingOptions, add_options, argument_type
-from .parser import Parser, add_foreign_flags, add_model
+from .parser import Parser, add_foreign_flags, add_model, add_plugins
 from .serve_options import HttpOptions, ServeOptions, port_number
 from .upstream_options import UPSTREAMS, UpstreamOptions
 from .worker_options import LinkOptions, ListenOptions, WorkerOptions
@@ -49,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         args = _parser(argv).parse_args(argv)  # a flag may name a file that cannot be read
+        if getattr(args, "plugins", None) is not None:
+            os.environ[PLUGINS] = args.plugins
         return args.run(args)
     except TokenmillError as error:
         print(f"tokenmill: {error.message}", file=sys.stderr)
@@ -313,6 +317,7 @@ def _add_kv(commands: _Commands, argv: Sequence[str]) -> None:
 def _add_doctor(commands: _Commands) -> None:
     doctor = _command(commands, "doctor", "what this machine offers and what will be used", "doctor", "doctor")
     doctor.add_argument("--port", type=argument_type(port_number), default=8000, help="port to try (default: 8000)")
+    add_plugins(doctor)
     doctor.add_argument("--brief", action="store_true", help="one line: which kernels will be used")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection
 from dataclasses import asdict, make_dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from ..core.errors import ConfigError
@@ -17,7 +16,6 @@ from ..core.options import Option, option, options_of
 from ..core.sampling import SETTINGS, Setting
 from ..kv.store.options import TierOptions
 from ..node.options import EngineOptions, TextOptions, count
-from ..node.policy_file import is_policy_file
 from .parser import breakers, unescape
 
 T = TypeVar("T")
@@ -42,10 +40,7 @@ def _how(declared: Option, default: Any, written: str) -> dict[str, Any]:
         has_no = default or declared.has_no
         return {**how, "action": argparse.BooleanOptionalAction if has_no else "store_true"}
     if declared.takes_own:
-        how |= {
-            "type": argument_type(partial(_name_or_file, declared)),
-            "metavar": f"{{{','.join(declared.choices)},FILE.py}}",
-        }
+        how["metavar"] = f"{{{','.join(declared.choices)},FILE.py}}"  # what it names is looked up by who has it
     elif declared.choices:
         how["choices"] = declared.choices
     if declared.read is not None:
@@ -58,12 +53,6 @@ def _how(declared: Option, default: Any, written: str) -> dict[str, Any]:
     if declared.metavar is not None:
         how["metavar"] = declared.metavar
     return how
-
-
-def _name_or_file(declared: Option, text: str) -> str:
-    if not is_policy_file(text) and text not in declared.choices:
-        raise ValueError(f"must be one of {', '.join(declared.choices)}, or FILE.py[:NAME], got {text!r}.")
-    return text
 
 
 def argument_type(read: Callable[[str], Any]) -> Callable[[str], Any]:

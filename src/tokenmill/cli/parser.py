@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from ..core.sampling import SETTINGS
 from ..node import foreign
+from ..plugins.load import OFF, ON, VARIABLE
 
 OPTIONAL_WORDS = {"-fa", "--flash-attn", "-fit", "--fit", "--log-colors"}
 """Flags without values here that may be followed by one of `WORDS`."""
@@ -253,6 +254,17 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--model", "-m", action=_Model, default=argparse.SUPPRESS, metavar="MODEL", help="the same, as a flag"
+    )
+    add_plugins(parser)
+
+
+def add_plugins(parser: argparse.ArgumentParser) -> None:
+    """What it says is put in the environment, for processes that are started too (plugins/load.py)."""
+    parser.add_argument_group("plug-ins").add_argument(
+        "--plugins",
+        choices=(ON, OFF),
+        help="whether plug-ins that a setting or the checkpoint names may be loaded; off: none is looked at"
+        f" (default: on, or what {VARIABLE} says)",
     )
 
 

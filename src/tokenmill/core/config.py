@@ -13,7 +13,7 @@ from .errors import ConfigError
 # A policy that somebody has written, under the name by which policies are chosen.
 #
 # Settings name policies: text, which can be compared, printed and sent. `OwnPolicy` is such a name that brings its
-# policy along, so whoever looks a policy up by name takes this one as it is. Files are read by `node.policy_file`.
+# policy along, so whoever looks a policy up by name takes this one as it is. `node.policy_file` makes them.
 
 
 class Kind(NamedTuple):
@@ -28,14 +28,19 @@ class Kind(NamedTuple):
 
 
 class OwnPolicy(str):
-    """FILE.py:NAME. make: a new policy, of what is offered to its kind, by name."""
+    """FILE.py:NAME, or the name of a plug-in.
 
-    __slots__ = ("make",)
+    make  a new policy, of what is offered to its kind, by name
+    file  that its code is in; "": not known
+    """
+
+    __slots__ = ("file", "make")
     make: Callable[..., Any]
+    file: str
 
-    def __new__(cls, name: str, make: Callable[..., Any]) -> OwnPolicy:
+    def __new__(cls, name: str, make: Callable[..., Any], file: str = "") -> OwnPolicy:
         self = super().__new__(cls, name)
-        self.make = make
+        self.make, self.file = make, file
         return self
 
     def __copy__(self) -> OwnPolicy:
@@ -130,7 +135,7 @@ def check_keys(given: Mapping[str, Any], known: Iterable[str], where: str) -> No
 
 def check_name(name: Any, known: Iterable[Any], param: str, shown: str = "") -> None:
     """Raise ConfigError if `known` lacks `name`, naming the nearest. shown: what the user calls `param`.
-    One's own policy has the name that its file gives it."""
+    An OwnPolicy has the name that its file or plug-in gives it."""
     listed = list(known)
     if name not in listed and not isinstance(name, OwnPolicy):
         names = [str(each) for each in listed]

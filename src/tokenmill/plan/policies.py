@@ -5,8 +5,8 @@
     --policy my_policy.py           the kind follows from the methods of the class
     --policy my_policies.py:Last    one of several classes
 
-What is chosen here comes before what CLUSTER.toml says. The classes, files and names are those that `tokenmill serve`
-takes: nothing is written anew for the simulator.
+A name may be that of a plug-in, too. What is chosen here comes before what CLUSTER.toml says. The classes, files and
+names are those that `tokenmill serve` takes: nothing is written anew for the simulator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..core.tiers import HOST, REMOTE
 from ..kv.tiers.policies import ADMISSIONS, REPLACEMENTS
 from ..kv.tiers.replacement import Replacement, TierAdmission
 from ..node.options import EVICTIONS, OWN_POLICIES, SCHEDULING_POLICIES
-from ..node.policy_file import is_policy_file, read_policy
+from ..node.policy_file import is_policy_file, own_policy, policy_names, read_policy
 from ..sim.deployment import Deployment
 from ..sim.tier_plan import TierSpecs
 
@@ -67,7 +67,7 @@ class ChosenPolicies:
     def blamed(self) -> Iterator[None]:
         """While policies run: what fails in the file of one is a ConfigError that says where; so is what fails by what
         one's own policy returned, since ours return what can be used."""
-        files = {str(name).rpartition(":")[0] for name in self.named.values() if isinstance(name, OwnPolicy)}
+        files = {name.file for name in self.named.values() if isinstance(name, OwnPolicy)}
         try:
             yield
         except TokenmillError:
@@ -159,13 +159,20 @@ def _read(text: str) -> tuple[str, str]:
         kinds = [each for each in KINDS if each.name == kind or not kind]
         found, own = read_policy(name, kinds, "policy")
         return found.name, own
-    if kind:
-        check_name(name, NAMES[kind], "policy", f"--policy {kind}=...")
-        return kind, name
+    kind = kind or _kind_of(name)
+    (of_kind,) = (each for each in KINDS if each.name == kind)
+    return kind, own_policy(name, of_kind, "policy", NAMES[kind], f"--policy {kind}=...")
+
+
+def _kind_of(name: str) -> str:
+    """The only kind that has a policy of this name, of ours or of plug-ins."""
     able = [each for each, names in NAMES.items() if name in names]
+    added = {each.name: policy_names(each) for each in KINDS}
+    able = able or [each for each, names in added.items() if name in names]
     if not able:
-        check_name(name, dict.fromkeys(each for names in NAMES.values() for each in names), "policy", "--policy")
+        known = [each for names in (*NAMES.values(), *added.values()) for each in names]
+        check_name(name, dict.fromkeys(known), "policy", "--policy")
     if len(able) > 1:
         choices = " or ".join(f"{each}={name}" for each in able)
         raise ConfigError(f"--policy {name} is ambiguous: say {choices}.", param="policy")
-    return able[0], name
+    return able[0]

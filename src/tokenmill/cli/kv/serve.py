@@ -18,6 +18,7 @@ from ...kv.store.process import check_store
 from ...net.system import run_event_loop
 from ..logs import FORMATS, print_facts, set_up_logging
 from ..options import add_options, given_options
+from ..parser import add_plugins
 from ..state import default_state_dir
 
 SOCKET = "kv-store"
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--log-level", choices=LEVELS, default="info", help="what is told (default: info)")
     parser.add_argument("--log-format", choices=FORMATS, default="text", help="how (default: text)")
+    add_plugins(parser)
     add_options(parser.add_argument_group("tiers"), TierOptions)
 
 

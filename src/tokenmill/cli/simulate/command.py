@@ -30,9 +30,10 @@ from ...plan.policies import NAMES, read_policies
 from ...plan.prompts import chat_frame
 from ...sim.service import Service, ServiceReport
 from ..bench.commands import read_text, read_tokenizer
+from ..parser import add_plugins
 from . import loads
 
-_OF_AGAINST = {"cluster", "policy", "against", "speed_factor", "name", "tokenizer", "json", "html", "help"}
+_OF_AGAINST = {"cluster", "policy", "plugins", "against", "speed_factor", "name", "tokenizer", "json", "html", "help"}
 """Flags that --against takes, by their destinations."""
 
 
@@ -42,9 +43,10 @@ def add_policy_argument(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[KIND=]NAME|FILE.py[:NAME]",
-        help=f"use this policy, whatever the cluster file says: one of ours by name, or one's own from a file"
-        f" (repeatable); kinds: {', '.join(NAMES)}",
+        help=f"use this policy, whatever the cluster file says: one of ours or a plug-in's by name, or one's own from a"
+        f" file (repeatable); kinds: {', '.join(NAMES)}",
     )
+    add_plugins(parser)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

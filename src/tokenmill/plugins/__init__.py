@@ -1,0 +1,1 @@
+"""Plug-ins: what installed packages add, under names that a setting or a checkpoint says."""
