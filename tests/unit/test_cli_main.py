@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from tokenmill import __version__
 from tokenmill.cli import main as cli
 from tokenmill.cli.options import engine_options
 from tokenmill.core.errors import ConfigError
@@ -127,3 +130,14 @@ def test_help_loads_neither_arrays_nor_the_server():
         "assert not slow, slow\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_report_has_facts_and_neither_folders_nor_secrets(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("TOKENMILL_API_KEY", "a-key-that-nobody-may-see")
+    monkeypatch.setenv("TOKENMILL_STATE", str(tmp_path))
+    (tmp_path / "control.db").write_bytes(bytes(2048))
+    assert cli.main(["doctor", "--report"]) == 0
+    said = capsys.readouterr().out
+    assert f"tokenmill  {__version__}" in said and "control.db 2.0 KiB" in said and "TOKENMILL_API_KEY (set)" in said
+    for hidden in ("a-key-that-nobody-may-see", str(tmp_path), sys.executable, str(Path.home()), socket.gethostname()):
+        assert hidden not in said

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import importlib.metadata
+import os
 import platform
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from .. import __version__
 from ..core.units import format_bytes
@@ -19,6 +22,10 @@ from ..node.options import KV_SHARE
 from ..ops.native import available
 from ..ops.select import select_ops
 from ..plugins.load import VARIABLE, are_on, installed
+from .state import default_state_dir
+
+_SHOWN = ("TOKENMILL_ISA",)
+"""Variables whose value is no secret and no folder."""
 
 PACKAGES = (
     "numpy",
@@ -35,11 +42,27 @@ PACKAGES = (
 )
 
 
+_REPORT = """\
+**What did you do?** (the command or the call, and the model)
+
+**What did you expect, and what happened?** (with the lines that the server logged)
+
+<details><summary>tokenmill doctor --report</summary>
+
+```
+{facts}
+```
+</details>"""
+
+
 def doctor(args: argparse.Namespace) -> int:
     machine = read_machine()
     kernels = _kernels(machine)
     if args.brief:
         print(f"tokenmill {__version__}: {kernels}")
+        return 0
+    if args.report:
+        print(_REPORT.format(facts="\n".join(_report(machine, kernels, args.port))))
         return 0
     for name, value in _facts(machine, kernels, args.port):
         print(f"{name:<10} {value}")
@@ -61,6 +84,29 @@ def _facts(machine: MachineFacts, kernels: str, port: int) -> Iterator[tuple[str
         yield "plug-in", said
     yield "cache", str(default_cache_dir())
     yield "port", _port(port)
+
+
+def _report(machine: MachineFacts, kernels: str, port: int) -> Iterator[str]:
+    """The facts, and more that a maintainer asks for. Neither names of this machine, its user and folders, nor values
+    of variables that may be secret."""
+    hidden = {sys.executable: "python", str(Path.home()): "~"}
+    for name, value in _facts(machine, kernels, port):
+        if name != "cache":
+            for text, instead in hidden.items():
+                value = value.replace(text, instead) if len(text) > 1 else value
+            yield f"{name:<10} {value}"
+    yield f"{'libc':<10} {' '.join(platform.libc_ver()) or 'unknown'}"
+    distribution = "unknown"
+    with contextlib.suppress(OSError):
+        distribution = platform.freedesktop_os_release().get("PRETTY_NAME", distribution)
+    yield f"{'os':<10} {distribution}"
+    ours = sorted(name for name in os.environ if name.startswith("TOKENMILL_"))
+    shown = (f"{name}={os.environ[name]}" if name in _SHOWN else f"{name} (set)" for name in ours)
+    yield f"{'variables':<10} {', '.join(shown) or 'none of TOKENMILL_*'}"
+    state = default_state_dir()
+    files = sorted(path for path in state.iterdir() if path.is_file()) if state.is_dir() else []
+    sizes = (f"{path.name} {format_bytes(path.stat().st_size)}" for path in files)
+    yield f"{'state':<10} {', '.join(sizes) or 'none yet'}"
 
 
 def _kernels(machine: MachineFacts) -> str:

@@ -28,6 +28,7 @@ from ..node.machine import MachineFacts
 from ..node.model_warnings import NOTE
 from ..node.options import TextOptions
 from ..server.config import ServerConfig
+from ..server.systemd import notify
 from .engine_process import Launch, until_idle
 from .engines import Engines, until_first_ends
 from .expert_load import LoadWriter
@@ -352,6 +353,7 @@ class FrontEnd:
             app.state.idle_time.open()
         console = f", console at {url}/console" if url.startswith("http") else ""
         print(f"tokenmill: ready at {url} after {time.monotonic() - given.started_s:.2f} s{console}", flush=True)
+        notify("READY=1")
         await self._warm_up(ready)
         await asyncio.get_running_loop().create_future()  # Never: the others decide when to end.
 
@@ -378,6 +380,7 @@ class FrontEnd:
         self.progress.listening.set_result(self.given.http.shown_address(host, port, self.given.config.root_path))
 
     def _note_draining(self, num_open: int) -> None:
+        notify("STOPPING=1")
         drain_s = self.given.options.drain_s
         self.stops_at_s = time.monotonic() + drain_s
         if not num_open:

@@ -318,7 +318,11 @@ def _add_doctor(commands: _Commands) -> None:
     doctor = _command(commands, "doctor", "what this machine offers and what will be used", "doctor", "doctor")
     doctor.add_argument("--port", type=argument_type(port_number), default=8000, help="port to try (default: 8000)")
     add_plugins(doctor)
-    doctor.add_argument("--brief", action="store_true", help="one line: which kernels will be used")
+    forms = doctor.add_mutually_exclusive_group()
+    forms.add_argument("--brief", action="store_true", help="one line: which kernels will be used")
+    forms.add_argument(
+        "--report", action="store_true", help="Markdown for an issue: more facts, without names, folders and secrets"
+    )
 
 
 def _groups(parser: Parser, **groups: Sequence[type]) -> None:

@@ -78,7 +78,7 @@ class ServeConfig:
     @classmethod
     def of(cls, args: argparse.Namespace) -> ServeConfig:
         """Raises ConfigError. Takes API keys out of the environment."""
-        http = given_options(HttpOptions, args)
+        http = given_options(HttpOptions, args).at_inherited_socket()
         return cls(
             model=args.model,
             serve=given_options(ServeOptions, args),

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -246,6 +247,18 @@ class HttpOptions:
         if self.ssl_certfile is None:
             return None
         return make_tls(self.ssl_certfile, self.ssl_keyfile or "", self.ssl_ca_certs or "", self.ssl_cert_reqs)
+
+    def at_inherited_socket(self) -> HttpOptions:
+        """With the address of the socket that systemd handed over, if it did. Raises ConfigError."""
+        from ..server.systemd import inherited_socket
+
+        inherited = inherited_socket()
+        if inherited is None:
+            return self
+        if inherited.family == socket.AF_UNIX:
+            return replace(self, uds=inherited.getsockname())
+        host, port = inherited.getsockname()[:2]
+        return replace(self, host=host, port=port, uds=None)
 
     def shown_address(self, host: str, port: int, root_path: str = "") -> str:
         """What to tell a user who wants to connect."""

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterator
 
 from ..core.errors import ConfigError
+from .systemd import inherited_socket
 
 _SPARE_FILES = 128  # for everything that is no connection
 _PROBE_S = 1.0
@@ -19,8 +20,11 @@ _PROBE_S = 1.0
 
 @contextlib.contextmanager
 def listening(host: str, port: int, uds: str = "") -> Iterator[socket.socket]:
-    """A bound socket: a Unix socket at `uds` if that is given, which only this user may use and which is removed at
-    the end. Raises ConfigError when the address cannot be had."""
+    """A bound socket: the one that systemd handed over if it did, a Unix socket at `uds` if that is given, which only
+    this user may use and which is removed at the end. Raises ConfigError when the address cannot be had."""
+    if (inherited := inherited_socket()) is not None:
+        yield inherited
+        return
     if not uds:
         with _bound(host, port) as listener:
             yield listener
