@@ -310,7 +310,7 @@ def test_what_nobody_has_heard_of_is_not_kept(
     [
         ({"input": "x", "previous_response_id": "resp_none"}, 404, "previous_response_id"),
         ({"input": "x", "model": "other"}, 404, "model"),
-        ({"input": "x", "background": True}, 400, "background"),
+        ({"input": "x", "background": True, "store": False}, 400, "store"),
         ({"input": "x" * 600}, 400, "input"),
         ({"input": "x", "max_output_tokens": 600}, 400, "max_output_tokens"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, 400,

@@ -20,6 +20,7 @@ from ..api.llama.routes import routes as llama_routes
 from ..api.messages.routes import routes as message_routes
 from ..api.ollama.routes import routes as ollama_routes
 from ..api.openai.routes import routes as openai_routes
+from ..api.responses.background import Background
 from ..api.responses.routes import routes as responses_routes
 from ..api.sandbox import Sandbox
 from ..control.audit.entries import note_changes
@@ -149,8 +150,9 @@ def build_app(
         refuse=service.refuse,
         note_gone=service.note_gone,
     )
+    background = Background()
     routes = [
-        *_generating_routes(generation, vectors, resources),
+        *_generating_routes(generation, vectors, resources, background),
         *_model_routes(service, models, canaries, generation),
         *_operating_routes(generation, service, access, resources),
         *slo_routes(generation.objectives, generation.scorer, idle_time),
@@ -164,6 +166,7 @@ def build_app(
         exception_handlers=_handlers(service),
     )
     app.state.inside = alone
+    app.state.background = background
     app.state.batches = batches
     app.state.handover = None if batches is None else Handover(batches)
     app.state.idle_time = idle_time
@@ -332,11 +335,13 @@ def _handlers(service: Service) -> dict[Any, Any]:
     }
 
 
-def _generating_routes(generation: Generation, vectors: VectorService, resources: Resources) -> list[Route]:
+def _generating_routes(
+    generation: Generation, vectors: VectorService, resources: Resources, background: Background
+) -> list[Route]:
     """The APIs: what gives tokens, vectors or scores, and what reads texts as they do."""
     return [
         *openai_routes(generation, vectors),
-        *responses_routes(generation, resources.store),
+        *responses_routes(generation, resources.store, background),
         *message_routes(generation),
         *ollama_routes(generation, vectors),
         *llama_routes(generation, vectors),

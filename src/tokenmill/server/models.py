@@ -171,7 +171,15 @@ class AnswerWatch:
         self._is_stream = any(kind.startswith(b"text/event-stream") for kind in kinds)
 
 
-_ELSEWHERE = ("/admin/", "/v1/files", "/v1/batches", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/console/")
+_ELSEWHERE = (
+    "/admin/",
+    "/v1/files",
+    "/v1/batches",
+    "/v1/conversations",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/console/",
+)
 """What is posted there has no model, or means adapters of the server's own."""
 
 _VIEWS = (

@@ -65,6 +65,7 @@ async def serve(
                 on_started(*((uds, 0) if uds else listener.getsockname()[:2]))
             with _on_signals(_Stop(app, server, serving, drain_s, on_draining)):
                 await serving
+                await app.state.background.drain()
         except asyncio.CancelledError:
             if not server.force_exit:
                 raise
@@ -73,6 +74,7 @@ async def serve(
             for each in getattr(server, "servers", ()):
                 each.close()
             connections.close()
+            await app.state.background.end()
             await app.state.measuring.close()
             await app.state.models.close()
             if handover is not None:

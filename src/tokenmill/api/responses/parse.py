@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ...core.errors import InvalidRequest
+from ...core.request import IDLE_PRIORITY
 from ..call import Call
 from ..fields import MAX_SPELLED, Fields, nearest, parse_object
 from ..openai.parse import parse_chat
@@ -23,9 +24,11 @@ _decode = msgspec.json.decode
 
 
 class Outline(msgspec.Struct, frozen=True):
-    """previous: `previous_response_id` as it stands there; references: the ids that item references name."""
+    """previous, conversation: `previous_response_id` and `conversation` as they stand there; references: the ids that
+    item references name."""
 
     previous: Any = None
+    conversation: Any = None
     references: tuple[str, ...] = ()
 
 
@@ -33,6 +36,7 @@ class _Body(msgspec.Struct):
     """All else is passed over without being made."""
 
     previous_response_id: Any = None
+    conversation: Any = None
     input: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -54,7 +58,7 @@ def outline_of(body: bytes) -> Outline:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         parse_object(body)  # says what is wrong
         raise
-    return Outline(found.previous_response_id, _references(found.input))
+    return Outline(found.previous_response_id, found.conversation, _references(found.input))
 
 
 def _references(given: msgspec.Raw) -> tuple[str, ...]:
@@ -89,9 +93,7 @@ INCLUDES = (
 """Those but the first belong to what never occurs here, or to reasoning, which is given readable."""
 
 OTHER: Table = {
-    "background": Refused((False,), "leave it out, and read the answer or its stream"),
     "background_options": Refused(),
-    "conversation": Refused((), "give previous_response_id"),
     "prompt": Refused((), "give instructions and input: prompts are not kept here"),
     "context_management": Refused(([],), "shorten the input"),
     "moderation": Refused(),
@@ -127,6 +129,8 @@ _TAKEN = (
     "input",
     "instructions",
     "previous_response_id",
+    "background",
+    "conversation",
     "text",
     "tools",
     "tool_choice",
@@ -186,8 +190,13 @@ def _parse(body: dict[str, Any], rules: Rules, before: list[Item], known: Mappin
     for name in unknown[:MAX_SPELLED]:
         if len(name) <= MAX_NAME and (meant := nearest(name, _TAKEN)) is not None:
             raise _misspelled(name, meant)
-    settings |= {"instructions": instructions, "store": store, "asks_to_store": fields.flag("store") is True}
-    extras = {"settings": settings, "input": items if store else []}
+    asks_to_store = fields.flag("store") is True or settings["background"]
+    settings |= {"instructions": instructions, "store": store, "asks_to_store": asks_to_store}
+    if settings["background"] and not store:
+        raise InvalidRequest("background needs store to be true: the answer is read from there.", param="store")
+    if settings["background"] and call.priority >= IDLE_PRIORITY:
+        raise InvalidRequest("background is not available in a batch, which is not waited for.", param="background")
+    extras = {"settings": settings, "input": items if store or settings["conversation"] else []}
     constraint = call.constraint
     if constraint is not None:
         constraint = msgspec.structs.replace(constraint, param=_own_name(constraint.param))
@@ -206,8 +215,10 @@ def _settings(fields: Fields) -> tuple[dict[str, Any], dict[str, Any], GivenTool
     chat: dict[str, Any] = {}
     settings: dict[str, Any] = {name: fields.text(name) for name in _ECHOED}
     settings["max_tool_calls"] = fields.integer("max_tool_calls", 1, 2**31 - 1)
-    settings["metadata"] = _metadata(fields)
+    settings["metadata"] = read_metadata(fields)
     settings["previous_response_id"] = fields.text("previous_response_id")
+    settings["background"] = fields.flag("background") is True
+    settings["conversation"] = conversation_of(fields.any("conversation"), settings["previous_response_id"])
     truncation = fields.text("truncation") or "disabled"
     if truncation not in ("auto", "disabled"):
         raise InvalidRequest("truncation must be 'auto' or 'disabled'.", param="truncation")
@@ -232,7 +243,21 @@ def _settings(fields: Fields) -> tuple[dict[str, Any], dict[str, Any], GivenTool
     return settings, chat, tools
 
 
-def _metadata(fields: Fields) -> dict[str, str]:
+def conversation_of(given: Any, previous: Any) -> str | None:
+    """The id that `conversation` names, by itself or in an object; previous: `previous_response_id`. Raises
+    InvalidRequest."""
+    identifier = given.get("id") if isinstance(given, dict) and set(given) == {"id"} else given
+    if identifier is not None and (not isinstance(identifier, str) or not identifier):
+        raise InvalidRequest("conversation must be the id of a conversation, or {id: that}.", param="conversation")
+    if identifier is not None and previous is not None:
+        raise InvalidRequest(
+            "conversation and previous_response_id exclude each other; give the one that the input follows.",
+            param="conversation",
+        )
+    return identifier
+
+
+def read_metadata(fields: Fields) -> dict[str, str]:
     metadata = fields.object("metadata") or {}
     if len(metadata) > MAX_METADATA:
         raise InvalidRequest(f"metadata may hold at most {MAX_METADATA} pairs, got {len(metadata)}.", param="metadata")

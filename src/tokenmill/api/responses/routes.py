@@ -25,8 +25,11 @@ from ..json_encoder import encode_json
 from ..json_reply import JSONReply
 from ..port import Running, Server
 from ..sandbox import Caller, caller_of
-from .history import Record, Store, earlier_items, id_of, with_history
-from .parse import INCLUDES
+from .background import STREAM_INTERVAL, Background, BackgroundRun, event_stream, split
+from .conversations import Conversations
+from .history import Record, Store, earlier_items, with_history
+from .lists import check_include, page_of
+from .output import COMPLETED, INCOMPLETE
 from .shape import PREFIX, Progress, ResponseShape
 
 
@@ -69,14 +72,13 @@ def cut_points(messages: Sequence[dict[str, Any]]) -> list[int]:
 
 
 _PATH = "/v1/responses"
-_MAX_LIMIT, _LIMIT = 100, 20
 _SETTLE_S = 1.0
 """An answer waits no longer for the disk."""
 
 
-def routes(server: Server, store: Store | None) -> list[Route]:
+def routes(server: Server, store: Store | None, background: Background) -> list[Route]:
     """`store`: open while the application serves; None: nothing is kept."""
-    service = _Responses(server, store)
+    service = _Responses(server, store, background)
     named = _PATH + "/{response_id}"
     return [
         Route(_PATH, service.create, methods=["POST"]),
@@ -85,6 +87,7 @@ def routes(server: Server, store: Store | None) -> list[Route]:
         Route(named, service.delete, methods=["DELETE"]),
         Route(named + "/cancel", service.cancel, methods=["POST"]),
         Route(named + "/input_items", service.input_items, methods=["GET"]),
+        *Conversations(server, store).routes(),
     ]
 
 
@@ -94,12 +97,15 @@ class _Cancelled(TokenmillError):
 
 
 class _Responses:
-    """`running`: responses to be stored that are not complete yet, by id, with their owner and what feeds them."""
+    """`running`: responses to be stored that are not complete yet, by id, with their owner and what feeds them;
+    `in_background`: those of them that run there."""
 
-    def __init__(self, server: Server, store: Store | None) -> None:
+    def __init__(self, server: Server, store: Store | None, background: Background) -> None:
         self._server = server
         self._store = store
+        self._background = background
         self._running: dict[str, tuple[str, Progress, Running]] = {}
+        self._in_background: dict[str, BackgroundRun] = {}
 
     async def create(self, request: HttpRequest) -> ASGIApp:
         server, owner = self._server, request.state.owner
@@ -115,12 +121,18 @@ class _Responses:
         )
         async with self._read(request) as (call, rendered, size_bytes):
             await self._check_store(call, size_bytes)
+            is_streamed = call.stream
+            if call.extras["settings"]["background"]:
+                begin = partial(begin, media_type="")
+                call = replace(call, stream=True, stream_interval=None if is_streamed else STREAM_INTERVAL)
             try:
                 running = await begin(call, rendered=rendered)
             except ContextTooLong:
                 if not (call.extras["settings"]["truncation"] == "auto" and rendered is None):
                     raise
                 running = await begin(await fitted(call, server, caller), rendered=None)
+        if call.extras["settings"]["background"]:
+            return await self._start_background(owner, running, size_bytes, is_streamed=is_streamed)
         progress = Progress(running.answer, partial(self._keep, owner))
         if progress.is_stored:
             self._running[running.answer.id] = (owner, progress, running)
@@ -152,21 +164,31 @@ class _Responses:
                 yield call, rendered, len(data)
 
     async def retrieve(self, request: HttpRequest) -> Response:
-        for name in ("stream", "starting_after"):
-            if request.query_params.get(name) not in (None, "false"):
-                raise InvalidRequest(f"{name} is not supported here: read the stream of the call itself.", param=name)
-        _check_include(request)
+        check_include(request)
+        streams, after = _stream_query(request)
         identifier = request.path_params["response_id"]
         running = self._find_running(request)
-        if running is not None:
+        if running is None:
+            record = await self._find(request, identifier)
+            if not streams:
+                return Response(record.body, media_type="application/json")
+            if not record.events:
+                raise _NO_EVENTS
+            return Response(b"".join(split(record.events)[after + 1 :]), media_type=ResponseShape.media_type)
+        if not streams:
             return JSONReply(running[0].body())
-        record = await self._find(request, identifier)
-        return Response(record.body, media_type="application/json")
+        run = self._in_background.get(identifier)
+        if run is None or run.log is None:
+            raise _NO_EVENTS
+        return event_stream(run.log.after(after))
 
     async def delete(self, request: HttpRequest) -> Response:
         identifier = request.path_params["response_id"]
-        if self._find_running(request) is not None:
-            raise InvalidRequest("The response is in progress; cancel it first.", param="response_id")
+        running = self._find_running(request)
+        if running is not None:
+            if not running[0].sealed:
+                raise InvalidRequest("The response is in progress; cancel it first.", param="response_id")
+            await self._background.wait(self._in_background[identifier])
         if self._store is None or not await self._store.delete(request.state.owner, identifier):
             raise _not_found(identifier)
         return JSONReply({"id": identifier, "object": "response", "deleted": True})
@@ -174,8 +196,12 @@ class _Responses:
     async def cancel(self, request: HttpRequest) -> Response:
         running = self._find_running(request)
         if running is None:
-            await self._find(request, request.path_params["response_id"])
-            raise InvalidRequest("The response is not in progress any more: nothing is left to cancel.")
+            record = await self._find(request, request.path_params["response_id"])
+            if record.server:
+                raise InvalidRequest("The response runs in another process, which alone can cancel it.")
+            if not msgspec.json.decode(record.body)["background"]:
+                raise InvalidRequest("The response is not in progress any more: nothing is left to cancel.")
+            return Response(record.body, media_type="application/json")
         progress, call = running
         progress.cancel()
         call.cancel(_Cancelled("The response was cancelled."))
@@ -183,31 +209,8 @@ class _Responses:
 
     async def input_items(self, request: HttpRequest) -> Response:
         """What the model was given, those of earlier responses included."""
-        query = request.query_params
-        _check_include(request)
-        limit, order, after = query.get("limit", str(_LIMIT)), query.get("order", "desc"), query.get("after")
-        if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= _MAX_LIMIT):
-            raise InvalidRequest(f"limit must be an integer from 1 to {_MAX_LIMIT}.", param="limit")
-        if order not in ("asc", "desc"):
-            raise InvalidRequest("order must be asc or desc.", param="order")
-        items = await self._input_of(request)
-        if order == "desc":
-            items.reverse()
-        if after is not None:
-            place = next((place for place, item in enumerate(items) if id_of(item) == after), None)
-            if place is None:
-                raise InvalidRequest(f"after names no item of this response: {after[:100]!r}.", param="after")
-            items = items[place + 1 :]
-        page = items[: int(limit)]
-        return JSONReply(
-            {
-                "object": "list",
-                "data": page,
-                "first_id": id_of(page[0]) if page else None,
-                "last_id": id_of(page[-1]) if page else None,
-                "has_more": len(items) > len(page),
-            }
-        )
+        check_include(request)
+        return JSONReply(page_of(request, await self._input_of(request), "response"))
 
     async def _input_of(self, request: HttpRequest) -> list[msgspec.Raw]:
         identifier, owner = request.path_params["response_id"], request.state.owner
@@ -228,11 +231,12 @@ class _Responses:
         settings: dict[str, Any] = call.extras["settings"]
         if not settings["store"]:
             return
+        named = "background" if settings["background"] else "store"
         if self._store is None:
             if settings["asks_to_store"]:
                 raise InvalidRequest(
-                    "store may not be true: this server keeps no responses; start it with --responses-store FILE.",
-                    param="store",
+                    f"{named} may not be true: this server keeps no responses; start it with --responses-store FILE.",
+                    param=named,
                 )
             settings["store"] = False
         elif size_bytes > self._store.max_record_bytes:
@@ -243,8 +247,43 @@ class _Responses:
             )
         elif why := await self._store.why_not():
             if settings["asks_to_store"]:
-                raise Unavailable(f"store may not be true now: responses cannot be kept: {why}.")
+                raise Unavailable(f"{named} may not be true now: responses cannot be kept: {why}.")
             settings["store"] = False
+
+    async def _start_background(self, owner: str, running: Running, size_bytes: int, *, is_streamed: bool) -> ASGIApp:
+        """The reply to who asks for a response in the background: it is under way, and kept as that, until it ends."""
+        progress, store = Progress(running.answer), self._store
+        identifier = progress.answer.id
+        assert progress.is_stored and store is not None, "who asks for it asks to have it stored"
+        run = BackgroundRun(progress, running, self._server.limits, has_log=is_streamed)
+        progress.is_known = True
+        shown = progress.body()
+        store.put(self._record(owner, progress, encode_json(shown), server=store.name))
+
+        def end(run: BackgroundRun) -> None:
+            del self._running[identifier], self._in_background[identifier]
+            store.put(self._record(owner, progress, progress.sealed, b"" if run.log is None else run.log.whole()))
+            self._extend(owner, progress)
+
+        self._running[identifier] = (owner, progress, running)
+        self._in_background[identifier] = run
+        self._background.start(run, size_bytes, end)
+        await store.settle(_SETTLE_S)
+        return JSONReply(shown) if run.log is None else event_stream(run.log.after(-1))
+
+    def _record(self, owner: str, progress: Progress, body: bytes, events: bytes = b"", server: str = "") -> Record:
+        settings = progress.settings
+        previous, conversation = settings["previous_response_id"] or "", settings["conversation"] or ""
+        given = encode_json(progress.input)
+        return Record(progress.answer.id, owner, previous, body, given, events, server, conversation)
+
+    def _extend(self, owner: str, progress: Progress) -> None:
+        """Put what was said to the conversation that the response belongs to, if it came to its end."""
+        conversation = progress.settings["conversation"]
+        if conversation is None or self._store is None or progress.status not in (COMPLETED, INCOMPLETE):
+            return
+        items = [*progress.input, *progress.output.items()]
+        self._store.extend_conversation(owner, conversation, [encode_json(item) for item in items])
 
     def _followed(self, progress: Progress, running: Running, size_bytes: int) -> ASGIApp:
         """The reply. Until its end what the body said counts as held: the response repeats it. Then the response is not
@@ -262,7 +301,7 @@ class _Responses:
             return send_on
 
         async def run(scope: Scope, receive: Receive, send: Send) -> None:
-            if progress.is_stored:
+            if progress.is_stored or progress.settings["conversation"] is not None:
                 state = scope["state"]
                 scope = {**scope, "state": state | {"send": after_store(state.get("send", send))}}
                 send = after_store(send)
@@ -278,11 +317,10 @@ class _Responses:
         return run
 
     def _keep(self, owner: str, progress: Progress) -> None:
+        self._extend(owner, progress)
         if self._running.pop(progress.answer.id, None) is None or self._store is None:
             return
-        previous = progress.settings["previous_response_id"] or ""
-        given = encode_json(progress.input)
-        self._store.put(Record(progress.answer.id, owner, previous, progress.sealed, given))
+        self._store.put(self._record(owner, progress, progress.sealed))
 
     def _find_running(self, request: HttpRequest) -> tuple[Progress, Running] | None:
         found = self._running.get(request.path_params["response_id"])
@@ -301,9 +339,22 @@ def _not_found(identifier: str) -> NotFound:
     )
 
 
-def _check_include(request: HttpRequest) -> None:
-    """What may be included is stored with the response, or never occurs."""
-    for name in ("include", "include[]"):
-        for value in request.query_params.getlist(name):
-            if value not in INCLUDES:
-                raise InvalidRequest(f"include must be one of {', '.join(INCLUDES)}.", param="include")
+_NO_EVENTS = InvalidRequest(
+    "This response has no stream that could be read again: it was not asked for with background and stream.",
+    param="stream",
+)
+
+
+def _stream_query(request: HttpRequest) -> tuple[bool, int]:
+    """(whether events are wanted, the number of the last one that the client has)."""
+    stream, after = request.query_params.get("stream", "false"), request.query_params.get("starting_after")
+    if stream not in ("true", "false"):
+        raise InvalidRequest("stream must be true or false.", param="stream")
+    if after is None:
+        return stream == "true", -1
+    if stream != "true" or not (after.isascii() and after.isdigit() and len(after) < 10):
+        raise InvalidRequest(
+            "starting_after must be the sequence_number of an event, and needs stream to be true.",
+            param="starting_after",
+        )
+    return True, int(after)

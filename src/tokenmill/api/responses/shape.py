@@ -23,7 +23,7 @@ from ..pieces import Work
 from .items import Item
 from .output import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, Output, item_id
 
-CANCELLED, FAILED = "cancelled", "failed"
+CANCELLED, FAILED, QUEUED = "cancelled", "failed", "queued"
 _HEAD, _TAIL = len(b'{"content":'), len(b"}")
 
 
@@ -42,7 +42,7 @@ class Progress:
         self.settings: dict[str, Any] = answer.call.extras["settings"]
         self.input = _named(answer.call.extras["input"], base)
         self.output = Output(base, len(self.input), self.settings["namespaces"])
-        self.status = IN_PROGRESS
+        self.status = QUEUED if self.settings["background"] else IN_PROGRESS
         self.sealed = b""
         self.is_known = False
         self._on_end = on_end
@@ -89,14 +89,15 @@ class Progress:
     def body(self) -> dict[str, Any]:
         """The response object as it is now, with the fields of OpenAI's."""
         answer, settings = self.answer, self.settings
-        sampling = answer.call.sampling
+        sampling, conversation = answer.call.sampling, settings["conversation"]
         return {
             "id": answer.id,
             "object": "response",
             "created_at": answer.created,
             "status": self.status,
-            "background": False,
+            "background": self.settings["background"],
             "completed_at": self._completed_at,
+            "conversation": None if conversation is None else {"id": conversation},
             "error": self._error,
             # A stop string that has cut a call is none of the reasons in OpenAI's schema: the state alone says it.
             "incomplete_details": {"reason": "max_output_tokens"} if self._has_reached_limit else None,
@@ -120,7 +121,7 @@ class Progress:
             "top_logprobs": settings["top_logprobs"],
             "top_p": sampling.top_p,
             "truncation": settings["truncation"],
-            "usage": None if self.status == IN_PROGRESS else self._usage(),
+            "usage": None if self.status in (IN_PROGRESS, QUEUED) else self._usage(),
             "user": settings["user"],
             "system_fingerprint": answer.fingerprint,
         }
@@ -165,13 +166,14 @@ _TEXT_DELTA = "response.output_text.delta"
 
 
 class ResponseShape:
-    """A `Shape` for one response, whose state is `progress`."""
+    """A `Shape` for one response, whose state is `progress`. chunks: of its stream, where that has begun."""
 
     prefix = PREFIX
     media_type = "text/event-stream; charset=utf-8"
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, chunks: ResponseChunks | None = None) -> None:
         self._progress = progress
+        self._chunks = chunks
 
     def whole(self, answer: Answer, pieces: Sequence[Sequence[Piece]]) -> Work[bytes]:
         (of_choice,) = pieces
@@ -183,7 +185,7 @@ class ResponseShape:
         return self._progress.sealed
 
     def chunks(self, answer: Answer) -> ResponseChunks:
-        return ResponseChunks(self._progress)
+        return self._chunks or ResponseChunks(self._progress)
 
 
 class ResponseChunks:
@@ -197,33 +199,49 @@ class ResponseChunks:
         self._last: list[Event] = []
         self.is_plain = progress.answer.call.sampling.logprobs is None
 
+    def announce(self) -> bytes:
+        """What a response in the background says before anything is computed."""
+        return self._states("created", "queued")
+
     def start(self) -> bytes:
+        return b"" if self._progress.status == QUEUED else self._states("created", "in_progress")
+
+    def _begin(self) -> bytes:
+        """What one that was announced says with its first piece."""
+        if self._progress.status != QUEUED:
+            return b""
+        self._progress.status = IN_PROGRESS
+        return self._states("in_progress")
+
+    def _states(self, *names: str) -> bytes:
         body = msgspec.Raw(encode_json(self._progress.body()))
-        return self._events(("response." + name, {"response": body}) for name in ("created", "in_progress"))
+        return self._events(("response." + name, {"response": body}) for name in names)
 
     def text(self, choice: Choice, piece: Piece) -> bytes:
         self._progress.is_known = True
+        begun = self._begin()
         parts = piece.parts
         if not parts:
-            return b""
+            return begun
         output = self._progress.output
         kind, item, index = output.place
         if kind != "message" or len(parts) > 1 or not isinstance(parts[0], Content):
-            return self._events(output.push(parts))
+            return begun + self._events(output.push(parts))
         text = parts[0].text
         if item != self._head_of:
             self._head_of = item
             self._head = _head(item, index)
         output.add_text(text)
         number = self._next_number()
-        return b'%s%d,"delta":%s}\n\n' % (self._head, number, encode_json(text))
+        return b'%s%s%d,"delta":%s}\n\n' % (begun, self._head, number, encode_json(text))
 
     def piece(self, choice: Choice, piece: Piece) -> Work[bytes]:
         self._progress.is_known = True
+        begun = self._begin()
         events = yield from self._progress.take(piece)
         if piece.finish_reason is not None:
             self._last = self._progress.finish(piece.finish_reason)
-        return self._events(events)
+        return begun + self._events(events)
 
     def end(self) -> bytes:
         return self._events(self._last)

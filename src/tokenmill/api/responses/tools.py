@@ -82,7 +82,7 @@ def _read(where: str, tool: Any, given: GivenTools) -> None:
         functions = [_function(f"{where}.tools[{index}]", each, given, namespace) for index, each in enumerate(inner)]
         named = {"type": kind, "name": namespace, "description": fields.text("description")}
         given.shown.append(named | {"tools": [function for function in functions if function is not None]})
-        _refuse_others(fields)
+        refuse_others(fields)
         return
     function = _function(where, tool, given)
     if function is not None:
@@ -117,7 +117,7 @@ def _function(where: str, tool: Any, given: GivenTools, namespace: str = "") -> 
         raise InvalidRequest(f"{where}.async is not supported by this server.", param=f"{where}.async")
     fields.flag("defer_loading")  # there is no search that would load it: it is offered at once
     fields.any("output_schema"), fields.any("allowed_callers")
-    _refuse_others(fields)
+    refuse_others(fields)
     name = qualified(namespace, own)
     if name in given.functions:
         raise InvalidRequest(f"{where} has the name {name[:MAX_NAME]!r}, as one before it does.", param="tools")
@@ -128,7 +128,7 @@ def _function(where: str, tool: Any, given: GivenTools, namespace: str = "") -> 
     return {"type": "function"} | function
 
 
-def _refuse_others(fields: Fields) -> None:
+def refuse_others(fields: Fields) -> None:
     if fields.unread():
         name = fields.name(fields.unread()[0])[:MAX_NAME]
         raise InvalidRequest(f"{name} is not known here; leave it out.", param=name)

@@ -27,6 +27,9 @@ BODIES = {
     "POST /v1/completions": "completion",
     "POST /v1/responses": "response",
     "POST /v1/responses/input_tokens": "response",
+    "POST /v1/conversations": "new_conversation",
+    "POST /v1/conversations/{conversation_id}": "conversation",
+    "POST /v1/conversations/{conversation_id}/items": "conversation_items",
     "POST /v1/embeddings": "embedding",
     "POST /v1/score": "score",
     "POST /v1/rerank": "rerank",
@@ -139,6 +142,7 @@ _OTHERS: dict[str, tuple[Told, list[str]]] = {
     "canary": (others.CANARY, ["name", "versions"]),
     "rotation": (others.ROTATION, []),
     "batch": (others.BATCH, ["input_file_id", "endpoint", "completion_window"]),
+    **others.CONVERSATIONS,
     **{name: (told_of, []) for name, told_of in others.KV.items()},
 }
 """Bodies that no parser of api/endpoints.py reads, and what they must have."""

@@ -294,6 +294,16 @@ RESPONSE: Told = {
     "input": ("string or array", "a text, or items: messages, calls and their outputs, `reasoning`, `item_reference`"),
     "instructions": ("string", "a system message before the input, of this call alone"),
     "previous_response_id": ("string", "go on from a response that is kept, with all that it goes on from"),
+    "conversation": (
+        "string or object",
+        "the id of a conversation, or `{id: that}`: its items come before the input, and input and output are put "
+        "behind them; instead of `previous_response_id`",
+    ),
+    "background": (
+        "true or false",
+        "answer at once, and compute whether the client waits or leaves: `GET /v1/responses/{id}` shows it "
+        "([responses.md](responses.md#in-the-background))",
+    ),
     "store": ("true or false", "keep the response for a day (default: true, unless `--responses-store off`)"),
     "max_output_tokens": (
         "integer, 1 to 2^31 - 1",

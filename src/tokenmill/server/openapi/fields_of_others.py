@@ -177,6 +177,13 @@ SGLANG_IDS: Told = {
     "return_text_in_logprobs": ("true or false", "with their texts"),
     "logprob_start_len": ("integer", "-1: prompts are not scored here"),
 }
+_METADATA: Told = {"metadata": ("object", "up to 16 pairs of texts, given back")}
+_ITEMS: Told = {"items": ("array of objects", "up to 20 items, as in the input of `/v1/responses`")}
+CONVERSATIONS: dict[str, tuple[Told, list[str]]] = {
+    "new_conversation": (_ITEMS | _METADATA, []),
+    "conversation": (_METADATA, ["metadata"]),
+    "conversation_items": (_ITEMS, ["items"]),
+}
 BATCH: Told = {
     "input_file_id": ("string, not empty", "a file that was uploaded for the purpose `batch`"),
     "endpoint": ("string, not empty", "the path that all its calls go to"),
