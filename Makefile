@@ -8,6 +8,7 @@
 #   make fuzz      10,000 calls made by schemathesis from /openapi.json    ARGS="--examples 50" makes more
 #   make check     formatting, lint, types, house rules
 #   make stress    200 mixed concurrent requests, three rounds         ARGS="--requests 24 --max-tokens 512"
+#   make site      the documentation as a site, in build/site
 #   make wheel     dist/tokenmill-*.whl, tried in a fresh environment without a compiler
 #   make oracle    regenerate the llama.cpp goldens (own environment)
 #   make clean     remove what the above made
@@ -21,7 +22,7 @@ ARGS ?=
 
 # `make` runs these one after another in one environment: parallel jobs would race on it.
 .NOTPARALLEL:
-.PHONY: install serve test test-all packages environments clients fuzz check stress wheel oracle clean
+.PHONY: install serve test test-all packages environments clients fuzz check stress wheel oracle site clean
 
 install: $(VENV)/installed
 
@@ -59,7 +60,7 @@ else
 endif
 
 # Apart from ours, so that continuous integration can install them while the kernels are built.
-environments: clients $(VENV)-fuzz/installed
+environments: clients $(VENV)-fuzz/installed $(VENV)-site/installed
 
 # Clients' packages have an environment of their own, so that their pins never meet ours. Without them tests are skipped.
 clients: $(VENV)-clients/installed
@@ -77,6 +78,15 @@ $(VENV)-fuzz/installed: tests/fuzz/requirements.txt
 	@test -x $(VENV)-fuzz/bin/python || $(PYTHON) -m venv $(VENV)-fuzz
 	@if $(VENV)-fuzz/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement $<; \
 	  then touch $@; else rm -rf $(VENV)-fuzz; echo "schemathesis cannot be installed here; its test is skipped"; fi
+
+# mkdocs too. Without it the test that builds the site is skipped.
+site: $(VENV)-site/installed
+	$(VENV)-site/bin/mkdocs build --strict
+
+$(VENV)-site/installed: scripts/docs_site_requirements.txt
+	@test -x $(VENV)-site/bin/python || $(PYTHON) -m venv $(VENV)-site
+	@if $(VENV)-site/bin/python -m pip --disable-pip-version-check --quiet install --requirement $<; \
+	  then touch $@; else rm -rf $(VENV)-site; echo "mkdocs cannot be installed here; its test is skipped"; fi
 
 # All that checks and tests need in our own environment.
 packages: install $(VENV)/extra-dev $(VENV)/extra-test
@@ -104,5 +114,5 @@ oracle: install
 	  "$$($(BIN)/tokenmill pull smollm2 --quiet)" $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-oracle $(VENV)-clients $(VENV)-fuzz build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-oracle $(VENV)-clients $(VENV)-fuzz $(VENV)-site build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,9 +1,13 @@
 """The pages of docs: links lead somewhere, the list of pages is whole, and pictures and names of files are of today."""
 
+import os
 import re
 import runpy
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -29,10 +33,39 @@ def test_links_lead_to_files() -> None:
     assert not broken
 
 
+def translations() -> set[Path]:
+    """Pages with a language before their suffix: tools.zh.md."""
+    return {page for page in pages() if re.fullmatch(r"[^.]+\.[a-z]{2}\.md", page.name)}
+
+
+def outline(page: Path) -> tuple[list[str], list[str], set[str], set[str]]:
+    """What a translation has as the original has it: levels of headings, blocks of code without their comments, code in
+    the text, and where links lead."""
+    text = page.read_text(encoding="utf8")
+    blocks = [re.sub(r"(^|\s+)# .*$", "", block, flags=re.M) for block in re.findall(r"^```.*?^```", text, re.M | re.S)]
+    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    headings = re.findall(r"^(#+) ", text, re.M)
+    targets = re.findall(r"\]\(([^)\s#]+)", text)
+    leads = {re.sub(r"\.[a-z]{2}\.md$", ".md", target) for target in targets}
+    return headings, blocks, {" ".join(each.split()) for each in re.findall(r"`([^`]+)`", text)}, leads
+
+
+def test_translations_say_what_the_originals_say() -> None:
+    """As far as headings, commands, names and links tell."""
+    for page in translations():
+        original = page.with_name(page.name.split(".")[0] + ".md")
+        names = ("headings", "blocks of code", "names in the text", "links")
+        for what, own, given in zip(names, outline(page), outline(original), strict=True):
+            differ = set(own) ^ set(given)
+            where = f"{page.relative_to(ROOT)} and {original.name} differ in their {what}"
+            assert own == given, f"{where}: {sorted(differ) or (len(own), len(given))}"
+
+
 def test_every_page_is_listed() -> None:
     listed = {*links(DOCS / "README.md"), *links(DOCS / "develop" / "decisions" / "README.md")}
     reports = DOCS / "develop" / "reports"
-    missing = {page for page in DOCS.rglob("*.md") if reports not in page.parents} - listed - {DOCS / "README.md"}
+    originals = {page for page in DOCS.rglob("*.md") if reports not in page.parents and page not in translations()}
+    missing = originals - listed - {DOCS / "README.md"}
     assert not missing
 
 
@@ -79,3 +112,18 @@ def test_central_types_are_where_the_table_says() -> None:
             source += "\n".join(file.read_text(encoding="utf8") for file in files)
         wrong += [name for name in names.split(", ") if not re.search(rf"^(class )?{name}\b( =|\(|:)", source, re.M)]
     assert len(rows) > 60 and not wrong
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    mkdocs = ROOT / ".venv-site" / "bin" / "mkdocs"
+    if not mkdocs.exists():
+        pytest.skip("mkdocs is not installed: make site installs it")
+    done = subprocess.run(
+        [mkdocs, "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "site" / "operate" / "deploy" / "index.html").is_file()
