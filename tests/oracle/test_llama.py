@@ -16,7 +16,7 @@ import real_model
 from real_model import DATA, HERE, View, goldens
 
 from tokenmill import LLM
-from tokenmill.formats.hub import ALIASES
+from tokenmill.formats.model_names import known_models
 from tokenmill.ops.native import NativeOps
 from tokenmill.ops.native.library import TILE_ISAS
 
@@ -39,7 +39,7 @@ def views(llm: LLM) -> list[View]:
 
 
 def test_the_goldens_are_of_the_default_model() -> None:
-    assert goldens()["made_with"]["model_sha256"] == ALIASES["smollm2"].file_sha256
+    assert goldens()["made_with"]["model_sha256"] == known_models()["smollm2"].wheel.file_sha256
     assert len(goldens()["prompts"]) >= 20
 
 

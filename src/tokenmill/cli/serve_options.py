@@ -291,13 +291,13 @@ def _folder(flag: str, path: str, param: str) -> str:
 def _model_names(given: tuple[str, ...], own: str, *, is_model_named: bool) -> tuple[str, ...]:
     """Those given, or the model's own. The last of several may be a model that was meant as such: argparse gives all
     that follows the flag to the flag."""
-    from ..formats.hub import ALIASES
+    from ..formats.model_names import find_known
 
     names = list(dict.fromkeys(given))
     if not names:
         return (own,)
     last = names[-1]
-    if not is_model_named and len(names) > 1 and (last in ALIASES or os.path.exists(last)):
+    if not is_model_named and len(names) > 1 and (find_known(last) or os.path.exists(last)):
         raise ConfigError(
             f"Is {last} the model? Then put it before --served-model-name, which takes all that follows it.",
             param="served_model_name",

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from .gguf import split_parts
@@ -19,18 +20,32 @@ def file_digest(path: str | Path, cache_dir: Path) -> str:
     """SHA-256 of the file's content, hex. Reads the file only when it is new or was modified since it was last read;
     the figure is remembered in `cache_dir`/digests, or not at all where that cannot be written."""
     path = Path(path).resolve()
-    stat = path.stat()
-    state = {"path": str(path), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-    memo = _memo(path, cache_dir)
+    state = _state(path)
     with contextlib.suppress(OSError, ValueError):
-        known = json.loads(memo.read_text())
+        known = json.loads(_memo(path, cache_dir).read_text())
         if isinstance(known, dict) and isinstance(known.get("sha256"), str) and state.items() <= known.items():
             return str(known["sha256"])
     digest = hash_file(path)
+    _remember(path, state, digest, cache_dir)
+    return digest
+
+
+def remember_digest(path: Path, digest: str, cache_dir: Path) -> None:
+    """That the file as it is now, which was read a moment ago, has this SHA-256."""
+    path = path.resolve()
+    _remember(path, _state(path), digest, cache_dir)
+
+
+def _state(path: Path) -> dict[str, str | int]:
+    stat = path.stat()
+    return {"path": str(path), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+
+
+def _remember(path: Path, state: Mapping[str, str | int], digest: str, cache_dir: Path) -> None:
+    memo = _memo(path, cache_dir)
     with contextlib.suppress(OSError):
         memo.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(memo, json.dumps({**state, "sha256": digest}))
-    return digest
 
 
 def weight_files(path: Path) -> list[Path]:

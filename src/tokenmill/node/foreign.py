@@ -162,7 +162,7 @@ GROUPS: tuple[Group, ...] = (
     Group(
         1,
         "--revision --code-revision --tokenizer-revision",
-        "the hub's main revision is fetched; fetch another yourself and give its folder",
+        "the hub's main revision is fetched; another is named org/name@REVISION",
         refused=True,
         neutral=("main",),
     ),

@@ -1,0 +1,214 @@
+"""Downloads that go on where they stopped and are what the hub tells, and what is said when it refuses."""
+
+from __future__ import annotations
+
+import errno
+import os
+import types
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fake_hub import FakeHub, fake_hub
+from ports import free_port
+from tokenmill.core.errors import FetchError
+from tokenmill.formats import hub_client
+from tokenmill.formats.digest import hash_file
+from tokenmill.formats.hub_client import FoundModel, download, repository_files, require_room, search_models
+from tokenmill.formats.model_names import HubName, UrlName
+
+DATA = bytes(range(256)) * 400
+NAME = "M-Q8_0.gguf"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with fake_hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url + "/")
+        monkeypatch.setenv("HF_HOME", "/nonexistent")
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(hub_client, "_RETRY_S", 0.0)
+        server.files[NAME] = DATA
+        yield server
+
+
+def fetch(target: Path, seen: list[int] | None = None) -> str:
+    return download(repository_files(HubName("org/x"))[NAME], target, ([] if seen is None else seen).append)
+
+
+def left(folder: Path) -> list[int]:
+    return [file.stat().st_size for file in folder.glob(".*.part")]
+
+
+def test_a_connection_that_breaks_is_made_again(server: FakeHub, tmp_path: Path) -> None:
+    """What has come is not asked for twice, and progress never falls."""
+    server.cuts = [40_000, 10_000]
+    seen: list[int] = []
+    assert fetch(tmp_path / "m.gguf", seen) == hash_file(tmp_path / "m.gguf")
+    assert (tmp_path / "m.gguf").read_bytes() == DATA and not left(tmp_path)
+    assert server.downloads() == ["", "bytes=40000-", "bytes=50000-"]
+    assert seen == sorted(seen) and seen[-1] == len(DATA)
+
+
+def test_a_later_fetch_goes_on_where_an_earlier_one_stopped(server: FakeHub, tmp_path: Path) -> None:
+    server.cuts = [30_000, 0, 0, 0, 0]
+    with pytest.raises(FetchError, match=r"broke off after 29.3 KiB of 100.0 KiB.*kept"):
+        fetch(tmp_path / "m.gguf")
+    assert left(tmp_path) == [30_000] and not (tmp_path / "m.gguf").exists()
+    server.calls.clear()
+    fetch(tmp_path / "m.gguf")
+    assert (tmp_path / "m.gguf").read_bytes() == DATA and server.downloads() == ["bytes=30000-"]
+
+
+def test_what_came_of_another_version_is_not_gone_on_with(server: FakeHub, tmp_path: Path) -> None:
+    server.cuts = [30_000, 0, 0, 0, 0]
+    with pytest.raises(FetchError):
+        fetch(tmp_path / "m.gguf")
+    server.files[NAME] = DATA[::-1]
+    fetch(tmp_path / "m.gguf")
+    assert (tmp_path / "m.gguf").read_bytes() == DATA[::-1] and not left(tmp_path)
+
+
+def test_a_server_without_ranges_sends_all_again(server: FakeHub, tmp_path: Path) -> None:
+    server.cuts, server.takes_ranges = [30_000], False
+    fetch(tmp_path / "m.gguf")
+    assert (tmp_path / "m.gguf").read_bytes() == DATA
+
+
+@pytest.mark.parametrize("name", [NAME, "config.json"])
+def test_what_is_not_the_file_of_the_hub_is_not_used(server: FakeHub, tmp_path: Path, name: str) -> None:
+    """By SHA-256, or of the small files that the hub keeps in git, by git's digest."""
+    server.files[name] = DATA
+    server.served[name] = b"x" + DATA[1:]
+    with pytest.raises(FetchError, match="does not have the size and digest"):
+        download(repository_files(HubName("org/x"))[name], tmp_path / "m", lambda _: None)
+    assert not list(tmp_path.iterdir())
+    server.served.clear()
+    download(repository_files(HubName("org/x"))[name], tmp_path / "m", lambda _: None)
+    assert (tmp_path / "m").read_bytes() == DATA
+
+
+def test_the_token_is_told_to_the_hub_alone(server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not to the storage that it sends on to, nor to other servers. A login's token serves where none is set."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    fetch(tmp_path / "m.gguf")
+    told = {path.split("/")[1]: headers.get("Authorization") for path, headers in server.calls}
+    assert told == {"api": "Bearer hf_secret", "org": "Bearer hf_secret", "storage": None}
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    (tmp_path / "token").write_text("hf_login\n")
+    repository_files(HubName("org/x"))
+    assert server.calls[-1][1]["Authorization"] == "Bearer hf_login"
+    hub_client.file_at(UrlName(server.url.replace("127.0.0.1", "localhost") + "/storage/" + NAME))
+    assert "Authorization" not in server.calls[-1][1]
+
+
+def test_a_secure_address_may_not_lead_to_an_insecure_one() -> None:
+    request = urllib.request.Request("https://hub.example/a?key=secret")
+    with pytest.raises(FetchError, match="not encrypted") as caught:
+        hub_client._Redirects().redirect_request(request, None, 302, "", {}, "http://hub.example/a")  # type: ignore[arg-type]
+    assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "token", "said"),
+    [
+        (401, "GatedRepo", "", "org/x is gated: accept its licence at .*/org/x with an account, and set HF_TOKEN"),
+        (403, "GatedRepo", "t", "accept its licence at .*/org/x with the account of HF_TOKEN\\.$"),
+        (401, "RepoNotFound", "", "no model org/x .* or set HF_TOKEN if it is private"),
+        (404, "RepoNotFound", "t", "There is no model org/x at .*\\(tokenmill search x\\)\\.$"),
+        (404, "", "", "There is no model org/x"),
+        (404, "RevisionNotFound", "", "no such revision"),
+        (401, "", "t", "does not take HF_TOKEN"),
+        (429, "", "", "cannot answer now \\(status 429\\)\\. Try again later"),
+        (503, "", "", "cannot answer now \\(status 503\\)"),
+        (410, "", "", "the hub answers 410 Gone"),
+    ],
+)
+def test_refusals_say_what_to_do(
+    server: FakeHub, monkeypatch: pytest.MonkeyPatch, status: int, code: str, token: str, said: str
+) -> None:
+    """In one line."""
+    monkeypatch.setenv("HF_TOKEN", token)
+    server.refusal = (status, code)
+    with pytest.raises(FetchError, match=said) as caught:
+        repository_files(HubName("org/x"))
+    assert "\n" not in caught.value.message
+
+
+def test_a_gated_file_is_refused_as_such(server: FakeHub, tmp_path: Path) -> None:
+    """The hub lists the files of a gated model to everybody, and gives them to those who have accepted its licence."""
+    file = repository_files(HubName("org/x"))[NAME]
+    server.refusal = (401, "GatedRepo")
+    with pytest.raises(FetchError, match="org/x is gated"):
+        download(file, tmp_path / "m.gguf", lambda _: None)
+
+
+def test_no_network_and_what_is_no_hub(server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.found = [{"no": "id"}]
+    with pytest.raises(FetchError, match="Is HF_ENDPOINT right"):
+        search_models("x", 3)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(FetchError, match="HF_HUB_OFFLINE is set"):
+        search_models("x", 3)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(FetchError, match="Check the network and HTTPS_PROXY"):
+        search_models("x", 3)
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_comes(
+    server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an earlier fetch left counts as there."""
+    files = {tmp_path / "new" / NAME: repository_files(HubName("org/x"))[NAME]}
+    spare = hub_client._SPARE_BYTES
+    monkeypatch.setattr(hub_client.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=spare + len(DATA) - 1))
+    with pytest.raises(FetchError, match=r"100.0 KiB are to be fetched .* tokenmill rm"):
+        require_room(tmp_path / "new", files)
+    assert not server.downloads() and not (tmp_path / "new").exists()
+    (tmp_path / "new").mkdir()
+    part = hub_client._part(*next(iter(files.items())))
+    part.write_bytes(b"x")
+    require_room(tmp_path / "new", files)
+
+
+def test_a_disk_that_fills_up_meanwhile(server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(FetchError, match=r"is full. What has come is kept"):
+            fetch(tmp_path / "m.gguf")
+    server.calls.clear()
+    fetch(tmp_path / "m.gguf")
+    assert (tmp_path / "m.gguf").read_bytes() == DATA and not server.downloads(), "it was whole by then"
+
+
+def test_a_file_of_a_web_server(server: FakeHub, tmp_path: Path) -> None:
+    """Without a digest it is told from others by what the server says of its version."""
+    name = UrlName(f"{server.url}/storage/{NAME}", "key=secret")
+    file = hub_client.file_at(name)
+    assert (file.size, file.sha256) == (len(DATA), "") and file.url.endswith("?key=secret")
+    server.files[NAME] = DATA + b"x"
+    assert hub_client.file_at(name).version != file.version
+    with pytest.raises(FetchError, match="the server answers 404") as caught:
+        hub_client.file_at(UrlName(f"http://localhost:{server.url.rpartition(':')[2]}/storage/none.gguf", "key=secret"))
+    assert "secret" not in caught.value.message
+
+
+def test_search(server: FakeHub) -> None:
+    server.found = [
+        {"id": "a/M-GGUF", "downloads": 7, "gated": "auto", "gguf": {"total": 10, "architecture": "qwen3"}},
+        {"id": "b/M-GGUF", "gated": False},
+    ]
+    assert search_models("qwen 4b", 5) == [
+        FoundModel("a/M-GGUF", 7, 10, "qwen3", True),
+        FoundModel("b/M-GGUF", 0, 0, "", False),
+    ]
+    asked = server.calls[-1][0]
+    assert asked.startswith("/api/models?search=qwen+4b&filter=gguf&sort=downloads") and "limit=5" in asked
