@@ -217,7 +217,7 @@ def test_an_order_that_would_draw_otherwise_is_refused() -> None:
 def test_properties(served: Served) -> None:
     props = ask(served, "/props")[1]
     assert props["default_generation_settings"]["n_ctx"] == served.engine.max_model_len
-    assert props["default_generation_settings"]["params"]["n_predict"] == -1
+    assert props["default_generation_settings"]["params"]["n_predict"] == 4096
     assert "<|im_start|>" in props["chat_template"] and props["total_slots"] >= 1
     assert props["model_path"] == "toy"
     assert ask(served, "/props", {})[0] == 400

@@ -282,3 +282,20 @@ def test_what_is_submitted_while_a_model_closes_ends(smollm2):
     for thread in threads:
         thread.join()
     assert ends and {future.result(timeout=5) for future in ends} == {1}
+
+
+def test_an_answer_that_repeats_itself_ends_where_its_tokens_say(llm):
+    """The guarded answer is the other one up to the token at which 512 repeat, alone as beside others."""
+    prompts = ["List all prime numbers.", "Once upon a time", "A mill is a mill is a mill is"]
+    free = SamplingParams(temperature=0, max_tokens=1500)
+    guarded = SamplingParams(temperature=0, max_tokens=1500, loop_guard=True)
+    whole = [each.outputs[0] for each in llm.generate(prompts, free)]
+    ends = [each.outputs[0] for each in llm.generate(prompts, guarded)]
+    alone = [llm.generate(prompt, guarded)[0].outputs[0] for prompt in prompts[1:]]
+    assert [each.token_ids for each in alone] == [each.token_ids for each in ends[1:]]
+    loops = [(one, other) for one, other in zip(ends, whole, strict=True) if one.stop_reason == "repetition_detected"]
+    assert loops
+    for one, other in loops:
+        assert one.finish_reason == "length" and one.token_ids == other.token_ids[: len(one.token_ids)]
+        last = one.token_ids[-512:]
+        assert len(last) == 512 and any(last[period:] == last[:-period] for period in range(1, 65))

@@ -96,6 +96,21 @@ def test_a_stream_is_the_same_answer_in_pieces(client):
     assert len(chunks) > 3
 
 
+def test_a_loop_is_ended_with_a_warning_where_a_request_asks(client):
+    """Whole and streamed alike; the server's default is off."""
+    asked = {"model": "smollm2", "temperature": 0, "max_tokens": 515, "prompt": "A"}
+    few = {"allowed_token_ids": [260, 282]}
+    whole = client.completions.create(**asked, extra_body={"loop_guard": True} | few)
+    (choice,) = whole.choices
+    assert (choice.finish_reason, choice.stop_reason) == ("length", "repetition_detected")
+    assert "repeats itself" in choice.warning and whole.usage.completion_tokens in (512, 513)
+    chunks = list(client.completions.create(**asked, stream=True, extra_body={"loop_guard": True} | few))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
+    assert chunks[-1].choices[0].warning == choice.warning
+    (free,) = client.completions.create(**asked, extra_body=few).choices
+    assert free.text.startswith(choice.text) and (free.finish_reason, free.stop_reason) == ("length", None)
+
+
 def test_clients_that_leave_free_their_blocks(server):
     streams = [Streaming(server, seed=number) for number in range(3)]
     assert server.metrics()["vllm:kv_cache_usage_perc"] > 0

@@ -53,7 +53,7 @@ BAD_CHAT: list[tuple[str, Any]] = [
     ("reasoning_budget", 5), ("reasoning_format", "x"), ("parallel_tool_calls", 1), ("include_reasoning", "no"),
     ("echo", True),
     ("audio", {"voice": "x"}), ("modalities", ["text", "audio"]), ("documents", [{"text": "x"}]),
-    ("web_search_options", {}), ("verbosity", "low"), ("chat_template", "x"), ("chat_template_kwargs", []),
+    ("web_search_options", {}), ("verbosity", "loud"), ("chat_template", "x"), ("chat_template_kwargs", []),
     ("chat_template_kwargs", {"messages": []}), ("reasoning_effort", 3), ("add_generation_prompt", "x"),
 ]  # fmt: skip
 BAD_COMPLETION: list[tuple[str, Any]] = [

@@ -243,7 +243,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("max_output_tokens", {"max_output_tokens": 0}), ("temperature", {"temperature": -1}),
     ("include[0]", {"include": ["everything"]}), ("top_logprobs", {"top_logprobs": 3}),
     ("metadata", {"metadata": {"a": 1}}), ("metadata", {"metadata": {str(i): "" for i in range(17)}}),
-    ("text.format.type", {"text": {"format": {"type": "xml"}}}), ("text.verbosity", {"text": {"verbosity": "low"}}),
+    ("text.format.type", {"text": {"format": {"type": "xml"}}}), ("text.verbosity", {"text": {"verbosity": "loud"}}),
     ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "n"}}}),
     ("structured_outputs.regex", {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}}),
     ("text.formt", {"text": {"formt": {}}}), ("reasoning.summary", {"reasoning": {"summary": "concise"}}),

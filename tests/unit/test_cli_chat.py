@@ -118,6 +118,19 @@ def test_a_backslash_continues_the_message(monkeypatch):
     assert _ask() is None
 
 
+def test_why_an_answer_was_ended_is_shown(monkeypatch, capsys):
+    class Looping:
+        name = "m"
+
+        def answer(self, messages):
+            yield Said("so so so", 3)
+            yield Said("", 0, warning="It repeats [itself].")
+
+    typed(monkeypatch, "hello")
+    assert _converse(Looping(), None) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == ["so so so", "It repeats [itself]."]
+
+
 def test_reasoning_is_shown_and_no_part_of_what_is_kept(monkeypatch, capsys):
     heard = []
 

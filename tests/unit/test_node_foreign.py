@@ -14,6 +14,7 @@ from tokenmill.cli import parser as spelling
 from tokenmill.cli.options import engine_options, sampling_overrides
 from tokenmill.cli.parser import _Foreign
 from tokenmill.core.request import SamplingParams
+from tokenmill.core.sampling import CHAT_TOKENS
 from tokenmill.node import foreign
 
 VLLM: list[tuple[str, dict[str, Any] | str]] = [
@@ -102,7 +103,11 @@ LLAMA: list[tuple[str, dict[str, Any] | str]] = [
     ),
     (
         "llama-server -fa on -m model.gguf -ctk q8_0 -ctv q8_0 -t -1 -c 0 --temp 0.7 --top-k 20 -n -1 --mirostat 0",
-        {"kv_cache_dtype": "q8_0", "override_generation_config": {"temperature": 0.7, "top_k": 20}, "threads": None},
+        {
+            "kv_cache_dtype": "q8_0",
+            "override_generation_config": {"temperature": 0.7, "top_k": 20, "max_tokens": -1},
+            "threads": None,
+        },
     ),
     (
         "llama-server -m model.gguf --metrics --slots -cb --log-disable -t4 -to 600",
@@ -292,4 +297,4 @@ def test_one_answer_takes_every_sampler_as_a_server_does():
     assert (params.dry_multiplier, params.dry_base, params.dry_allowed_length) == (0.8, 2, 3)
     assert (params.dry_penalty_last_n, params.dry_sequence_breakers) == (64, ("\n", "a,b"))
     without = sampling_overrides(parse(["chat", "--dry-sequence-breaker", "none"]))
-    assert without == {"max_tokens": None, "stop": (), "dry_sequence_breakers": ()}
+    assert without == {"max_tokens": CHAT_TOKENS, "stop": (), "dry_sequence_breakers": ()}

@@ -95,6 +95,10 @@ def test_the_user_comes_first() -> None:
     assert chosen({"general.sampling.temp": 0.5}, generation_config="vllm").defaults == {}
     found = chosen(override_generation_config={"temp": 0.3, "max_new_tokens": 9})
     assert found.defaults == {**LLAMA_CPP, "temperature": 0.3, "max_tokens": 9} and "as asked" in found.describe()
+    assert "9 tokens, or what is left" in found.describe_bound() and "max_tokens" not in found.describe()
+    assert "4,096 tokens" in chosen().describe_bound()
+    unbounded = chosen(override_generation_config={"max_tokens": -1})
+    assert unbounded.defaults["max_tokens"] is None and unbounded.describe_bound().startswith("what is left")
     alone = chosen(generation_config="vllm", override_generation_config={"top_k": 5})
     assert alone.defaults == {"top_k": 5}
     with pytest.raises(ConfigError, match="one of auto, vllm"):

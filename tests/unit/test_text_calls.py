@@ -10,7 +10,7 @@ import pytest
 from scripted import READY
 from tokenmill.core.errors import ContextTooLong, InvalidRequest
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
-from tokenmill.text.calls import TextCall, make_requests
+from tokenmill.text.calls import NO_BOUND, TextCall, default_max_tokens, make_requests
 
 LONGEST = READY.max_model_len
 
@@ -69,3 +69,15 @@ def test_a_model_of_vectors_writes_nothing() -> None:
         make_requests(
             TextCall(sampling=SamplingParams()), [(1,)], ready, root_id="r", arrival_s=0.0, new_seed=lambda: 1
         )
+
+
+@pytest.mark.parametrize(
+    ("defaults", "usual", "most"),
+    [
+        ({}, None, 4096), ({}, 16, 16), ({"max_tokens": 9}, None, 9), ({"max_tokens": 9}, 16, 9),
+        ({"max_tokens": None}, None, None), ({"max_tokens": None}, 16, 16), ({}, NO_BOUND, NO_BOUND),
+    ],
+)  # fmt: skip
+def test_who_says_how_long_an_answer_may_be(defaults: dict[str, int | None], usual: int | None, most: int | None):
+    """The operator or the model, then the endpoint, then 4,096; None of the operator's takes only the last away."""
+    assert default_max_tokens(defaults, usual) == most

@@ -30,7 +30,7 @@ class Call:
     handoff           as Request has it
     prefix            tokens before those of the conversation: an earlier one's
     infill            a prompt of text and special tokens, instead of `prompts`
-    usual_tokens      most tokens where nobody says how many; None: what the context has room for
+    usual_tokens      most tokens where nobody says how many; None: the endpoint has no number of its own
     tool_use          the tools that the answer may call; None: no tools
     constraint        what the answer must be; None: it is free
     reasoning         what becomes of what the model thinks before it answers

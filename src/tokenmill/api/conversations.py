@@ -23,6 +23,7 @@ from .rules import Rules
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token")
+VERBOSITIES = ("low", "medium", "high")
 _OTHER_PARTS = {
     "image_url": "an image",
     "image": "an image",
@@ -97,6 +98,11 @@ def _extra(fields: Fields) -> dict[str, Any]:
     effort = fields.text("reasoning_effort")
     if effort is not None:
         extra.setdefault("reasoning_effort", effort)
+    verbosity = fields.text("verbosity")
+    if verbosity not in (None, *VERBOSITIES):
+        raise InvalidRequest(f"verbosity must be one of {', '.join(VERBOSITIES)}.", param="verbosity")
+    if verbosity is not None:
+        extra.setdefault("verbosity", verbosity)
     return {**template_switch(False), **extra} if effort == "none" else extra
 
 

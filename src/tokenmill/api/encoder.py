@@ -15,7 +15,7 @@ from functools import partial
 
 from ..core.errors import InvalidRequest
 from ..core.terms import Terms
-from ..text.calls import TextCall, bad_word_ids, breaker_ids
+from ..text.calls import TextCall, bad_word_ids, breaker_ids, default_max_tokens
 from ..text.special_tokens import Rendered
 from ..text.text_model import TextModel
 from .call import Call
@@ -232,7 +232,7 @@ def text_call(call: Call, text: TextModel, adapter: str, terms: Terms, cache_sal
     call's own. Raises InvalidRequest."""
     return TextCall(
         sampling=call.sampling,
-        default_max_tokens=text.sampling_defaults.get("max_tokens", call.usual_tokens),
+        default_max_tokens=default_max_tokens(text.sampling_defaults, call.usual_tokens),
         priority=call.priority,
         terms=terms,
         cache_salt=cache_salt,

@@ -191,7 +191,6 @@ CHAT: Table = _GENERATION | {
     "documents": Refused(([],)),
     "echo": Refused((False,)),
     "web_search_options": Refused(),
-    "verbosity": Refused(("medium",)),
     "reasoning": Refused(({},), "give reasoning_effort"),
     "think": Refused((), _KWARGS),
     "thinking": Refused((), _KWARGS),

@@ -21,6 +21,7 @@ from rich.markup import escape
 
 from ..api.openai.shape import delta_of
 from ..core.errors import ConfigError, ContextTooLong, TokenmillError, Unavailable
+from ..core.sampling import CHAT_TOKENS
 from ..llm.llm import LLM
 from ..text.calls import require_tokens
 from .generate import speed
@@ -39,11 +40,12 @@ Ctrl-C          stop the answer that is being written
 
 
 class Said(NamedTuple):
-    """A piece of an answer. `thought`: reasoning that came before it."""
+    """A piece of an answer. `thought`: reasoning that came before it; `warning`: why it was ended here."""
 
     text: str
     num_tokens: int
     thought: str = ""
+    warning: str = ""
 
 
 class Partner(Protocol):
@@ -57,22 +59,38 @@ class Partner(Protocol):
 
 
 class LocalPartner:
+    """Without a number of the user's, an answer is shown up to CHAT_TOKENS, or as far as the context has room."""
+
     def __init__(self, llm: LLM, overrides: dict[str, Any]) -> None:
         self.name = llm.ready.model
         self._llm = llm
-        self._sampling = llm.default_sampling(**overrides)
+        self._is_bounded = overrides["max_tokens"] == CHAT_TOKENS
+        self._sampling = llm.default_sampling(**_without_default(overrides))
 
     def answer(self, messages: list[Message]) -> Iterator[Said]:
+        num_shown = 0
         with contextlib.closing(self._llm.stream(messages, self._sampling)) as pieces:  # type: ignore[type-var]
             for piece in pieces:
                 delta = delta_of(piece.parts)
-                yield Said(delta.get("content", ""), len(piece.tokens), delta.get("reasoning", ""))
+                warning = piece.warning.get("warning", "")
+                num_shown += len(piece.tokens)
+                is_cut = self._is_bounded and num_shown >= CHAT_TOKENS and piece.finish_reason is None
+                if is_cut:
+                    warning = f"The answer was ended after {num_shown:,} tokens; -n says after how many, -1 never."
+                yield Said(delta.get("content", ""), len(piece.tokens), delta.get("reasoning", ""), warning)
+                if is_cut:
+                    return
+
+
+def _without_default(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Without CHAT_TOKENS, which an answer need not have room for, and for which a server has a number of its own."""
+    return overrides | {"max_tokens": None} if overrides.get("max_tokens") == CHAT_TOKENS else overrides
 
 
 class ServerPartner:
     """Speaks /v1/chat/completions with the standard library alone."""
 
-    def __init__(self, url: str, api_key: str | None, overrides: dict[str, Any]) -> None:
+    def __init__(self, url: str, api_key: str | None, overrides: dict[str, Any], guards_loops: bool = False) -> None:
         wrong = ConfigError(f"--url must be like http://127.0.0.1:8000/v1, got {url!r}.", param="url")
         try:
             parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
@@ -86,12 +104,15 @@ class ServerPartner:
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self._fields = {name: value for name, value in overrides.items() if value is not None}
+        self._fields = {name: value for name, value in _without_default(overrides).items() if value is not None}
         with self._send("GET", "/models", None) as response:
             try:
-                self.name = str(json.load(response)["data"][0]["id"])
+                model = json.load(response)["data"][0]
+                self.name = str(model["id"])
             except (ValueError, LookupError, TypeError, http.client.HTTPException):
                 raise ConfigError(f"{url} does not list its models as OpenAI's API does.", param="url") from None
+        if guards_loops and model.get("owned_by") == "tokenmill":
+            self._fields["loop_guard"] = True
 
     def answer(self, messages: list[Message]) -> Iterator[Said]:
         body = {"model": self.name, "messages": messages, "stream": True, **self._fields}
@@ -110,7 +131,7 @@ class ServerPartner:
                         delta = choice["delta"]
                         text = delta.get("content") or ""
                         thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
-                        yield Said(text, 1 if text or thought else 0, thought)
+                        yield Said(text, 1 if text or thought else 0, thought, choice.get("warning", ""))
             except (OSError, http.client.HTTPException) as error:
                 raise Unavailable(f"The connection broke off ({type(error).__name__}).") from None
             # http.client takes a connection that ends between chunks for the end of the body.
@@ -138,7 +159,7 @@ class ServerPartner:
 def chat(args: argparse.Namespace) -> int:
     overrides = sampling_overrides(args)
     if args.url:
-        return _converse(ServerPartner(args.url, args.api_key, overrides), args.system)
+        return _converse(ServerPartner(args.url, args.api_key, overrides, args.loop_guard), args.system)
     with progress_bar(f"fetching {args.model}") as progress:
         llm = LLM(args.model, progress=progress, **llm_options(args))
     with llm:
@@ -208,7 +229,7 @@ def _ask() -> str | None:
 def _show(partner: Partner, messages: list[Message], console: Console) -> str:
     """Writes the answer as it comes, reasoning dimmed before it; what has come when Ctrl-C is pressed is the answer."""
     start_s = time.monotonic()
-    first_s, num_tokens, has_thought = start_s, 0, False
+    first_s, num_tokens, has_thought, warning = start_s, 0, False, ""
     parts: list[str] = []
     try:
         with contextlib.closing(partner.answer(messages)) as pieces:  # type: ignore[type-var]
@@ -224,10 +245,13 @@ def _show(partner: Partner, messages: list[Message], console: Console) -> str:
                     parts.append(said.text)
                 console.out(said.text, end="")
                 console.file.flush()
+                warning = said.warning
     except KeyboardInterrupt:
         console.out(" [stopped]", end="")
     finally:
         console.out("")
+    if warning:
+        console.print(warning, style="dim", markup=False)
     if console.is_terminal:
         console.print(f"[dim]{speed(num_tokens, first_s - start_s, time.monotonic() - first_s)}[/]")
     return "".join(parts)

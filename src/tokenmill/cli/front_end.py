@@ -397,5 +397,9 @@ def _print_plan(
     facts = [("workers", workers)] if workers else []
     facts += [memory if name == "memory" else (name, value) for name, value in ready.facts]
     if ready.pooling is None:
-        facts += [("sampling", sampling.describe()), *((NOTE, note) for note in sampling.notes)]
+        facts += [
+            ("sampling", sampling.describe()),
+            ("answers", sampling.describe_bound()),
+            *((NOTE, note) for note in sampling.notes),
+        ]
     print_facts(f"tokenmill {__version__} serves {ready.model} from {model.path}", facts)

@@ -17,6 +17,7 @@ from ..control.audit.options import AuditOptions
 from ..control.tenants.settings import TenantSettings
 from ..core.errors import TokenmillError
 from ..core.options import options_of
+from ..core.sampling import CHAT_TOKENS
 from ..kv.store.options import TierOptions
 from ..node.foreign import COMMANDS
 from ..node.options import TIERS, EngineOptions, TextOptions
@@ -143,6 +144,7 @@ def _add_talking(commands: _Commands) -> None:
     chat.add_argument("--url", metavar="URL", help="talk to a running server, such as http://127.0.0.1:8000/v1")
     chat.add_argument("--api-key", metavar="KEY", help="for --url")
     _groups(chat, text=(TextOptions,), sampling=(SamplingOptions,), engine=(EngineOptions,), **{TIERS: (TierOptions,)})
+    chat.set_defaults(max_tokens=CHAT_TOKENS, loop_guard=True)
     add_foreign_flags(chat)
 
     generate = _command(commands, "generate", "continue a prompt and print the result", "generate", "generate")

@@ -124,7 +124,7 @@ SamplingOptions = make_dataclass(
             "int | None",
             option(
                 None,
-                "most tokens to produce (default: the rest of the context, or 256 of generate)",
+                "most tokens to produce; -1: the rest of the context (default: 4096 in chat, 256 in generate)",
                 also="-n",
                 read=count,
                 metavar="N",

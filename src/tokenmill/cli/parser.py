@@ -73,7 +73,6 @@ SPELLED_VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "none": (),
         **dict.fromkeys(("embed", "classify", "reward"), ("--runner", "pooling")),
     },
-    **{flag: {"-1": ()} for flag in ("-n", "--predict", "--n-predict")},
 }
 """A flag with one of these values, and what both are here."""
 

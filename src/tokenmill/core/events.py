@@ -294,7 +294,7 @@ class Output(NamedTuple):
     comes with the first and the last output. Where `finish_reason` is "error", `error` is a sentence for
     the user, `error_kind` the `kind` of the matching class of core.errors (invalid_request_error, overloaded_error,
     unavailable_error, internal_error, timeout_error) and `error_param` the field at fault ("" = none). Where it is
-    "length", `error` may be TIMEOUT.
+    "length", `error` may be TIMEOUT, or REPETITION (core/loop_guard.py).
     """
 
     request_id: str

@@ -16,6 +16,9 @@ from typing import Any
 
 from .errors import InvalidRequest
 
+CHAT_TOKENS = 4096
+"""Most tokens of a chat answer where neither its caller nor an operator names a number: one that repeats itself is not
+to run through the whole context."""
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -93,7 +96,8 @@ class SamplingParams:
     `max_tokens` None means the rest of the context. A single stop string or bad word, lists, and a mapping for
     `logit_bias` are taken too, and kept as the tuples declared here; token ids in order, each once. `grammar`: what the
     output must follow, in llguidance's form as JSON text; whoever makes a Request has had it checked. Then an end token
-    is possible where the output is whole and nowhere else.
+    is possible where the output is whole and nowhere else. `loop_guard` ends output that repeats itself
+    (core/loop_guard.py), where it follows no grammar.
     """
 
     n: int = 1
@@ -169,6 +173,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    loop_guard: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()

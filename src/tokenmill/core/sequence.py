@@ -22,11 +22,13 @@ its draws are not in num_pending, its drafts not in num_planned, and num_planned
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from enum import Enum
 
 from .block import BlockKey, BlockTable
 from .events import FINISH_LENGTH, Output
+from .loop_guard import LOOP_TOKENS
 from .request import Request
 from .step import TokenLogprob
 
@@ -65,6 +67,7 @@ class Sequence:
     last            its last output, while it is EXPORTING
     end_reason      with which it ends there
     max_len         tokens, of prompt and output, with which it ends
+    loop_check      the same, from which on it may be a loop; for one without a loop guard, more than there can be
     """
 
     number: int
@@ -95,10 +98,14 @@ class Sequence:
     end_reason: str = FINISH_LENGTH
     num_prompt: int = field(init=False)
     max_len: int = field(init=False)
+    loop_check: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.request.prompt_tokens)
         self.max_len = self.num_prompt + self.request.max_tokens
+        sampling = self.request.sampling
+        is_guarded = sampling.loop_guard and not sampling.grammar
+        self.loop_check = self.num_prompt + max(LOOP_TOKENS, sampling.min_tokens) if is_guarded else sys.maxsize
 
     @property
     def num_output(self) -> int:

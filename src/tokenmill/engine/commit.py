@@ -25,7 +25,8 @@ from copy import copy
 
 from ..core.effects import StepFailed
 from ..core.errors import EngineFailed, InvalidRequest, TokenmillError
-from ..core.events import FINISH_ERROR, FINISH_MOVED, FINISH_STOP, Output
+from ..core.events import FINISH_ERROR, FINISH_LENGTH, FINISH_MOVED, FINISH_STOP, Output
+from ..core.loop_guard import REPETITION, tokens_to_loop
 from ..core.outputs import ended, progressed
 from ..core.request import EXPORT
 from ..core.sequence import Sequence, Status
@@ -132,6 +133,8 @@ def _commit_rows(state: EngineState, saves: Saves, step: Step, results: Many[Row
                 state.publish(seq, num_full, last_step)
             if token in seq.stop_ids and _may_stop(seq, num_output):
                 last = ended(seq, FINISH_STOP, now, _without_last(result), stop_token=token)
+            elif num_tokens >= seq.loop_check and _is_loop(seq):
+                last = ended(seq, FINISH_LENGTH, now, result)._replace(error=REPETITION)
             elif num_tokens >= seq.max_len:
                 last = ended(seq, seq.end_reason, now, result)
             else:
@@ -153,7 +156,7 @@ def _accept(state: EngineState, seq: Sequence, result: RowResult) -> RowResult:
         num_taken += 1
         num_tokens = num_before + num_taken
         is_stop = token in seq.stop_ids and _may_stop(seq, num_tokens - seq.num_prompt)
-        if is_stop or num_tokens >= seq.max_len:
+        if is_stop or (num_tokens >= seq.loop_check and _is_loop(seq)) or num_tokens >= seq.max_len:
             break
     seq.num_computed = seq.num_planned = len(seq.tokens) - 1
     state.blocks.slide(seq.tables, seq.num_planned, seq.last_step)
@@ -170,6 +173,13 @@ def _may_stop(seq: Sequence, num_output: int) -> bool:
     grammar is whole then, and ends."""
     sampling = seq.request.sampling
     return num_output > sampling.min_tokens or bool(sampling.grammar)
+
+
+def _is_loop(seq: Sequence) -> bool:
+    """Whether its output repeats itself; when that is to be asked again."""
+    num_more = tokens_to_loop(seq.tokens, seq.num_prompt)
+    seq.loop_check = len(seq.tokens) + num_more
+    return num_more == 0
 
 
 def _put_off(state: EngineState, seq: Sequence) -> None:

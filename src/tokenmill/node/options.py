@@ -248,6 +248,12 @@ class TextOptions:
         " granite, seed_oss (default: auto)",
         metavar="NAME",
     )
+    loop_guard: bool = option(
+        False,
+        "end an answer that repeats itself: whose last 512 tokens have a period of at most 64; a request may say"
+        " otherwise by loop_guard (default: on in chat, off elsewhere)",
+        has_no=True,
+    )
     allow_special_in_content: bool = option(
         False, "special tokens that messages spell count as such (default: they are plain text)"
     )

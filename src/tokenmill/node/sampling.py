@@ -16,6 +16,7 @@ from typing import Any
 from ..core.errors import ConfigError, InvalidRequest
 from ..core.sampling import SETTINGS, SamplingParams
 from ..formats.checkpoint import Checkpoint
+from ..text.calls import default_max_tokens
 from ..text.generation_config import recommended
 
 LLAMA_CPP: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
@@ -38,21 +39,34 @@ class SamplingChoice:
 
     def describe(self) -> str:
         """For the start-up print."""
-        settings = ", ".join(f"{name} {_shown(value)}" for name, value in self.defaults.items())
+        acting = {name: value for name, value in self.defaults.items() if name != "max_tokens"}
+        settings = ", ".join(f"{name} {_shown(value)}" for name, value in acting.items())
         return f"{settings or 'temperature 1'} where a request names none ({self.reason})"
+
+    def describe_bound(self) -> str:
+        """The same of the length of answers."""
+        most = default_max_tokens(self.defaults, None)
+        shown = "what is left of the context" if most is None else f"{most:,} tokens, or what is left of the context,"
+        return f"{shown} where a chat names no max_tokens (-n sets it, -1: no bound)"
 
 
 def choose_sampling(
     checkpoint: Checkpoint, generation_config: str, override: Mapping[str, Any] | None = None
 ) -> SamplingChoice:
     """generation_config: 'auto' follows the model, 'vllm' does not; the override comes before all else. Raises
-    ConfigError for an unknown name or a bad value in it, and BadCheckpoint."""
+    ConfigError for an unknown name or a bad value in it, and BadCheckpoint. max_tokens None: nothing bounds it, which
+    an override says by -1."""
     given = _checked(override or {})
     follows = generation_config != "vllm"
     defaults, reason, notes = _follow(checkpoint) if follows else ({}, "the API's default", ())
     if given:
         reason = f"{', '.join(given)} as asked" if given.keys() >= defaults.keys() else f"as asked, else {reason}"
-    return SamplingChoice({**defaults, **given}, reason, notes)
+    return SamplingChoice({**defaults, **_settled(given)}, reason, notes)
+
+
+def _settled(given: Mapping[str, Any]) -> dict[str, Any]:
+    """-1 is llama-server's word for no bound."""
+    return {name: None if (name, value) == ("max_tokens", -1) else value for name, value in given.items()}
 
 
 def _follow(checkpoint: Checkpoint) -> tuple[dict[str, Any], str, tuple[str, ...]]:
@@ -107,7 +121,7 @@ def _checked(override: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None:
             given[name] = value
     try:
-        SamplingParams(**given)
+        SamplingParams(**_settled(given))
     except InvalidRequest as error:
         raise ConfigError(f"override_generation_config: {error.message}", param="override_generation_config") from None
     return given

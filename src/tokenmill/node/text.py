@@ -22,7 +22,8 @@ def load_text_model(checkpoint: Checkpoint, options: TextOptions) -> tuple[TextM
         tool_parser=options.tool_call_parser,
         reasoning_parser=options.reasoning_parser,
     )
-    return replace(text, sampling_defaults=sampling.defaults), sampling
+    guard = {"loop_guard": True} if options.loop_guard else {}
+    return replace(text, sampling_defaults=sampling.defaults | guard), sampling
 
 
 def _read_template(given: str | None) -> str | None:

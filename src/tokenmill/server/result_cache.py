@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from ..cluster.events import Ended
 from ..control.observe.observers import Observer
-from ..core.events import FINISH_LENGTH, FINISH_STOP, Output, Ready, StepOutputs
+from ..core.events import FINISH_LENGTH, FINISH_STOP, TIMEOUT, Output, Ready, StepOutputs
 from ..core.request import Request
 from ..core.step import TokenLogprob
 from .deltas import Stream
@@ -39,6 +39,7 @@ class Kept(NamedTuple):
     logprobs: tuple[TokenLogprob, ...]
     prompt_logprobs: tuple[TokenLogprob, ...]
     finish_reason: str
+    error: str
     stop_token: int | None
     num_output: int
     vector: bytes
@@ -142,12 +143,14 @@ class ResultCache(Observer):
         recording = self._recordings.pop(ended.request.id, None)
         if recording is None or ended.output is None or ended.reason not in (FINISH_STOP, FINISH_LENGTH):
             return
+        if ended.output.error == TIMEOUT:
+            return
         ready = self._ready()
         if ready is None or ready.numerics_id != recording.numerics_id:
             return
         kept = Kept(
             tuple(recording.tokens), tuple(recording.logprobs), recording.prompt_logprobs, ended.reason,
-            recording.stop_token, ended.output.num_output, recording.vector,
+            ended.output.error, recording.stop_token, ended.output.num_output, recording.vector,
         )  # fmt: skip
         self._keep(recording.key, _encode(kept))
 
@@ -192,6 +195,7 @@ def _outputs(kept: Kept, request: Request) -> Iterator[Output]:
             kept.stop_token if is_last else None,
             kept.num_output if is_last else min(end, len(kept.tokens)),
             len(request.prompt_tokens),
+            error=kept.error if is_last else "",
             vector=kept.vector if is_last else b"",
         )
 

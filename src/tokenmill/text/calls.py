@@ -7,18 +7,22 @@ sent is up to the callers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..core.errors import ContextTooLong, InvalidRequest
 from ..core.events import Ready
 from ..core.request import PoolingParams, Request, SamplingParams
+from ..core.sampling import CHAT_TOKENS
 from ..core.terms import USUAL, Terms
 from .text_model import TextModel
 from .tokenizer import Tokenizer
 
 Input = tuple[Sequence[int], int]
 """Token ids, and where the second text of a pair begins in them, or 0."""
+
+NO_BOUND = 2**31 - 1
 
 _MASK64 = 2**64 - 1
 _NO_SAMPLING = SamplingParams(max_tokens=1)
@@ -47,6 +51,14 @@ class TextCall:
     fits_room: bool = False
     prompt_field: str = "prompt"
     limit_field: str = "max_tokens"
+
+
+def default_max_tokens(defaults: Mapping[str, Any], usual: int | None) -> int | None:
+    """Most tokens of an answer whose caller names no number; None: what the context has room for. The operator's or
+    model's `max_tokens` among the defaults comes first; None there takes the bound from what has no usual number.
+    usual: of the endpoint, or None."""
+    given = defaults.get("max_tokens", CHAT_TOKENS if usual is None else usual)
+    return usual if given is None else given
 
 
 def context_limit(ready: Ready) -> int:

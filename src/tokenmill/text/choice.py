@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..core.events import FINISH_STOP, Timing
+from ..core.events import FINISH_LENGTH, FINISH_STOP, Timing
+from ..core.loop_guard import LOOP_WARNING, REPETITION
 from ..core.request import Request
 from ..core.step import TokenLogprob
 from .detokenizer import Detokenizer, StopMatcher
@@ -43,8 +44,9 @@ class Produced(Protocol):
 
 @dataclass(slots=True)
 class Piece:
-    """What one delta adds to an answer. `stop_reason`: the stop string or stop token id that ended it, or TIMEOUT, else
-    None. `parsed`: what a parser has made of the text, if there is one; text that it holds back is in a later one."""
+    """What one delta adds to an answer. `stop_reason`: the stop string or stop token id that ended it, or TIMEOUT, or
+    REPETITION, else None. `parsed`: what a parser has made of the text, if there is one; text that it holds back is in
+    a later one."""
 
     text: str = ""
     tokens: Sequence[int] = ()
@@ -59,6 +61,12 @@ class Piece:
         if self.parsed is not None:
             return self.parsed
         return (Content(self.text),) if self.text else ()
+
+    @property
+    def warning(self) -> dict[str, str]:
+        """The field that an answer has where it was ended as a loop; else none."""
+        is_loop = self.finish_reason == FINISH_LENGTH and self.stop_reason == REPETITION
+        return {"warning": LOOP_WARNING} if is_loop else {}
 
 
 @dataclass(slots=True, eq=False)

@@ -132,7 +132,7 @@ class _Told:
             meta["output_token_logprobs"] = self._entries.whole()
         if answer.call.sampling.logprobs:
             meta["output_top_logprobs"] = self._tops.whole()
-        return {"text": self._text, "output_ids": self._ids.whole(), "meta_info": meta}
+        return {"text": self._text, "output_ids": self._ids.whole(), "meta_info": meta | last.warning}
 
     def _entry(self, token: int, logprob: float) -> list[Any]:
         return [logprob, token, self._answer.names.text(token) if self._answer.call.extras["with_text"] else None]

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...core.errors import InvalidRequest
 from ...core.sampling import MAX_LOGPROBS
+from ...text.calls import NO_BOUND
 from ..call import Call
 from ..fields import Fields, check_integer, kind_name, nearest, said_as
 from ..llama_cpp import closed, fill_gap, require_marks
@@ -135,7 +136,7 @@ def _parse(fields: Fields, body: Mapping[str, Any], rules: Rules) -> tuple[Call,
     call = replace(
         call,
         sampling=with_samplers(call.sampling, samplers),
-        usual_tokens=None,
+        usual_tokens=NO_BOUND if num_predict in (-1, -2) else None,
         fits_room=True,
         score_only=num_predict == 0,
         limit_field="n_predict" if num_predict is not None else call.limit_field,

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from ... import __version__
 from ...core.errors import InvalidRequest, Unavailable
 from ...core.request import SamplingParams
-from ...text.calls import Input
+from ...text.calls import Input, default_max_tokens
 from ..fields import said_as
 from ..json_reply import JSONReply
 from ..pooling import PoolingCall, floats
@@ -36,7 +36,7 @@ class About:
         server = self._server
         text, ready = server.text, server.client.ready
         defaults = SamplingParams(**{**text.sampling_defaults, "max_tokens": None})
-        given = text.sampling_defaults.get("max_tokens")
+        given = default_max_tokens(text.sampling_defaults, None)
         chat = text.chat
         return JSONReply(
             {

@@ -108,7 +108,7 @@ class Events:
         call, request, prompt = self._answer.call, choice.request, self._prompt(choice)
         num_tokens = 0 if call.score_only else choice.num_tokens
         is_limit = piece.finish_reason == "length"
-        is_word = isinstance(piece.stop_reason, str)
+        is_word = not is_limit and isinstance(piece.stop_reason, str)
         given = call.sampling.max_tokens
         shown = settings(call.sampling, seed=request.seed, max_tokens=0 if call.score_only else given)
         return {
@@ -128,6 +128,7 @@ class Events:
             "stopping_word": piece.stop_reason if is_word else "",
             "tokens_cached": choice.num_cached,
             "timings": self._timings(choice),
+            **piece.warning,
         }
 
     def chosen(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def _wrong(where: str, what: str) -> InvalidRequest:
 
 
 PASSED = (
-    "model", "stream", *SETTINGS, "seed", "min_tokens", "ignore_eos", "stop_token_ids", "bad_words",
+    "model", "stream", *SETTINGS, "seed", "min_tokens", "ignore_eos", "loop_guard", "stop_token_ids", "bad_words",
     "allowed_token_ids", "logit_bias", "skip_special_tokens", "chat_template", "chat_template_kwargs", "priority",
     "cache_salt", "request_id", "slo", "priority_class",
 )  # fmt: skip

@@ -112,7 +112,7 @@ class MessageShape:
                     yield
         reason, sequence = stop_of(answer, choice, shown[-1])
         message = start_of(answer) | {"content": blocks.end(), "stop_reason": reason, "stop_sequence": sequence}
-        return encode_json(message | {"usage": usage_of(answer)})
+        return encode_json(message | {"usage": usage_of(answer)} | shown[-1].warning)
 
     def chunks(self, answer: Answer) -> MessageChunks:
         return MessageChunks(answer)
@@ -212,6 +212,7 @@ class MessageChunks:
         self._thoughts: list[str] = []
         self._index = -1
         self._stop: tuple[str, str | None] = ("end_turn", None)
+        self._warning: dict[str, str] = {}
         self._text_head = b""
 
     def start(self) -> bytes:
@@ -236,12 +237,13 @@ class MessageChunks:
         if piece.finish_reason is not None:
             events += self._close()
             self._stop = stop_of(self._answer, choice, piece)
+            self._warning = piece.warning
         return b"".join(events)
 
     def end(self) -> bytes:
         reason, sequence = self._stop
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        return _event("message_delta", {"delta": delta, "usage": usage_of(self._answer)}) + _STOP
+        return _event("message_delta", {"delta": delta, "usage": usage_of(self._answer)} | self._warning) + _STOP
 
     def failure(self, error: TokenmillError) -> bytes:
         return b"event: error\ndata: " + encode_json(describe(error, anthropic_style)) + b"\n\n"

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from ...core.errors import InvalidRequest
 from ...core.sampling import MAX_LOGPROBS, SamplingParams
+from ...text.calls import NO_BOUND
 from ..call import Call
 from ..common_fields import template_switch
 from ..fields import Fields, check_integer, kind_name, said_as
@@ -39,6 +40,7 @@ READ: Mapping[str, str] = {
     "repeat_last_n": "repeat_last_n",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
+    "loop_guard": "loop_guard",
 }
 """Options that are read, and what OpenAI's bodies (with extra fields) call them."""
 
@@ -177,7 +179,7 @@ def parse_ollama_chat(body: dict[str, Any], rules: Rules) -> tuple[Call, list[st
         rewritten["continue_final_message"] = True
     with said_as(_SAID):
         call, _ = parse_chat(rewritten, rules)
-    return _named(call), unknown
+    return _named(call, fields), unknown
 
 
 def parse_ollama_generate(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
@@ -197,7 +199,7 @@ def parse_ollama_generate(body: dict[str, Any], rules: Rules) -> tuple[Call, lis
         raise InvalidRequest("suffix goes with neither system nor context.", param="suffix")
     if not prompt and not suffix:
         return _loading(fields, rewritten), unknown
-    changes: dict[str, Any] = {"usual_tokens": None, "named": "prompt", "prefix": prefix}
+    changes: dict[str, Any] = {"named": "prompt", "prefix": prefix}
     if system and not rules.has_template:
         raise InvalidRequest("system needs a model with a chat template, and this one has none.", param="system")
     if not is_raw:
@@ -208,18 +210,25 @@ def parse_ollama_generate(body: dict[str, Any], rules: Rules) -> tuple[Call, lis
             call, _ = parse_completion(_as_completion(rewritten) | {"prompt": prompt or " "}, rules)
         if fim is not None:
             call = fill_gap(call, fim, prompt, suffix)
-        return replace(_named(call), **changes), unknown
+        return replace(_named(call, fields), **changes), unknown
     rewritten["messages"] = [{"role": "system", "content": system}] if system else []
     rewritten["messages"].append({"role": "user", "content": prompt})
     with said_as({**_SAID, "messages": "prompt"}):
         call, _ = parse_chat(rewritten, rules)
-    return replace(_named(call), **changes), unknown
+    return replace(_named(call, fields), **changes), unknown
 
 
-def _named(call: Call) -> Call:
+def _named(call: Call, fields: Fields) -> Call:
     """With the caller's names for what is found wrong later. A context that is full ends an answer."""
     constraint = None if call.constraint is None else structs.replace(call.constraint, param="format")
-    return replace(call, limit_field="options.num_predict", fits_room=True, constraint=constraint)
+    is_said = (fields.object("options") or {}).get("num_predict") is not None
+    return replace(
+        call,
+        limit_field="options.num_predict",
+        usual_tokens=NO_BOUND if is_said else None,
+        fits_room=True,
+        constraint=constraint,
+    )
 
 
 def _common(fields: Fields, rules: Rules) -> tuple[dict[str, Any], list[str]]:

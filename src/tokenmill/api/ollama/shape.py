@@ -166,6 +166,7 @@ class Lines:
             "prompt_eval_duration": nanoseconds(took.prompt_s),
             "eval_count": choice.num_tokens,
             "eval_duration": nanoseconds(took.output_s),
+            **pieces[-1].warning,
         }
 
 

@@ -24,7 +24,7 @@ from ..tools import FUNCTION_CALL, demand, read_tools
 from ..unsupported_fields import CHAT, COMPLETION, check, rename
 
 MAX_TOKENS_DEFAULT = 16
-"""Of /v1/completions; a chat answer may use the rest of the context."""
+"""Of /v1/completions, which is OpenAI's; of a chat answer it is core.sampling.CHAT_TOKENS."""
 
 _INT64 = 2**63
 
@@ -112,6 +112,7 @@ def _sampling(
         return given if given is not None else rules.defaults.get(name, declared.default)
 
     n = _or(fields.integer("n", 1, MAX_CHOICES), 1)
+    ignore_eos = bool(fields.flag("ignore_eos"))
     settings = {name: chosen(name, declared) for name, declared in SETTINGS.items()}
     penalties = [settings[name] for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")]
     if fields.any("repeat_last_n") not in (None, -1) and penalties != [1, 0, 0]:
@@ -124,7 +125,8 @@ def _sampling(
         seed=fields.integer("seed", -_INT64, 2 * _INT64 - 1),
         stop=_stops(fields),
         stop_token_ids=_some_ids(fields, "stop_token_ids", rules.vocab_size, MAX_STOP_TOKENS),
-        ignore_eos=bool(fields.flag("ignore_eos")),
+        ignore_eos=ignore_eos,
+        loop_guard=_or(fields.flag("loop_guard"), not ignore_eos and rules.defaults.get("loop_guard", False)),
         logit_bias=_logit_bias(fields, rules.vocab_size),
         allowed_token_ids=_allowed(fields, rules.vocab_size),
         bad_words=tuple(fields.array("bad_words") or ()),

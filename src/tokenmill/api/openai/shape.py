@@ -117,6 +117,7 @@ def _whole_choice(answer: Answer, choice: Choice, pieces: Sequence[Piece]) -> Wo
     body["logprobs"] = yield from answer.logprobs(choice, entries)
     body["finish_reason"] = _finish_reason(answer, choice, shown[-1])
     body["stop_reason"] = shown[-1].stop_reason
+    body |= shown[-1].warning
     if call.return_token_ids:
         body["token_ids"] = [token for piece in shown for token in piece.tokens]
     if not answer.is_chat:
@@ -211,6 +212,7 @@ class Chunks:
         body["finish_reason"] = _finish_reason(answer, choice, piece)
         if piece.finish_reason is not None:
             body["stop_reason"] = piece.stop_reason
+            body |= piece.warning
         if answer.call.return_token_ids:
             body["token_ids"] = list(piece.tokens)
         return self._event([body])

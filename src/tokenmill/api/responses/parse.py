@@ -155,6 +155,7 @@ _RENAMED = (
     ("response_format", "text.format"),
     ("max_tokens", "max_output_tokens"),
     ("reasoning_effort", "reasoning.effort"),
+    ("verbosity", "text.verbosity"),
     (".function.", "."),
     ("messages", "input"),
 )
@@ -274,10 +275,8 @@ def _text_format(fields: Fields, chat: dict[str, Any]) -> dict[str, Any]:
     text = Fields(fields.object("text") or {}, "text")
     form = Fields(text.object("format") or {"type": "text"}, "text.format")
     verbosity = text.text("verbosity")
-    if verbosity not in (None, "medium"):
-        raise InvalidRequest(
-            "text.verbosity may only be 'medium' here; say it in the instructions.", param=text.name("verbosity")
-        )
+    if verbosity is not None:
+        chat["verbosity"] = verbosity
     kind = form.text("type")
     shown: dict[str, Any] = {"type": kind}
     if kind == "json_schema":
@@ -298,7 +297,7 @@ def _text_format(fields: Fields, chat: dict[str, Any]) -> dict[str, Any]:
         if part.unread():
             name = part.name(part.unread()[0])[:MAX_NAME]
             raise InvalidRequest(f"{name} is not known here; leave it out.", param=name)
-    return {"format": shown, "verbosity": "medium"}
+    return {"format": shown, "verbosity": verbosity or "medium"}
 
 
 def _reasoning(fields: Fields, chat: dict[str, Any]) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class Progress:
         self._error: dict[str, Any] | None = None
         self._completed_at: int | None = None
         self._has_reached_limit = False
+        self._warning: dict[str, str] = {}
 
     @property
     def is_stored(self) -> bool:
@@ -63,9 +64,10 @@ class Progress:
             logprobs = bytes(shaped)[_HEAD:-_TAIL]
         return self.output.push(piece.parts, logprobs)
 
-    def finish(self, reason: str) -> list[Event]:
-        """The last piece has been taken; `reason`: why it is the last."""
-        self._has_reached_limit = reason == FINISH_LENGTH
+    def finish(self, last: Piece) -> list[Event]:
+        """The last piece has been taken."""
+        self._has_reached_limit = last.finish_reason == FINISH_LENGTH
+        self._warning = last.warning
         status = INCOMPLETE if self._has_reached_limit or self.answer.choices[0].has_cut_call else COMPLETED
         events = self.output.end(status)
         self._seal(status)
@@ -124,6 +126,7 @@ class Progress:
             "usage": None if self.status in (IN_PROGRESS, QUEUED) else self._usage(),
             "user": settings["user"],
             "system_fingerprint": answer.fingerprint,
+            **self._warning,
         }
 
     def _usage(self) -> dict[str, Any]:
@@ -181,7 +184,7 @@ class ResponseShape:
             yield from self._progress.take(piece)
         assert piece.finish_reason is not None
         self._progress.is_known = True
-        self._progress.finish(piece.finish_reason)
+        self._progress.finish(piece)
         return self._progress.sealed
 
     def chunks(self, answer: Answer) -> ResponseChunks:
@@ -240,7 +243,7 @@ class ResponseChunks:
         begun = self._begin()
         events = yield from self._progress.take(piece)
         if piece.finish_reason is not None:
-            self._last = self._progress.finish(piece.finish_reason)
+            self._last = self._progress.finish(piece)
         return begun + self._events(events)
 
     def end(self) -> bytes:

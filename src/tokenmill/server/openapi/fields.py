@@ -72,6 +72,11 @@ SAMPLING: Told = {
     "seed": ("integer, -2^63 to 2^64 - 1", "same seed, same answer; without one, each prompt draws its own"),
     "min_tokens": ("integer, 0 to 2^31 - 1", "nothing ends the answer before so many"),
     "ignore_eos": ("true or false", "the model's end token ends nothing"),
+    "loop_guard": (
+        "true or false",
+        "end the answer with `length` and a `warning` once its last 512 tokens have a period of at most 64; not where "
+        "it follows a grammar (default: as `--loop-guard` says, but false with `ignore_eos`)",
+    ),
     "stop": ("string or array of strings", "up to 16 texts that end the answer, of up to 1,024 characters each"),
     "stop_token_ids": ("array of integers", "token ids that end the answer, up to 1,024"),
     "include_stop_str_in_output": ("true or false", "the text or token that ended it is part of the answer"),
@@ -171,6 +176,7 @@ CHAT: Told = {
         "string",
         "a variable of the template; `none` also sets `enable_thinking` and `thinking` to false there",
     ),
+    "verbosity": ("string", "a variable of the template: `low`, `medium` or `high`; one that lacks it overlooks it"),
     "include_reasoning": ("true or false", "false: reasoning is left out of the answer"),
     "separate_reasoning": ("true or false", "false: reasoning stays in the content, with its marks"),
     "reasoning_format": ("string", "`none`, the same; `auto`, `deepseek`"),
@@ -184,7 +190,8 @@ CHAT: Told = {
     "continue_final_message": ("true or false", "the last message is left open and continued"),
     "max_completion_tokens": (
         "integer, 1 to 2^31 - 1",
-        "most tokens of the answer (default: the model's own, or the rest of the context)",
+        "most tokens of the answer (default: [as the server is set](sampling.md#how-long-an-answer-may-be), else 4,096 "
+        "or the rest of the context)",
     ),
     "max_tokens": ("integer, 1 to 2^31 - 1", "its older name"),
     "logprobs": ("true or false", "log probabilities of the answer's tokens"),
@@ -203,7 +210,7 @@ COMPLETION: Told = {
     "prompt": ("string or array", "a string, token ids, or an array of up to 1,024 of either"),
     "max_tokens": (
         "integer, 0 to 2^31 - 1",
-        "most tokens of the answer; 0 only with `echo`: the prompt is scored (default: the model's own, or 16)",
+        "most tokens of the answer; 0 only with `echo`: the prompt is scored (default: as the server is set, else 16)",
     ),
     "logprobs": (
         "integer, 0 to 20",
@@ -269,6 +276,7 @@ TOKENIZE: Told = {
             "chat_template",
             "chat_template_kwargs",
             "reasoning_effort",
+            "verbosity",
             "add_generation_prompt",
             "continue_final_message",
         )
@@ -307,12 +315,12 @@ RESPONSE: Told = {
     "store": ("true or false", "keep the response for a day (default: true, unless `--responses-store off`)"),
     "max_output_tokens": (
         "integer, 1 to 2^31 - 1",
-        "most tokens of the answer, reasoning and calls included (default: the rest of the context)",
+        "most tokens of the answer, reasoning and calls included (default: as for chat)",
     ),
     "text": ("object", "`format` (`text`, `json_object`, `json_schema` with `name`, `schema`, `strict`), `verbosity`"),
     "text.format": ("object", "what the answer's text is held to"),
     "text.format.type": ("string", "`text`, `json_object` or `json_schema`"),
-    "text.verbosity": ("string", "`medium`"),
+    "text.verbosity": ("string", "as `verbosity` of chat"),
     "tools": (
         "array of objects",
         "functions: `{type, name, description, parameters, strict}`, also in a `namespace`; others are left out",

@@ -87,7 +87,7 @@ OLLAMA_EMBEDDINGS = _OLLAMA_VECTORS | {"prompt": ("string", "the text; none: no 
 OLLAMA_OPTIONS: Told = {
     "options.num_predict": (
         "integer, -2 to 2^31 - 1",
-        "most tokens of the answer; 0, -1, -2 or none: what the context has room for",
+        "most tokens of the answer; 0, -1, -2: what the context has room for (default: as for chat)",
     ),
     "options.num_ctx": ("integer, 1 to 2^31 - 1", "of no effect: the context is settled when the server starts"),
     "options.temperature": ("number", "as `temperature`"),
@@ -97,6 +97,7 @@ OLLAMA_OPTIONS: Told = {
     "options.typical_p": ("number", "as `typical_p`"),
     "options.seed": ("integer", "as `seed`; -1: none"),
     "options.stop": ("string or array of strings", "as `stop`"),
+    "options.loop_guard": ("true or false", "as `loop_guard`"),
     "options.repeat_penalty": ("number", "as `repetition_penalty`"),
     "options.repeat_last_n": ("integer", "as `repeat_last_n`"),
     "options.presence_penalty": ("number", "as `presence_penalty`"),
@@ -105,7 +106,8 @@ OLLAMA_OPTIONS: Told = {
 LLAMA_SHARED: Told = {
     "n_predict": (
         "integer, -2 to 2^31 - 1",
-        "most tokens of the answer; 0: none, the prompt is but read; -1, -2 or none: what the context has room for",
+        "most tokens of the answer; 0: none, the prompt is but read; -1, -2: what the context has room for "
+        "(default: as for chat)",
     ),
     "n_cmpl": ("integer, 1 to 2^31 - 1", "answers to each prompt"),
     "n_probs": ("integer, 0 to 20", "log probabilities of the answer's tokens, with so many alternatives to each"),

@@ -82,7 +82,8 @@ class DecodeRun:
     def _most(self, num_new: list[int], wanted: int) -> int:
         """Until a sequence may be planned no more, or there is no block for one."""
         depth = self._depth
-        most = min([seq.max_len - known for seq, known in zip(self._running, self._known, strict=True)]) - depth
+        ends = [min(seq.max_len, seq.loop_check) for seq in self._running]
+        most = min([end - known for end, known in zip(ends, self._known, strict=True)]) - depth
         most = min(most, wanted)
         available = min(pool.num_available for pool in self._state.blocks.pools)
         in_round = sum(num_new)
