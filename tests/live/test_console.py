@@ -23,6 +23,33 @@ from tokenmill.control.tenants.store import TenantStore
 PAGES = ("playground", "load", "workers", "requests", "tenants", "models", "batches", "reports", "audit")
 HOSTILE = "<img src=x onerror=pwned()><script>pwned()</script>\u202e</b>'\"&amp;"
 ANSWER = f"One two {HOSTILE} three."
+SHOWN = ANSWER.replace("&amp;", "&")
+"""Tags show as they are written; characters by name are what they stand for."""
+MARKDOWN = """# Title
+
+Some **bold** text, `x < y`, &lt;tag&gt; and a [link](https://example.org/a).
+![picture](https://example.org/p.png) [bad](javascript:pwned()) [bad](data:text/html,x) <img src=x onerror=pwned()>
+
+### Deeper
+
+1. one
+   - inner
+2. [x] two
+
+> quoted
+
+```js
+let a = "<b>";
+
+let b;
+```
+
+| a | b |
+|---|--:|
+| 1 | [late] |
+
+[late]: https://example.org/late
+"""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +96,7 @@ def test_an_answer_shows_as_it_comes_and_can_be_stopped(page: Page, served: Serv
         ask(page)
         page.wait("document.querySelector('.turn.assistant > .said')?.textContent.startsWith('One')")
         served.call(script.go.clear)
-        assert said(page) != ANSWER and page.run("!document.querySelector('.turn .foot').childElementCount")
+        assert said(page) != SHOWN and page.run("!document.querySelector('.turn .foot').childElementCount")
         served.wait_until(lambda: served.client.num_open == 1)
         page.click("Stop")
         page.wait_text("stopped")
@@ -84,7 +111,7 @@ def test_an_answer_shows_as_it_comes_and_can_be_stopped(page: Page, served: Serv
     first = said(page)
     ask(page, "Go on")
     done(page)
-    assert said(page) == ANSWER
+    assert said(page) == SHOWN
     sent = [json.loads(each["postData"]) for each in page.requests if each["method"] == "POST"]
     assert [message["role"] for message in sent[1]["messages"]] == ["user", "assistant", "user"]
     assert sent[1]["messages"][1]["content"] == first, "what was said before is part of the conversation"
@@ -120,7 +147,7 @@ def test_it_works_under_the_path_of_a_proxy(browser: Browser) -> None:
     with Served(lambda prompt: ANSWER, root_path="/llm") as below, browser.page(f"{below.url}/llm/console") as page:
         ask(page)
         done(page)
-        assert said(page) == ANSWER and page.run("location.pathname") == "/llm/console/"
+        assert said(page) == SHOWN and page.run("location.pathname") == "/llm/console/"
         assert all("/llm/" in request["url"] for request in page.requests)
         assert not page.complaints
 
@@ -137,7 +164,7 @@ def test_a_question_without_an_answer_is_no_part_of_what_is_said(page: Page, ser
     ask(page, "Second")
     done(page)
     page.wait("document.querySelector('.turn .foot')")
-    assert said(page) == ANSWER and page.run("document.querySelectorAll('.turn.user').length") == 1
+    assert said(page) == SHOWN and page.run("document.querySelectorAll('.turn.user').length") == 1
     sent = [json.loads(each["postData"]) for each in page.requests if each["method"] == "POST"]
     assert sent[-1]["messages"] == [{"role": "user", "content": "Second"}]
 
@@ -205,7 +232,7 @@ def test_what_models_and_users_write_is_text(browser: Browser, served: Served, t
         done(page)
         page.click("Probabilities")
         page.click("Request and response")
-        assert said(page) == ANSWER and HOSTILE in page.run("document.querySelector('.turn.user').textContent")
+        assert said(page) == SHOWN and HOSTILE in page.run("document.querySelector('.turn.user').textContent")
         hostile.ask("/v1/load_lora_adapter", {"lora_name": HOSTILE, "lora_path": "/" + HOSTILE})
         upload(hostile, "<img src=x onerror=pwned()>", b'{"custom_id": "1"}\n')
         for name in (*PAGES, "reports/a.json", "reports/b.json"):
@@ -226,6 +253,69 @@ def upload(served: Served, name: str, content: bytes) -> None:
     connection.request("POST", "/v1/files", body, {"content-type": f"multipart/form-data; boundary={edge}"})
     assert connection.getresponse().status == 200
     connection.close()
+
+
+def test_an_answer_is_read_as_markdown(browser: Browser) -> None:
+    """Tags are text, links lead to web addresses alone, and pictures are not loaded."""
+    with Served(lambda prompt: MARKDOWN) as served, opened(browser, served) as page:
+        ask(page)
+        done(page)
+
+        def num(selector: str) -> int:
+            found: int = page.run(f"document.querySelectorAll('.turn.assistant > .said {selector}').length")
+            return found
+
+        kinds = (
+            "h3",
+            "strong",
+            "ol > li",
+            "ol ul > li",
+            "blockquote p",
+            "td.right",
+            ":not(pre) > code",
+            ":is(img, b, script)",
+        )
+        assert [num(kind) for kind in kinds] == [2, 1, 2, 1, 1, 1, 1, 0]
+        code = 'let a = "<b>";\n\nlet b;'
+        assert page.run("document.querySelector('.said pre').textContent") == code
+        links = page.run(
+            "[...document.querySelectorAll('.said a')].map(each => [each.textContent, each.href, each.rel])"
+        )
+        assert links == [
+            [text, f"https://example.org/{path}", "noopener noreferrer nofollow"]
+            for text, path in (("link", "a"), ("Picture: picture", "p.png"), ("late", "late"))
+        ]
+        for text in ("x < y", "<tag>", "<img src=x onerror=pwned()>", "☑ two"):
+            assert text in said(page)
+        page.click("As written")
+        assert page.run("document.querySelector('.turn .foot + div pre').textContent") == MARKDOWN
+        page.run("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }")
+        page.click("Copy")
+        page.wait_text("Code copied")
+        assert page.run("window.copied") == code
+        assert all(each["url"].startswith(served.url) for each in page.requests if not each["url"].startswith("data:"))
+        assert not page.complaints
+
+
+def test_markdown_grows_as_it_would_be_drawn_at_once(page: Page) -> None:
+    """After each character, with line ends of either kind; quotes in quotes by the thousand are shown as they are."""
+    script = f"""import("./lib/markdown.js").then(({{ Markdown }}) => {{
+      for (const text of [{json.dumps(MARKDOWN)}, {json.dumps(MARKDOWN.replace(chr(10), chr(13) + chr(10)))}]) {{
+        const growing = new Markdown();
+        for (let num = 1; num <= text.length; num++) {{
+          growing.text = text.slice(0, num);
+          growing.draw();
+          const whole = new Markdown();
+          whole.end(growing.text);
+          if (num < text.indexOf("[late]:") && !whole.element.isEqualNode(growing.element)) return growing.text;
+        }}
+      }}
+      const deep = ">".repeat(20000) + "x", plain = new Markdown(), nested = new Markdown();
+      plain.end(deep);
+      nested.end(">".repeat(500) + "x");
+      return [plain.element.textContent === deep, nested.element.querySelectorAll("blockquote").length];
+    }})"""
+    assert page.run(script) == [True, 500]
 
 
 def test_the_policy_stops_what_a_page_must_not_do(browser: Browser, served: Served) -> None:
@@ -267,7 +357,7 @@ def test_a_key_is_in_this_tab_and_headers_alone(browser: Browser, tmp_path: Path
         page.run("location.hash = '#/playground'")
         ask(page)
         done(page)
-        assert said(page) == ANSWER
+        assert said(page) == SHOWN
         page.click("Request and response")
         assert key not in page.run("document.documentElement.outerHTML")
         kept = "JSON.stringify([{...localStorage}, document.cookie, location.href, history.state])"

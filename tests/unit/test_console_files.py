@@ -115,10 +115,15 @@ def test_files_parse_no_html_and_name_no_other_place(path: str) -> None:
         assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text))
 
 
-def test_the_chart_library_keeps_its_licence() -> None:
-    vendored = FOLDER / "vendor" / "uplot"
-    assert "MIT License" in (vendored / "LICENSE").read_text()
-    assert "innerHTML" not in (vendored / "uPlot.esm.js").read_text()
+@pytest.mark.parametrize(
+    ("name", "script", "licence"), [("uplot", "uPlot.esm.js", "MIT License"), ("marked", "marked.esm.js", "MarkedJS")]
+)
+def test_libraries_keep_their_licences(name: str, script: str, licence: str) -> None:
+    vendored = FOLDER / "vendor" / name
+    assert licence in (vendored / "LICENSE").read_text()
+    assert "innerHTML" not in (vendored / script).read_text()
+    project = (FOLDER.parents[4] / "pyproject.toml").read_text()
+    assert f"vendor/{name}/LICENSE" in project
 
 
 @pytest.mark.parametrize("path", ["/admin/kv", "/admin/reports", "/admin/reports/old.json"])

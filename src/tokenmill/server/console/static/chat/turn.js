@@ -2,6 +2,7 @@
 
 import { h, show } from "../lib/dom.js";
 import { decimal, duration, whole } from "../lib/format.js";
+import { Markdown } from "../lib/markdown.js";
 import { badge, button, copy, explain, field } from "../lib/ui.js";
 import { curl } from "./curl.js";
 import { pretty } from "./settings.js";
@@ -18,20 +19,19 @@ export class AnswerView {
     this.answer = answer;
     this.path = path;
     this.actions = actions;
-    this.text = document.createTextNode("");
+    this.text = new Markdown({ isPlain: "response_format" in answer.body });
     this.thought = document.createTextNode("");
-    this.said = h("div", { class: "said" }, this.text);
     this.thinking = h("details", { class: "thinking", hidden: true }, h("summary", null, "Reasoning"), h("div", { class: "said muted" }, this.thought));
     this.calls = h("div", { class: "stack" });
     this.foot = h("div", { class: "foot" });
     this.extra = h("div");
     this.state = h("span", { class: "busy", role: "status" }, "Waiting for the first token");
     this.element = h("article", { class: "turn assistant", "aria-busy": "true" },
-      h("h2", null, answer.body.model), this.thinking, this.said, this.calls, h("div", { class: "row small muted" }, this.state), this.foot, this.extra);
+      h("h2", null, answer.body.model), this.thinking, this.text.element, this.calls, h("div", { class: "row small muted" }, this.state), this.foot, this.extra);
   }
 
   add({ content, reasoning }) {
-    if (content) this.text.appendData(content);
+    if (content) this.text.grow(this.answer.content, this.actions.follow);
     if (reasoning) {
       this.thinking.hidden = false;
       this.thinking.open = !this.answer.content;
@@ -43,12 +43,14 @@ export class AnswerView {
 
   end() {
     const { answer } = this;
+    this.text.end(answer.content);
     this.element.setAttribute("aria-busy", "false");
     this.state.classList.remove("busy");
     show(this.state, this.summary());
     if (answer.error) this.element.insertBefore(h("p", { class: "notice bad", role: "alert" }, explain(answer.error)), this.foot);
     if (answer.calls.length) this.drawCalls(answer.finish === "tool_calls");
     const views = [];
+    if (answer.content) views.push(["As written", () => h("pre", { tabindex: "0" }, answer.content)]);
     if (answer.tokens.length) views.push(["Probabilities", () => tokenView(answer.tokens)]);
     views.push(["Request and response", () => this.raw()]);
     const toggles = views.map(([label, view]) => button(label, () => this.toggle(toggles, label, view), { kind: "small", "aria-expanded": "false" }));

@@ -70,6 +70,7 @@ class Conversation {
     const answer = new Answer(body);
     const before = this.messages;
     const view = new AnswerView(answer, PATH, {
+      follow,
       again: () => {
         if (!this.answer && this.begin(before, [])) view.element.remove();
       },
@@ -80,11 +81,7 @@ class Conversation {
     this.log.append(view.element);
     this.setBusy(true);
     view.element.scrollIntoView({ block: "nearest" });
-    await answer.run(PATH, (added) => {
-      const isAtEnd = innerHeight + scrollY > document.documentElement.scrollHeight - FOLLOW_PX;
-      view.add(added);
-      if (isAtEnd) scrollTo(0, document.documentElement.scrollHeight);
-    });
+    await answer.run(PATH, (added) => follow(() => view.add(added)));
     if (this.answer === answer) this.answer = null;
     if (this.messages === before && (answer.content || answer.calls.length)) {
       this.messages = [...before, answer.message()];
@@ -110,6 +107,13 @@ class Conversation {
       this.settings.model.error(explain(error));
     }
   }
+}
+
+// Draws; who looks at the end of the page stays there.
+function follow(draw) {
+  const isAtEnd = innerHeight + scrollY > document.documentElement.scrollHeight - FOLLOW_PX;
+  draw();
+  if (isAtEnd) scrollTo(0, document.documentElement.scrollHeight);
 }
 
 let conversation = null;
