@@ -215,8 +215,104 @@ def test_each_token_has_its_probability_and_alternatives(page: Page) -> None:
     drawn = page.wait("document.querySelector('.alternatives tr.drawn')?.innerText")
     assert '"i"' in drawn and "36.8" in drawn and ANSWER[9] == "i"
     assert page.run("document.querySelectorAll('.alternatives tbody tr').length") == 4
-    page.run("document.querySelectorAll('.token')[8].click()")
+    beside = """(() => { const token = document.querySelector(".token.chosen").getBoundingClientRect(),
+      panel = document.querySelector(".alternatives").getBoundingClientRect();
+      return panel.top >= token.bottom || panel.bottom <= token.top; })()"""
+    assert page.run(beside) and page.run("document.querySelector('.alternatives').checkVisibility()")
+    page.press("Escape")
+    assert page.run("document.querySelector('.alternatives').checkVisibility()") is False
+    where = page.run("(({x, y}) => [x, y])(document.querySelectorAll('.token')[8].getBoundingClientRect())")
+    page.tell("Input.dispatchMouseEvent", type="mouseMoved", x=where[0] + 2, y=where[1] + 5)
     assert '"<"' in page.wait("document.querySelector('.alternatives tr.drawn')?.innerText")
+
+
+def test_two_models_answer_side_by_side(browser: Browser) -> None:
+    """The same is said to both, each has its own answers before it, and the second begins with what was said so far."""
+    two = Served(lambda prompt: f"Answer {len(prompt)}", model_names=("toy", "other"))
+    with two as served, opened(browser, served) as page:
+        ask(page, "First")
+        done(page)
+        page.fill("Compare with", "other")
+        page.wait("document.querySelectorAll('.turns').length == 2")
+        assert page.run("document.querySelectorAll('.turns')[1].innerText.includes('First')")
+        ask(page, "Second")
+        page.wait("document.querySelectorAll('.turn .foot button.again').length == 2")
+        sent = [json.loads(each["postData"]) for each in page.requests if each["method"] == "POST"]
+        assert [each["model"] for each in sent] == ["toy", "toy", "other"]
+        assert sent[1]["messages"] == sent[2]["messages"] and len(sent[1]["messages"]) == 3
+        columns = page.run("[...document.querySelectorAll('.turns')].map(e => e.getBoundingClientRect().x)")
+        assert columns[0] < columns[1]
+        page.resize(360, 740)
+        assert page.run("document.documentElement.scrollWidth") <= 360
+        page.fill("Compare with", "")
+        page.wait("document.querySelectorAll('.turns').length == 1")
+        assert not page.complaints
+
+
+def test_a_conversation_is_kept_as_a_file_and_opened_again(browser: Browser, tmp_path: Path) -> None:
+    """The file is the body of a call that goes on with it. Opened elsewhere it brings all of that; what is
+    no conversation changes nothing."""
+    model = Model()
+    model.answer = 'I **look**.<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    with serve("<tool_call><think>", model) as served:
+        with opened(browser, served) as page:
+            page.fill("System message", "Be brief")
+            page.fill("Temperature", "0.5")
+            page.click("More parameters")
+            page.fill("Further fields", '{"ignore_eos": false}')
+            page.click("Tools")
+            page.click("Fill in an example")
+            ask(page, "Weather?")
+            page.wait_text("Call get_weather")
+            model.answer = "It **rains**."
+            page.fill("Result of get_weather", "rain")
+            page.click("Send results")
+            page.wait("[...document.querySelectorAll('.said strong')].at(-1)?.innerText == 'rains'")
+            done(page)
+            page.tell("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+            page.click("Save")
+            kept = tmp_path / "conversation.json"
+            for _ in range(1000):
+                if kept.exists():
+                    break
+                page.run("new Promise(told => setTimeout(told, 10))")
+        body = json.loads(kept.read_text())
+        status, answer, _ = served.ask("/v1/chat/completions", body)
+        assert status == 200, answer
+        assert [each["role"] for each in body["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
+        with opened(browser, served) as page:
+            page.wait("document.querySelector('option[value=toy]')")
+            for bad, why in (
+                ("{", "JSON"),
+                ("[]", "one conversation"),
+                ('{"messages": [{"role": "x"}]}', "none of the roles"),
+            ):
+                choose_file(page, bad)
+                page.wait_text(why)
+            assert "Nothing said yet" in page.text()
+            choose_file(page, kept.read_text())
+            page.wait("[...document.querySelectorAll('.said strong')].at(-1)?.innerText == 'rains'")
+            page.wait_text("Call get_weather")
+            ask(page, "And then?")
+            done(page)
+            (sent,) = [json.loads(each["postData"]) for each in page.requests if each["method"] == "POST"]
+            assert {name: value for name, value in sent.items() if not name.startswith("stream")} == body | {
+                "messages": [*body["messages"], {"role": "user", "content": "And then?"}]
+            }
+            choose_file(page, json.dumps(body | {"model": "gone"}))
+            page.wait_text("Not served here: gone")
+            assert not page.complaints
+
+
+def choose_file(page: Page, content: str) -> None:
+    """As if the reader chose a file of this content from the disk, for the next file that is asked for."""
+    page.run(f"""HTMLInputElement.prototype.click = function () {{
+      const given = new DataTransfer();
+      given.items.add(new File([{json.dumps(content)}], "conversation.json"));
+      this.files = given.files;
+      this.dispatchEvent(new Event("change"));
+    }}""")
+    page.click("Open")
 
 
 def test_what_models_and_users_write_is_text(browser: Browser, served: Served, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 // The playground's parameters: their controls, and the request body that they give.
 
-import { h } from "../lib/dom.js";
+import { h, show } from "../lib/dom.js";
 import { checkbox, field, select } from "../lib/ui.js";
 
 const NUMBERS = [
@@ -23,8 +23,11 @@ const EXAMPLE_TOOLS = [{ type: "function", function: { name: "get_weather", desc
 export class BadField extends Error {}
 
 export class Settings {
-  constructor() {
+  // compared(): another model to compare with was chosen, or none.
+  constructor(compared) {
     this.model = field("Model", h("select"));
+    this.other = field("Compare with", h("select", { onchange: compared }), "The same is said to both, side by side.");
+    this.other.element.hidden = true;
     this.system = field("System message", h("textarea", { rows: "3" }));
     this.numbers = NUMBERS.map(([name, label, min, max, step, isWhole]) => ({
       name, min, max, isWhole, ...field(label, h("input", { type: "text", inputmode: isWhole ? "numeric" : "decimal", placeholder: "default", autocomplete: "off" })),
@@ -44,6 +47,7 @@ export class Settings {
     const example = h("button", { type: "button", class: "small", onclick: () => { this.tools.control.value = pretty(EXAMPLE_TOOLS); } }, "Fill in an example");
     return h("div", { class: "stack settings" },
       this.model.element,
+      this.other.element,
       this.system.element,
       h("div", { class: "fields" }, this.numbers.slice(0, 6).map((each) => each.element)),
       this.logprobs.element,
@@ -54,12 +58,22 @@ export class Settings {
         h("div", { class: "stack" }, h("div", { class: "fields" }, this.numbers.slice(6).map((each) => each.element)), this.stop.element, this.further.element)));
   }
 
-  // Raises BadField.
-  body(messages) {
+  // cards: of /v1/models. What was chosen stays chosen, if it is still there.
+  setModels(cards) {
+    const options = (chosen) => cards.map(({ id, owned_by }) => h("option", { value: id, selected: id === chosen, "data-owner": owned_by }, id));
+    const [model, other] = [this.model, this.other].map(({ control }) => control.value);
+    show(this.model.control, options(model));
+    show(this.other.control, h("option", { value: "" }, "None"), options(other));
+    this.other.element.hidden = cards.length < 2;
+    this.model.error("");
+  }
+
+  // The request that continues `messages`, for the model of that field. Raises BadField.
+  body(messages, model) {
     const system = this.system.control.value;
-    const body = { model: this.model.control.value, messages: system ? [{ role: "system", content: system }, ...messages] : messages, stream: true, stream_options: { include_usage: true } };
+    const body = { model: model.control.value, messages: system ? [{ role: "system", content: system }, ...messages] : messages, stream: true, stream_options: { include_usage: true } };
     // So that an answer that is stopped has its counts. Servers of others may refuse a field that they do not know.
-    if (this.model.control.selectedOptions[0]?.dataset.owner === "tokenmill") body.stream_options.continuous_usage_stats = true;
+    if (model.control.selectedOptions[0]?.dataset.owner === "tokenmill") body.stream_options.continuous_usage_stats = true;
     for (const number of this.numbers) {
       const value = read(number, (text) => numberOf(text, number));
       if (value !== undefined) body[number.name] = value;
@@ -74,6 +88,38 @@ export class Settings {
     if (tools?.length) Object.assign(body, { tools, tool_choice: this.choice.control.value });
     return Object.assign(body, read(this.further, objectOf));
   }
+
+  // Sets all fields as they were for these requests; of a second one the model alone. Returns the models that are not here.
+  take([body, second]) {
+    const { model, messages, stream, stream_options, stop, logprobs, top_logprobs, response_format: form, tools, tool_choice, ...rest } = body;
+    const missing = [[this.model, model], [this.other, second?.model ?? ""]].filter(([field, name]) => !choose(field, name));
+    this.system.control.value = messages[0]?.role === "system" ? textOf(messages[0].content) : "";
+    for (const { name, control } of this.numbers) {
+      control.value = rest[name] ?? "";
+      delete rest[name];
+    }
+    this.stop.control.value = [stop ?? []].flat().join("\n");
+    this.logprobs.control.checked = Boolean(logprobs);
+    this.form.control.value = FORMS.some(([name]) => name === form?.type) ? form.type : "text";
+    this.form.control.dispatchEvent(new Event("change"));
+    if (form?.json_schema) this.schema.control.value = pretty(form.json_schema.schema ?? {});
+    this.tools.control.value = tools ? pretty(tools) : "";
+    this.choice.control.value = CHOICES.some(([name]) => name === tool_choice) ? tool_choice : "auto";
+    this.further.control.value = Object.keys(rest).length ? pretty(rest) : "";
+    return missing.map(([, name]) => name);
+  }
+}
+
+// False where there is no such model.
+function choose({ control }, name) {
+  const isThere = name === undefined || [...control.options].some((option) => option.value === name);
+  if (isThere && name !== undefined) control.value = name;
+  return isThere;
+}
+
+// Of a message's content, which may be a list of parts.
+export function textOf(content) {
+  return typeof content === "string" ? content : (content ?? []).map((part) => part.text ?? `[${part.type}]`).join("\n");
 }
 
 // Of a field that is not empty. A bad one is marked, shown and given the focus.

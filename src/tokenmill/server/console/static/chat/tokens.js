@@ -1,15 +1,18 @@
-// An answer's tokens, shaded by probability. One stop for the keyboard: arrows move, and the panel tells alternatives.
+// An answer's tokens, shaded by probability, each with its alternatives beside it while it is pointed at or has the focus. One
+// stop for the keyboard: arrows move, Escape hides the alternatives.
 
 import { h, show } from "../lib/dom.js";
 import { percent } from "../lib/format.js";
 
+const GAP = 4;
+
 export function tokenView(tokens) {
-  const panel = h("div", { class: "alternatives", "aria-live": "polite" }, h("p", { class: "muted small" }, "Choose a token to see what else was likely. Arrow keys move."));
+  const panel = h("div", { class: "alternatives", "aria-live": "polite", hidden: true });
   const buttons = tokens.map((token, index) => h("button", {
     type: "button", class: `token p${grade(token.logprob)}`, tabindex: index ? "-1" : "0", "data-index": index,
     "aria-label": `${spoken(token)}, ${percent(Math.exp(token.logprob), 1)}`,
   }, shown(token)));
-  const list = h("div", { class: "tokens", role: "group", "aria-label": "Tokens", onkeydown: move, onclick: choose, onmouseover: choose, onfocusin: choose }, buttons);
+  const list = h("div", { class: "tokens", role: "group", "aria-label": "Tokens", onkeydown: move, onclick: choose, onmouseover: choose, onfocusin: choose, onmouseleave: hide, onfocusout: hide }, buttons);
   let chosen = 0;
 
   function choose(event) {
@@ -21,16 +24,32 @@ export function tokenView(tokens) {
     buttons[chosen].tabIndex = 0;
     buttons[chosen].classList.add("chosen");
     show(panel, alternatives(tokens[chosen], chosen));
+    panel.hidden = false;
+    place();
+  }
+
+  // Below the token, or above it where the page ends.
+  function place() {
+    const all = view.getBoundingClientRect(), token = buttons[chosen].getClientRects()[0];
+    const isBelow = token.bottom + panel.offsetHeight + GAP < innerHeight;
+    panel.style.top = `${(isBelow ? token.bottom + GAP : token.top - GAP - panel.offsetHeight) - all.top}px`;
+    panel.style.left = `${Math.max(0, Math.min(token.left - all.left, all.width - panel.offsetWidth))}px`;
+  }
+
+  function hide() {
+    panel.hidden = true;
   }
 
   function move(event) {
+    if (event.key === "Escape") hide();
     const to = { ArrowRight: chosen + 1, ArrowDown: chosen + 1, ArrowLeft: chosen - 1, ArrowUp: chosen - 1, Home: 0, End: buttons.length - 1 }[event.key];
     if (to === undefined || !buttons[to]) return;
     event.preventDefault();
     buttons[to].focus();
   }
 
-  return h("div", { class: "stack" }, list, panel);
+  const view = h("div", { class: "token-view" }, h("p", { class: "muted small" }, "Point at a token to see what else was likely. Arrow keys move."), list, panel);
+  return view;
 }
 
 function alternatives(token, index) {

@@ -5,13 +5,26 @@ import { decimal, duration, whole } from "../lib/format.js";
 import { Markdown } from "../lib/markdown.js";
 import { badge, button, copy, explain, field } from "../lib/ui.js";
 import { curl } from "./curl.js";
-import { pretty } from "./settings.js";
+import { pretty, textOf } from "./settings.js";
 import { tokenView } from "./tokens.js";
 
 const MOST_RAW = 200_000;
 
 export function question(role, text) {
   return h("article", { class: `turn ${role}` }, h("h2", null, role === "tool" ? "Tool result" : "You"), h("div", { class: "said" }, text));
+}
+
+// A message of a conversation that was kept.
+export function recalled(message) {
+  if (message.role !== "assistant") return question(message.role, textOf(message.content));
+  const text = new Markdown();
+  text.end(textOf(message.content));
+  return h("article", { class: "turn assistant" }, h("h2", null, "Answer"), text.element,
+    (message.tool_calls ?? []).map((call) => h("div", { class: "call" }, callHead(call.function), h("pre", { tabindex: "0" }, legible(call.function.arguments)))));
+}
+
+function callHead(call) {
+  return h("h3", null, "Call ", h("code", null, call.name));
 }
 
 export class AnswerView {
@@ -102,7 +115,7 @@ export class AnswerView {
       if (this.actions.results(results)) this.calls.querySelectorAll("textarea, button").forEach((each) => { each.disabled = true; });
     };
     show(this.calls, this.answer.calls.map((call, index) => h("div", { class: "call" },
-      h("h3", null, "Call ", h("code", null, call.name)), h("pre", { tabindex: "0" }, legible(call.arguments)), boxes[index]?.element)),
+      callHead(call), h("pre", { tabindex: "0" }, legible(call.arguments)), boxes[index]?.element)),
     isAnswerable && button("Send results", send, { kind: "primary" }));
   }
 }

@@ -111,7 +111,10 @@ export async function* events(response, heard = () => {}) {
 
 // Saves an answer as a file. A link alone would not carry the key.
 export async function download(path, name) {
-  const blob = await (await open(path)).blob();
+  saveAs(await (await open(path)).blob(), name);
+}
+
+export function saveAs(blob, name) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);
   link.download = name;

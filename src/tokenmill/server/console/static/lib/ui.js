@@ -129,6 +129,14 @@ export function confirmation(title, text, label, submit) {
   return dialog(title, h("p", null, text), { label, kind: "danger", submit });
 }
 
+// A file of the reader's disk; null where none is chosen. accept: as of an input.
+export function chooseFile(accept) {
+  return new Promise((resolve) => {
+    const input = h("input", { type: "file", accept, onchange: () => resolve(input.files[0] ?? null), oncancel: () => resolve(null) });
+    input.click();
+  });
+}
+
 // Calls `work` now and again `ms` after each end, not while the page is hidden, until `signal` aborts.
 export function poll(work, ms, signal) {
   let timer = 0;

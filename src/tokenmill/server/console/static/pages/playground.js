@@ -1,33 +1,42 @@
-// A conversation with the model. It lasts as long as the page does, also while other pages are shown.
+// A conversation with the model, or with two side by side. It lasts as long as the page does, also while other pages are
+// shown, and can be kept as a file.
 
-import { get } from "../lib/api.js";
+import { get, saveAs } from "../lib/api.js";
 import { h, show } from "../lib/dom.js";
-import { button, empty, explain, head } from "../lib/ui.js";
-import { Answer } from "../chat/answer.js";
+import { button, chooseFile, explain, head } from "../lib/ui.js";
+import { bodiesOf, fileOf, saidIn } from "../chat/file.js";
 import { BadField, Settings } from "../chat/settings.js";
-import { AnswerView, question } from "../chat/turn.js";
-
-const PATH = "/v1/chat/completions";
-const FOLLOW_PX = 120;
+import { Thread } from "../chat/thread.js";
 
 class Conversation {
   constructor() {
-    this.settings = new Settings();
-    this.messages = [];
-    this.answer = null;
-    this.unanswered = [];
-    this.log = h("div", { class: "turns" });
+    this.settings = new Settings(() => this.compare());
+    this.threads = [this.thread(this.settings.model)];
+    this.logs = h("div", { class: "logs" }, this.threads[0].log);
     this.input = h("textarea", { rows: "3", "aria-label": "Message", placeholder: "Write a message. Enter sends, Shift+Enter begins a new line.", onkeydown: (event) => this.key(event) });
     this.sendButton = button("Send", () => this.ask(), { kind: "primary" });
-    this.stopButton = button("Stop", () => this.answer?.stop(), { kind: "danger", disabled: true });
+    this.stopButton = button("Stop", () => this.threads.forEach((each) => each.answer?.stop()), { kind: "danger", disabled: true });
     this.problem = h("div", { role: "alert" });
-    this.clear();
+  }
+
+  thread(model) {
+    return new Thread((messages) => this.bodyOf(messages, model), () => this.tellBusy());
+  }
+
+  // As many threads as models are chosen. The second goes on from what was said so far.
+  compare() {
+    const { other } = this.settings;
+    if (other.control.value && this.threads.length === 1) {
+      this.threads.push(this.thread(other));
+      this.threads[1].recall(this.threads[0].messages);
+    } else if (!other.control.value && this.threads.length === 2) this.threads.pop().answer?.stop();
+    this.logs.classList.toggle("two", this.threads.length === 2);
+    show(this.logs, this.threads.map((each) => each.log));
+    this.tellBusy();
   }
 
   clear() {
-    this.answer?.stop();
-    this.messages = [];
-    show(this.log, empty("Nothing said yet", "The conversation stays in this page and is gone when the page is closed."));
+    for (const each of this.threads) each.recall([]);
   }
 
   key(event) {
@@ -39,81 +48,62 @@ class Conversation {
 
   ask() {
     const text = this.input.value;
-    if (!text.trim() || this.answer) return;
-    // A question that got no answer is no part of what is said.
-    const before = this.messages.at(-1)?.role === "user" ? this.messages.slice(0, -1) : this.messages;
-    if (this.begin([...before, { role: "user", content: text }], [question("user", text)], before !== this.messages)) this.input.value = "";
+    if (!text.trim() || this.isBusy) return;
+    if (this.threads.every((each) => each.ask(text))) this.input.value = "";
   }
 
-  // Sends the conversation as it would be with `messages`; false where a setting is wrong.
-  begin(messages, shown, isInstead = false) {
-    let body;
+  bodyOf(messages, model) {
     show(this.problem);
     try {
-      body = this.settings.body(messages);
+      return this.settings.body(messages, model);
     } catch (error) {
       if (!(error instanceof BadField)) throw error;
-      show(this.problem, h("p", { class: "notice bad" }, `A setting is wrong. ${error.message}`));
-      return false;
+      this.tell(`A setting is wrong. ${error.message}`);
+      return null;
     }
-    if (!this.messages.length) show(this.log);
-    if (isInstead) this.unanswered.forEach((element) => element.remove());
-    for (const each of this.log.querySelectorAll(".again")) each.remove();
-    this.messages = messages;
-    this.log.append(...shown);
-    if (shown.length) this.unanswered = shown;
-    this.run(body);
-    return true;
   }
 
-  async run(body) {
-    const answer = new Answer(body);
-    const before = this.messages;
-    const view = new AnswerView(answer, PATH, {
-      follow,
-      again: () => {
-        if (!this.answer && this.begin(before, [])) view.element.remove();
-      },
-      results: (results) => this.begin([...this.messages, ...results], results.map((each) => question("tool", each.content))),
-    });
-    this.answer = answer;
-    this.unanswered = [...this.unanswered, view.element];
-    this.log.append(view.element);
-    this.setBusy(true);
-    view.element.scrollIntoView({ block: "nearest" });
-    await answer.run(PATH, (added) => follow(() => view.add(added)));
-    if (this.answer === answer) this.answer = null;
-    if (this.messages === before && (answer.content || answer.calls.length)) {
-      this.messages = [...before, answer.message()];
-      this.unanswered = [];
-    }
-    view.end();
-    this.setBusy(false);
+  tell(problem) {
+    show(this.problem, h("p", { class: "notice bad" }, problem));
   }
 
-  setBusy(isBusy) {
-    this.stopButton.disabled = !isBusy;
-    this.sendButton.disabled = isBusy;
+  get isBusy() {
+    return this.threads.some((each) => each.answer);
+  }
+
+  tellBusy() {
+    this.stopButton.disabled = !this.isBusy;
+    this.sendButton.disabled = this.isBusy;
+  }
+
+  save() {
+    const bodies = this.threads.map((each, index) => this.bodyOf(each.messages, index ? this.settings.other : this.settings.model));
+    if (bodies.every((each) => each)) saveAs(new Blob([fileOf(bodies)], { type: "application/json" }), "conversation.json");
+  }
+
+  async open() {
+    const file = await chooseFile(".json,application/json");
+    if (!file) return;
+    try {
+      const bodies = bodiesOf(await file.text());
+      show(this.problem);
+      const missing = this.settings.take(bodies);
+      this.compare();
+      this.threads.forEach((each, index) => each.recall(saidIn(bodies[index] ?? bodies[0])));
+      if (missing.length) this.tell(`Not served here: ${missing.join(", ")}. What is said next goes to the model that is chosen.`);
+    } catch (error) {
+      this.tell(`${file.name} cannot be opened. ${error.message}`);
+    }
   }
 
   async loadModels() {
-    const { control } = this.settings.model;
     try {
-      const { data } = await get("/v1/models");
-      const chosen = control.value;
-      show(control, data.map((model) => h("option", { value: model.id, selected: model.id === chosen, "data-owner": model.owned_by }, model.id)));
-      this.settings.model.error("");
+      this.settings.setModels((await get("/v1/models")).data);
+      this.compare();
     } catch (error) {
       this.settings.model.error(explain(error));
     }
   }
-}
-
-// Draws; who looks at the end of the page stays there.
-function follow(draw) {
-  const isAtEnd = innerHeight + scrollY > document.documentElement.scrollHeight - FOLLOW_PX;
-  draw();
-  if (isAtEnd) scrollTo(0, document.documentElement.scrollHeight);
 }
 
 let conversation = null;
@@ -122,9 +112,9 @@ function mount(root) {
   conversation ??= new Conversation();
   const one = conversation;
   const settings = h("details", { class: "card panel", open: matchMedia("(min-width: 1000px)").matches }, h("summary", null, "Settings"), one.settings.element);
-  show(root, head("Playground", null, button("Clear", () => one.clear())),
+  show(root, head("Playground", null, button("Open", () => one.open(), { title: "A conversation that was saved" }), button("Save", () => one.save(), { title: "The conversation as a file" }), button("Clear", () => one.clear())),
     h("div", { class: "playground" },
-      h("div", { class: "talk" }, one.log, one.problem,
+      h("div", { class: "talk" }, one.logs, one.problem,
         h("div", { class: "composer card" }, one.input, h("div", { class: "row" }, h("span", { class: "grow" }), one.stopButton, one.sendButton))),
       settings));
   one.loadModels();
