@@ -10,7 +10,10 @@ from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.formats.tensor import Tensor
 from tokenmill.models.config import LayerConfig, ModelConfig, RopeConfig
 from tokenmill.models.families import GGUF_FAMILIES, HF_FAMILIES
+from tokenmill.models.loader import load_model
 from tokenmill.models.roles import expected_shapes
+from tokenmill.ops.api import StepBatch
+from tokenmill.ops.reference import ReferenceOps
 
 VOCAB_SIZE = 96
 
@@ -52,6 +55,25 @@ def tiny_checkpoint(*, kind: str = "hf", tied: bool = False, seed: int = 0, num_
         values = 1 + 0.1 * rng.normal(size=shape) if is_norm else rng.normal(size=shape) * shape[-1] ** -0.5 * 2
         tensors[name] = tensor(name, values)
     return Checkpoint(kind, Path(f"tiny-{kind}"), _metadata(kind, config), tensors)
+
+
+def logits_of(checkpoint: Checkpoint, num_tokens: int = 13) -> np.ndarray:
+    """Of the reference, for each of so many tokens, at most 16."""
+    ops = ReferenceOps()
+    batch = StepBatch(
+        tokens_T=np.arange(3, 3 + num_tokens, dtype=np.int32),
+        positions_T=np.arange(num_tokens),
+        row_starts_S1=np.array([0, num_tokens], np.int32),
+        context_lens_S=np.array([num_tokens], np.int32),
+        block_tables_SB=np.array([[0, 1]], np.int32),
+        logit_rows_L=np.arange(num_tokens, dtype=np.int32),
+    )
+    model = load_model(checkpoint, ops, max_model_len=64, block_size=8, kv_dtype="f32")
+    pool = ops.new_pool(model.kv_group, 2)
+    try:
+        return model.forward(ops, pool.kv, batch)
+    finally:
+        pool.close()
 
 
 def _metadata(kind: str, config: ModelConfig) -> dict[str, object]:

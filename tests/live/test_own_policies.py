@@ -59,17 +59,32 @@ def test_front_end_and_engine_each_ask_the_policy_of_a_file(smollm2: Path, tmp_p
     assert (tmp_path / "mine.py.asked").read_text("utf8").count("due") >= 3
 
 
-def test_policies_of_plugins_are_asked_in_every_process(smollm2: Path, tmp_path: Path) -> None:
-    """By name alone: engines are processes that look the plug-in up for themselves."""
-    site = install_examples(tmp_path)
-    flags = ("--routing-policy", "fewest_prompt_tokens", "--scheduling-policy", "short-answers-first", "--workers", "2")
-    sizes = ("--max-model-len", "256", "--kv-cache-memory-bytes", "30MB")
-    with Server(*flags, *sizes, env={"PYTHONPATH": str(site)}) as server:
+def test_plugins_are_used_in_every_process(smollm2: Path, tmp_path: Path) -> None:
+    """By name alone: engines look the order of service up for themselves, and the sandbox the parser of calls, of whose
+    form it makes a grammar."""
+    names = {
+        "--routing-policy": "fewest_prompt_tokens",
+        "--scheduling-policy": "short-answers-first",
+        "--tool-call-parser": "internlm",
+        "--reasoning-parser": "command_a",
+    }
+    flags = [word for pair in names.items() for word in pair]
+    sizes = ("--workers", "2", "--max-model-len", "512", "--kv-cache-memory-bytes", "30MB")
+    tool = {
+        "type": "function",
+        "function": {"name": "look", "parameters": {"properties": {"far": {"type": "boolean"}}}},
+    }
+    call = {"messages": [{"role": "user", "content": "Look!"}], "tools": [tool], "tool_choice": "required"}
+    with Server(*flags, *sizes, env={"PYTHONPATH": str(install_examples(tmp_path))}) as server:
         for _ in range(3):
             status, text = server.request("POST", "/v1/completions", {"prompt": "One, two, three,", "max_tokens": 2})
             assert status == 200 and json.loads(text)["usage"]["completion_tokens"] == 2, text
+        status, text = server.request("POST", "/v1/chat/completions", {**call, "max_tokens": 60, "seed": 1})
+        assert status == 200, text
         lines = server.request("GET", "/metrics")[1].splitlines()
         told = server.output
+    message = json.loads(text)["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"]["name"] == "look" and not message["content"], message
     routed = [line for line in lines if line.startswith("tokenmill:requests_routed_total")]
     assert sum(float(line.rsplit(" ", 1)[1]) for line in routed if 'reason="fewest prompt tokens"' in line) >= 1, routed
     assert "short-answers-first" in told, told

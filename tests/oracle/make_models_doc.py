@@ -37,7 +37,8 @@ one model, also of a folder that has only its config.json yet, and names tensors
 A family is a small declared difference from one decoder (`src/tokenmill/models/families.py`). For every row, small
 random models made by transformers give the same logits at every position (2e-5 of the largest, float32) and the same
 greedy tokens, on the numpy and on the native kernels. GGUF architectures marked with * are compared with
-transformers too, on checkpoints converted as llama.cpp's converter does.
+transformers too, on checkpoints converted as llama.cpp's converter does. An installed package can add a family
+([write-a-plugin.md](../develop/write-a-plugin.md)).
 """
 
 EXPERTS = """

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from plugin_packages import forget, install_examples
 from ports import free_port
 from remote_stores import BLOCK_BYTES, KEY, Host, RedisServer, S3Server, block, look, sum_of, until
 from tokenmill.core.errors import ConfigError
@@ -29,15 +30,22 @@ BLOCKS = [block(number) for number in range(20)]
 QUICK = Limits(call_s=1.0, poll_s=0.05, retry_s=0.05)
 
 
-@pytest.fixture(scope="module", params=["redis", "file", "s3"])
+@pytest.fixture(scope="module", params=["redis", "file", "s3", "plug-in"])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a store of each kind, for tests that leave others' blocks alone."""
-    if request.param != "redis":
+    if request.param in ("file", "s3"):
         pytest.importorskip("obstore", reason="obstore is not installed (pip install 'tokenmill[kv-s3]')")
     if request.param == "file":
         yield f"file://{tmp_path_factory.mktemp('shared')}"
         return
     with pytest.MonkeyPatch.context() as patch:
+        if request.param == "plug-in":
+            folder = tmp_path_factory.mktemp("plugin")
+            patch.syspath_prepend(install_examples(folder, "sqlite_kv"))
+            forget()
+            yield f"sqlite://{folder}/kv.db"
+            forget()
+            return
         patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
         with RedisServer(tmp_path_factory.mktemp("redis")) if request.param == "redis" else S3Server() as store:

@@ -8,25 +8,45 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from plugin_packages import install_examples, make_package
+from plugin_packages import forget, install_examples, make_package
+from scripted import make_text_model
+from tiny import logits_of, tensor, tiny_checkpoint
 from tokenmill.cli.main import main
 from tokenmill.cli.serve_options import ServeOptions
 from tokenmill.cluster.index import PrefixIndex
 from tokenmill.cluster.router import make_routing
-from tokenmill.core.errors import ConfigError
+from tokenmill.core.errors import BadCheckpoint, ConfigError
+from tokenmill.formats.checkpoint import Checkpoint
+from tokenmill.formats.config_keys import value_of
+from tokenmill.kv.transfer.remote.tier import open_backend
+from tokenmill.models.config import config_from_checkpoint
+from tokenmill.models.families import declared_elsewhere
+from tokenmill.models.unsupported_keys import unread_keys
 from tokenmill.node.options import EngineOptions
 from tokenmill.plan.policies import read_policies
 from tokenmill.plugins import load
 from tokenmill.plugins.groups import GROUPS, ROUTING_POLICIES
 from tokenmill.sched.policies import order_named
+from tokenmill.text.chat_format import find_chat_format
+from tokenmill.text.grammar.build import to_grammar
+from tokenmill.text.grammar.constraint import Constraint
+from tokenmill.text.tools.call_grammar import ToolConstraint
+from tokenmill.text.tools.tool_choice import Tool, ToolUse
+from tool_answers import Said, read
 
 EXAMPLES = {
     "tokenmill.routing_policies": "fewest_prompt_tokens",
     "tokenmill.scheduling_policies": "short-answers-first",
+    "tokenmill.tool_parsers": "internlm",
+    "tokenmill.reasoning_parsers": "command_a",
+    "tokenmill.families": "OrionForCausalLM",
+    "tokenmill.kv_backends": "sqlite",
 }
 
 
@@ -39,9 +59,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What was found before is forgotten, as in a new process."""
     monkeypatch.delenv(load.VARIABLE, raising=False)
+    forget()
     yield
-    load._load.cache_clear()
-    load._entry_points.cache_clear()
+    forget()
 
 
 @pytest.fixture
@@ -65,6 +85,128 @@ def test_policies_of_plugins_are_chosen_by_name(examples: Path) -> None:
     chosen = read_policies(["fewest_prompt_tokens", "scheduling=short-answers-first"]).named
     assert chosen == {"routing": "fewest_prompt_tokens", "scheduling": "short-answers-first"}
     assert type(make_routing(chosen["routing"], PrefixIndex())).__name__ == "FewestPromptTokens"
+
+
+MARKS = ["<|action_start|>", "<|plugin|>", "<|action_end|>"]
+ANSWER = (
+    "<|START_THINKING|>Rain?<|END_THINKING|>Let me look. "
+    '<|action_start|><|plugin|>\n{"name": "f", "parameters": {"a": 1}}<|action_end|>'
+)
+
+
+def test_an_answer_is_read_by_parsers_of_plugins(examples: Path) -> None:
+    """Alike however it is cut; and the grammar that demands calls has the form that the parser reads."""
+    tokenizer = make_text_model(specials=MARKS).tokenizer
+    chat_format = find_chat_format(None, tokenizer, tool_parser="internlm", reasoning_parser="command_a")
+    use = ToolUse((Tool("f"),))
+    for cut in range(len(ANSWER)):
+        parser = chat_format.parser(use, "r")
+        assert parser is not None
+        said = read(parser, ANSWER[:cut], ANSWER[cut:])
+        assert said == Said("Let me look.", "Rain?", (("f", '{"a": 1}'),))
+    assert chat_format.specials.keys() == set(MARKS)
+    demanded = ToolConstraint("internlm", ToolUse(use.tools, "required"), "tools[{}]").as_json()
+    grammar = to_grammar(Constraint("tools", demanded, "tools"), tokenizer)
+    assert all(f"<[{tokenizer.token_id(mark)}]>" in grammar for mark in MARKS)
+
+
+def test_parsers_that_are_not_there_are_told_of(examples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = make_text_model().tokenizer
+    with pytest.raises(ConfigError, match=r"--tool-call-parser is 'intern'; known are auto, .*json, internlm\."):
+        find_chat_format(None, tokenizer, tool_parser="intern")
+    with pytest.raises(ConfigError, match=r"--reasoning-parser is 'command'; known are auto, none, .*, command_a\."):
+        find_chat_format(None, tokenizer, reasoning_parser="command")
+    monkeypatch.setenv(load.VARIABLE, "off")
+    with pytest.raises(ConfigError, match=r"'internlm'; known are auto, .*json; plug-ins are off\."):
+        find_chat_format(None, tokenizer, tool_parser="internlm")
+
+
+def test_a_parser_has_the_name_of_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes tell each other of a parser by its name."""
+    family = "from tokenmill.text.reasoning import ReasoningFamily\nplugin = Plugin(1, ReasoningFamily('a', '<', '>'))"
+    make_package(tmp_path, "tokenmill.reasoning_parsers", "b", f"{STATES}{family}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "made_up", raising=False)
+    with pytest.raises(ConfigError, match="cannot be used: what it provides is called 'a'; the names must be equal"):
+        find_chat_format(None, make_text_model().tokenizer, reasoning_parser="b")
+
+
+def orion() -> Checkpoint:
+    """Random weights. Llama's tensors, with biases of its norms."""
+    llama = tiny_checkpoint()
+    biases = [name.replace(".weight", ".bias") for name in llama.tensors if "norm" in name]
+    rng = np.random.default_rng(1)
+    tensors = {**llama.tensors, **{name: tensor(name, rng.normal(size=64)) for name in biases}}
+    said = {**llama.metadata, "architectures": ["OrionForCausalLM"], "model_type": "orion", "wings": 2}
+    return replace(llama, metadata=said, tensors=tensors)
+
+
+def test_a_family_of_a_plugin_is_read(examples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Orion's decoder is that of StableLM without biases and with whole heads turned: the same weights give the same
+    logits. What the plug-in declares is part of what is computed; of our families nothing is."""
+    checkpoint = orion()
+    names = {"architectures": ["StableLmForCausalLM"], "model_type": "stablelm", "layer_norm_eps": 1e-5}
+    stablelm = replace(checkpoint, metadata={**checkpoint.metadata, **names, "partial_rotary_factor": 1.0})
+    np.testing.assert_array_equal(logits_of(checkpoint), logits_of(stablelm))
+    assert unread_keys(checkpoint) == ("wings",) and value_of(checkpoint.metadata, "bos_token_id") == 1
+    ours, theirs = (config_from_checkpoint(each) for each in (stablelm, checkpoint))
+    assert declared_elsewhere(ours.architecture, ours.family) == ()
+    assert declared_elsewhere(theirs.architecture, theirs.family) == (repr(theirs.family),)
+    monkeypatch.setenv(load.VARIABLE, "off")
+    with pytest.raises(BadCheckpoint, match="architecture 'OrionForCausalLM' is not supported"):
+        config_from_checkpoint(checkpoint)
+
+
+def test_a_family_must_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_package(tmp_path, "tokenmill.families", "OrionForCausalLM", f"{STATES}plugin = Plugin(1, 'Orion')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "made_up", raising=False)
+    with pytest.raises(ConfigError, match=r"it provides a str; it must be a tokenmill\.models\.family\.Family\."):
+        config_from_checkpoint(orion())
+
+
+BACKEND = """
+class Store:
+    name, num_threads, batch_bytes, look_names, look_s = "mine", 1, 1, 1, 1.0
+    OPTIONS = ("room",)
+    def __init__(self, address): self.room = address.number("room", 1)
+    def check(self, limit_s): raise ValueError("no room")
+    def has(self, names, limit_s): ...
+    def get(self, names, most_bytes, take, limit_s): ...
+    def put(self, values, limit_s): ...
+    def delete(self, names, limit_s): ...
+    def close(self): ...
+plugin = Plugin(1, Store)
+"""
+BACKENDS = {
+    "": "",
+    "def put": "Store is no KV backend: it has no put.",
+    "values, limit_s": "Store is no KV backend: put must take (self, values, limit_s).",
+    "num_threads": "Store is no KV backend: it has no num_threads.",
+    "address.": "Store failed: NameError: name 'number' is not defined",
+}
+
+
+@pytest.mark.parametrize("missing", BACKENDS)
+def test_a_kv_backend_is_checked_before_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """And what it raises later is a failure of its store, which costs a miss and not the server."""
+    code = BACKEND.replace(missing, "def push" if missing == "def put" else "other" if missing == "num_threads" else "")
+    make_package(tmp_path, "tokenmill.kv_backends", "mine", STATES + (code if missing else BACKEND))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "made_up", raising=False)
+    if missing:
+        with pytest.raises(ConfigError, match=re.escape(BACKENDS[missing])) as told:
+            open_backend("mine://x")
+        assert told.value.param == "kv_remote"
+        return
+    with pytest.raises(ConfigError, match="unknown option rooms; there are: epoch, room"):
+        open_backend("mine://x?rooms=2")
+    with pytest.raises(ConfigError, match=r"begins with one of: redis://, .*mooncake://, mine://"):
+        open_backend("theirs://x")
+    with pytest.raises(OSError, match="ValueError: no room"):
+        open_backend("mine://x?room=2")[0].check(1.0)
 
 
 def test_doctor_lists_them_and_imports_none(site: Path) -> None:
@@ -118,7 +260,7 @@ BAD = {
     "exits": ("raise SystemExit(3)", "loading made_up:plugin of made-up 1.5 failed: SystemExit: 3"),
     "nothing there": ("", "loading made_up:plugin of made-up 1.5 failed: AttributeError: module 'made_up' has no"),
     "no version": ("plugin = object", "made_up:plugin is of type type; it must be a tokenmill.plugins.groups.Plugin."),
-    "no class": (f"{STATES}plugin = Plugin(1, 5)", "it provides 5, which is no class."),
+    "no class": (f"{STATES}plugin = Plugin(1, 5)", "it provides a int; it must be a class."),
     "no policy": (f"{STATES}class A:\n uses_keys = False\nplugin = Plugin(1, A)", "A is no routing policy: it has no"),
 }
 

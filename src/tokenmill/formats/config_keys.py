@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..plugins.groups import FAMILIES
+from ..plugins.load import load_plugin
 from .config_key import COMMON, DECODER, DERIVED, REQUIRED, WINDOW, Keys, OrNull, ends, keys, sizes
 from .moe_keys import LATENT_ARCHITECTURES, LATENT_KEYS, MOE_ARCHITECTURES, MOE_KEYS
 
@@ -330,9 +332,13 @@ def model_type_of(config: Mapping[str, Any]) -> str:
 
 
 def keys_of(config: Mapping[str, Any]) -> Keys:
-    """The keys that the file's type reads, in the file's own spelling; none where its type is not known."""
+    """The keys that the file's type reads, in the file's own spelling; none where its type is known neither to us nor
+    to a plug-in. Raises ConfigError for a plug-in that cannot be used."""
     kind = model_type_of(config)
-    return NOMIC_OWN_KEYS if kind == "nomic_bert" and "n_embd" in config else CONFIG_KEYS.get(kind, {})
+    if kind not in CONFIG_KEYS:
+        keys: Keys | None = getattr(load_plugin(FAMILIES, architecture_of(config), object), "keys", None)
+        return keys or {}
+    return NOMIC_OWN_KEYS if kind == "nomic_bert" and "n_embd" in config else CONFIG_KEYS[kind]
 
 
 def value_of(config: Mapping[str, Any], key: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 import numpy as np
 
@@ -18,9 +19,11 @@ from ..formats.config_keys import ARCHITECTURES, CONFIG_KEYS, architecture_of, m
 from ..formats.ggml import dequantise
 from ..formats.tensor import Tensor
 from ..ops.api import HeadGeometry, LatentGeometry
+from ..plugins.groups import FAMILIES as PLUGINS
+from ..plugins.load import plugin_names
 from .attention_config import gguf_attention, hf_attention
 from .config_json import NORM_KEYS, read_activation, read_ropes, read_windows
-from .families import GGUF_FAMILIES, HF_FAMILIES
+from .families import GGUF_FAMILIES, HF_FAMILIES, gguf_family, hf_family
 from .family import LATENT_HEADS, Family
 from .fields import Fields
 from .moe import MoeConfig
@@ -114,7 +117,7 @@ def config_from_checkpoint(checkpoint: Checkpoint) -> ModelConfig:
 def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
     fields = Fields(checkpoint.metadata, str(checkpoint.path))
     architecture = fields.text("general.architecture", "")
-    family = _family(GGUF_FAMILIES, architecture, fields)
+    family = gguf_family(architecture) or _refuse(GGUF_FAMILIES, architecture, fields)
     refuse_what_is_not_done(fields, family)
     fields = replace(fields, defaults=family.defaults, prefix=f"{architecture}.")
     table = checkpoint.tensors.get("token_embd.weight")
@@ -254,11 +257,12 @@ def _gguf_no_rope(family: Family, windows: list[int]) -> frozenset[int]:
 def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
     architecture = architecture_of(checkpoint.metadata)
     fields = Fields(checkpoint.metadata, str(checkpoint.path), {})
-    family = _family(HF_FAMILIES, architecture, fields)
+    family = hf_family(architecture) or _refuse(HF_FAMILIES, architecture, fields)
     kind = model_type_of(checkpoint.metadata)
-    if ARCHITECTURES.get(kind) != architecture:
+    keys = family.keys or CONFIG_KEYS.get(kind)
+    if keys is None or (architecture in HF_FAMILIES and ARCHITECTURES.get(kind) != architecture):
         raise BadCheckpoint(f"{fields.where}: {architecture} does not go with model_type {kind!r}.")
-    fields = replace(fields, keys=CONFIG_KEYS[kind])
+    fields = replace(fields, keys=keys)
     fields.check_nulls()
     refuse_what_is_not_done(fields, family)
     if fields.reads("rope_interleave") and not fields.flag("rope_interleave"):
@@ -320,16 +324,12 @@ def _has_own_head(checkpoint: Checkpoint) -> bool:
 # ---- both ------------------------------------------------------------------------------------------------------------
 
 
-def _family(families: Mapping[str, Family], architecture: str, fields: Fields) -> Family:
-    family = families.get(architecture)
-    if family is None:
-        known = ", ".join(sorted(families))
-        told = architecture or fields.metadata.get("model_type", "")
-        raise BadCheckpoint(
-            f"{fields.where}: architecture {told!r} is not supported (supported: {known}; docs/use/models.md tells "
-            "more)."
-        )
-    return family
+def _refuse(families: Mapping[str, Family], architecture: str, fields: Fields) -> NoReturn:
+    known = ", ".join(sorted((*families, *plugin_names(PLUGINS))))
+    told = architecture or fields.metadata.get("model_type", "")
+    raise BadCheckpoint(
+        f"{fields.where}: architecture {told!r} is not supported (supported: {known}; docs/use/models.md tells more)."
+    )
 
 
 def _layers(

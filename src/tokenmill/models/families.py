@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..plugins.groups import FAMILIES as PLUGINS
+from ..plugins.load import load_plugin
 from .families_moe import LATENT_GGUF_FAMILIES, LATENT_HF_FAMILIES, MOE_GGUF_FAMILIES, MOE_HF_FAMILIES
 from .family import Family as Family
 from .moe import MoeFamily
@@ -221,3 +223,19 @@ GGUF_FAMILIES: Mapping[str, Family] = {
     **LATENT_GGUF_FAMILIES,
 }
 """By the value of `general.architecture`. Where a GGUF file may or may not have biases, its tensors tell."""
+
+
+def hf_family(architecture: str) -> Family | None:
+    """Ours, or a plug-in's, of this name in a config.json. Raises ConfigError for a plug-in that cannot be used."""
+    return HF_FAMILIES.get(architecture) or load_plugin(PLUGINS, architecture, Family)
+
+
+def gguf_family(architecture: str) -> Family | None:
+    """As hf_family, of a GGUF file."""
+    return GGUF_FAMILIES.get(architecture) or load_plugin(PLUGINS, architecture, Family)
+
+
+def declared_elsewhere(architecture: str, family: Family) -> tuple[str, ...]:
+    """What a plug-in declares of a family, as part of the identity of what is computed by it; nothing of ours, which
+    change with the forward pass alone."""
+    return () if architecture in HF_FAMILIES or architecture in GGUF_FAMILIES else (repr(family),)

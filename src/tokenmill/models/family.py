@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from ..formats.config_key import Keys
 from .moe import MoeFamily
 
 HEADS, LATENT_HEADS, LOW_RANK = "heads", "latent", "low_rank"
@@ -54,6 +55,8 @@ class Family:
     defaults           what a key of a GGUF file means where it is missing; of config.json formats/config_keys.py knows
     unread             what names of tensors begin with that are there for guessing more than one token
     names              role -> name pattern, where it is not the common one
+    keys               of config.json, and what each means where it is missing; None: those of the file's model_type in
+                       formats/config_keys.py, which has all of ours
     """
 
     title: str
@@ -88,6 +91,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     unread: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    keys: Keys | None = None
 
     def has_window(self, layer: int) -> bool:
         """Whether a layer has the file's window, where the file does not list them."""

@@ -12,11 +12,19 @@ from typing import Any
 
 from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
-from ..formats.config_keys import ARCHITECTURES, CONFIG_KEYS, NOMIC_OWN_KEYS, keys_of, model_type_of, value_of
+from ..formats.config_keys import (
+    ARCHITECTURES,
+    CONFIG_KEYS,
+    NOMIC_OWN_KEYS,
+    architecture_of,
+    keys_of,
+    model_type_of,
+    value_of,
+)
 from .config_json import QUERY_BETA, ROPE_KEYS
 from .encoder_families import FAMILIES as ENCODER_FAMILIES
 from .encoder_families import EncoderFamily, encoder_family
-from .families import HF_FAMILIES
+from .families import HF_FAMILIES, hf_family
 from .family import Family
 from .fields import Fields
 
@@ -88,10 +96,11 @@ def refuse_what_is_not_done(fields: Fields, family: Family) -> None:
 def unread_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Keys of config.json that are not read for its type and not known to be without effect, in the file's order. A
     key of another type that is off says nothing; nor does a GGUF file."""
-    kind = model_type_of(checkpoint.metadata)
-    if checkpoint.kind != "hf" or kind not in CONFIG_KEYS:
+    if checkpoint.kind != "hf" or not keys_of(checkpoint.metadata):
         return ()
-    lists = [family.refused for family in HF_FAMILIES.values()]
+    kind = model_type_of(checkpoint.metadata)
+    own = None if kind in CONFIG_KEYS else hf_family(architecture_of(checkpoint.metadata))
+    lists = [family.refused for family in (*HF_FAMILIES.values(), *filter(None, (own,)))]
     lists += [family.refused for family in ENCODER_FAMILIES.values()]
     refused = {key for pairs in lists for key, _ in pairs} | {"per_layer_config"}
     known = keys_of(checkpoint.metadata).keys() | WITHOUT_EFFECT | refused
@@ -104,7 +113,7 @@ def unread_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
         return key in known or key.startswith(_BEGINNINGS) or key.endswith(_ENDS) or (key in elsewhere and not value)
 
     unread = [key for key, value in checkpoint.metadata.items() if not says_nothing(key, value)]
-    family = HF_FAMILIES.get(ARCHITECTURES.get(kind, ""))
+    family = own or HF_FAMILIES.get(ARCHITECTURES.get(kind, ""))
     rope_keys = {*ROPE_KEYS, *_ROPE_WITHOUT_EFFECT, *([QUERY_BETA] if family and family.scaled_queries else ())}
     return (*unread, *_unread_rope_keys(checkpoint.metadata, rope_keys))
 

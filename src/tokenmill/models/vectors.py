@@ -20,7 +20,7 @@ from . import decoder, encoder
 from .config import ModelConfig, config_from_checkpoint
 from .encoder import load_encoder_weights
 from .encoder_config import EncoderConfig, encoder_config, is_encoder
-from .families import HF_FAMILIES
+from .families import HF_FAMILIES, hf_family
 from .kv_groups import layer_kvs
 from .loader import load_model
 from .rope import rope_frequencies, rope_table
@@ -67,7 +67,7 @@ def vector_config(checkpoint: Checkpoint) -> ModelConfig | EncoderConfig:
 
 def is_bare_decoder(checkpoint: Checkpoint) -> bool:
     """Whether the checkpoint is the body of a known decoder without a language head."""
-    return checkpoint.kind == "hf" and _architecture(checkpoint) not in HF_FAMILIES and _whole(checkpoint) is not None
+    return checkpoint.kind == "hf" and _whole(checkpoint) not in (None, _architecture(checkpoint))
 
 
 def load_vector_model(
@@ -158,4 +158,6 @@ def _whole(checkpoint: Checkpoint) -> str | None:
     """The architecture of the language model that the checkpoint is, or is the body of."""
     architecture = _architecture(checkpoint)
     whole = architecture.removesuffix("Model").removesuffix("Text") + _CAUSAL
-    return next((name for name in (architecture, whole) if name in HF_FAMILIES), None)
+    names = (architecture, whole)
+    ours = [name for name in names if name in HF_FAMILIES]
+    return next((name for name in ours or names if hf_family(name) is not None), None)

@@ -239,13 +239,13 @@ class TextOptions:
     tool_call_parser: str = option(
         "auto",
         "family of models in whose form calls of tools are read: auto, what the chat template shows, or one of"
-        " hermes, llama3_json, mistral, granite, deepseek_v3, ... (default: auto)",
+        " hermes, llama3_json, mistral, granite, deepseek_v3, ..., or a plug-in's (default: auto)",
         metavar="NAME",
     )
     reasoning_parser: str = option(
         "auto",
         "how reasoning is told from answers: auto, what the chat template shows, none, or one of think, mistral,"
-        " granite, seed_oss (default: auto)",
+        " granite, seed_oss, or a plug-in's (default: auto)",
         metavar="NAME",
     )
     loop_guard: bool = option(

@@ -58,12 +58,9 @@ def policy_names(kind: Kind) -> list[str]:
 def _plugin_policy(name: str, kind: Kind, param: str) -> OwnPolicy | None:
     """The plug-in of that kind and name; None where there is none. Raises ConfigError."""
     group = GROUPS.get(kind.name)
-    made = None if group is None else load_plugin(group, name, param=param)
-    if made is None:
+    made = None if group is None else load_plugin(group, name, type, param=param)
+    if group is None or made is None:
         return None
-    assert group is not None
-    if not isinstance(made, type):
-        raise bad_plugin(group, name, f"it provides {made!r}, which is no class.", param)
     try:
         check_class(made, kind.protocol, f"{kind.name} policy", kind.offered)
     except Unfit as error:

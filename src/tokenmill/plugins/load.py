@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..core.errors import ConfigError
 from .groups import GROUPS, Group, Plugin
@@ -20,6 +20,7 @@ from .groups import GROUPS, Group, Plugin
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+T = TypeVar("T")
 VARIABLE = "TOKENMILL_PLUGINS"
 ON, OFF = "on", "off"
 
@@ -52,10 +53,20 @@ def plugin_names(group: Group) -> list[str]:
     return sorted({each.name for each in _entry_points(group)}) if are_on() else []
 
 
-def load_plugin(group: Group, name: str, *, param: str | None = None) -> Any:
-    """What the plug-in of this name provides; None where there is none, or plug-ins are off. param: the setting that
-    names it. Raises ConfigError, in one line, for one that cannot be used."""
-    return _load(group, name, param) if are_on() else None
+def load_plugin(group: Group, name: str, kind: type[T], *, param: str | None = None) -> T | None:
+    """What the plug-in of this name provides, a `kind`; None where there is none, or plug-ins are off. Where it has a
+    name itself, that is the same. param: the setting that names it. Raises ConfigError, in one line, for one that
+    cannot be used."""
+    found = _load(group, name, param) if are_on() else None
+    if found is None:
+        return None
+    if not isinstance(found, kind):
+        where = f"a {kind.__module__}.{kind.__qualname__}" if kind is not type else "a class"
+        raise bad_plugin(group, name, f"it provides a {type(found).__name__}; it must be {where}.", param)
+    called = name if kind is type else getattr(found, "name", name)
+    if called != name:
+        raise bad_plugin(group, name, f"what it provides is called {called!r}; the names must be equal.", param)
+    return found
 
 
 def bad_plugin(group: Group, name: str, why: str, param: str | None = None) -> ConfigError:

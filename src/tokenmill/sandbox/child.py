@@ -32,6 +32,7 @@ import msgspec
 
 from ..api.jobs import GRAMMAR_S, JOB_BYTES, JOB_S, MAX_RESULT_BYTES, RENDER_BYTES, RENDER_S, Jobs, Materials
 from ..core.errors import InvalidRequest, TokenmillError, Unavailable
+from ..text.chat_format import ChatFormat
 from ..text.chat_template import ChatTemplate, Renderer
 from ..text.tokenizer import Tokenizer
 
@@ -67,7 +68,7 @@ def main() -> int:
     control = socket.socket(fileno=int(sys.argv[1]))
     launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=SandboxLaunch)
     jobs = Jobs(launch.materials, lambda: _load_tokenizer(launch), _limited_rendering)
-    _preload()
+    _preload(launch.materials.rules.chat_format)
     gc.collect()
     gc.freeze()  # children share what is not touched
     _Forks(control, jobs).serve()
@@ -202,8 +203,9 @@ def _limit(num_bytes: int) -> None:
         resource.setrlimit(name, (value, value))
 
 
-def _preload() -> None:
-    """What is imported or read at first use: children cannot."""
+def _preload(chat_format: ChatFormat) -> None:
+    """What is imported or read at first use, plug-ins' families among it: children cannot."""
+    chat_format.parser(None, "")
     message = {"role": "user", "content": ""}
     Renderer(ChatTemplate("{{ strftime_now('%c') }}{{ messages | tojson(indent=1) }}{{ lipsum() }}")).render([message])
     for wrong in ("{% if %}", "{{ 1 / 0 }}", "{{ ''.__class__ }}", "{{ nothing.nothing }}"):

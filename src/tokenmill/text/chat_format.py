@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from ..core.errors import ConfigError
+from ..plugins.groups import REASONING_PARSERS, TOOL_PARSERS
+from ..plugins.load import are_on, plugin_names
 from .parts import Parser
-from .reasoning import ALIASES, REASONING, ReasoningFamily, ReasoningParser, ReasoningUse, reasoning_of
+from .reasoning import (
+    ALIASES,
+    REASONING,
+    ReasoningFamily,
+    ReasoningParser,
+    ReasoningUse,
+    reasoning_family,
+    reasoning_of,
+)
 from .tokenizer import Tokenizer
 from .tools.families import ALIASES as TOOL_ALIASES
-from .tools.families import FAMILIES, family_of
+from .tools.families import FAMILIES, family_of, tool_family
 from .tools.family import Family
 from .tools.harmony import HARMONY, HarmonyParser
 from .tools.parser import CallParser, Calls
@@ -41,11 +51,13 @@ class ChatFormat(msgspec.Struct, frozen=True):
 
     @property
     def family(self) -> Family:
-        return FAMILIES[self.tools]
+        found = tool_family(self.tools)
+        assert found is not None, self.tools
+        return found
 
     @property
     def reasoning_family(self) -> ReasoningFamily | None:
-        return REASONING[self.reasoning] if self.reasoning else None
+        return reasoning_family(self.reasoning) if self.reasoning else None
 
     def parser(
         self,
@@ -96,23 +108,18 @@ def find_chat_format(
     """That of a model with this chat template. The parsers' names choose families whatever the template shows; "none"
     for no reasoning. Raises ConfigError."""
     family = family_of(template)
-    tool_parser = TOOL_ALIASES.get(tool_parser, tool_parser)
     if tool_parser != AUTO:
-        if tool_parser not in FAMILIES:
-            raise ConfigError(
-                f"--tool-call-parser is {tool_parser!r}; known are {AUTO}, {', '.join(FAMILIES)}.",
-                param="tool_call_parser",
-            )
-        family = FAMILIES[tool_parser]
+        found = tool_family(TOOL_ALIASES.get(tool_parser, tool_parser))
+        if found is None:
+            raise _unknown("tool_call_parser", tool_parser, (AUTO, *FAMILIES, *plugin_names(TOOL_PARSERS)))
+        family = found
     reasoning = reasoning_of(template)
     if reasoning_parser != AUTO:
         name = ALIASES.get(reasoning_parser, reasoning_parser)
-        if name not in (*REASONING, NONE):
-            known = ", ".join((AUTO, NONE, *REASONING, *ALIASES))
-            raise ConfigError(
-                f"--reasoning-parser is {reasoning_parser!r}; known are {known}.", param="reasoning_parser"
-            )
-        reasoning = REASONING.get(name)
+        reasoning = None if name == NONE else reasoning_family(name)
+        if reasoning is None and name != NONE:
+            known = (AUTO, NONE, *REASONING, *ALIASES, *plugin_names(REASONING_PARSERS))
+            raise _unknown("reasoning_parser", reasoning_parser, known)
     if reasoning is not None and (reasoning.name == HARMONY.name) != (family is HARMONY):
         raise ConfigError(
             f"Calls in the form {family.name!r} and reasoning in the form {reasoning.name!r} cannot be told apart: "
@@ -128,6 +135,11 @@ def find_chat_format(
             specials[special] = token
     knows_tools, knows_calls = known_of(template) if family.name != "json" else (False, False)
     return ChatFormat(family.name, knows_tools, "" if reasoning is None else reasoning.name, specials, knows_calls)
+
+
+def _unknown(param: str, name: str, known: Iterable[str]) -> ConfigError:
+    off = "" if are_on() else "; plug-ins are off"
+    return ConfigError(f"--{param.replace('_', '-')} is {name!r}; known are {', '.join(known)}{off}.", param=param)
 
 
 def known_of(template: str | None) -> tuple[bool, bool]:

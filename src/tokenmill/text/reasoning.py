@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ..plugins.groups import REASONING_PARSERS
+from ..plugins.load import load_plugin
 from .parts import Content, Parser, Part, Reasoning
 from .tools.harmony import ANALYSIS, CHANNEL, END, FINAL, NEXT
 from .tools.parser import unfinished
@@ -59,6 +61,11 @@ ALIASES = {
     **dict.fromkeys(("openai_gptoss", "gpt_oss", "gpt-oss"), "harmony"),
 }
 """Other servers' names of the same."""
+
+
+def reasoning_family(name: str) -> ReasoningFamily | None:
+    """One of ours, or of a plug-in; None where neither has the name. Raises ConfigError."""
+    return REASONING.get(name) or load_plugin(REASONING_PARSERS, name, ReasoningFamily, param="reasoning_parser")
 
 
 def reasoning_of(template: str | None) -> ReasoningFamily | None:

@@ -22,6 +22,7 @@ from ..kv.connector.worker.transfers import Transfers, open_folder
 from ..kv.transfer.disk.folder import SharedFolder
 from ..models.config import ModelConfig, config_from_checkpoint
 from ..models.encoder_config import EncoderConfig
+from ..models.families import declared_elsewhere
 from ..models.loader import Model, load_model
 from ..models.lora import Base
 from ..models.vectors import VectorModel, load_vector_model
@@ -268,6 +269,8 @@ def numerics_id(digest: str, model: Model | VectorModel, groups: Sequence[KVGrou
     group = groups[0]
     facts = [digest, FORWARD, group.dtype, LAYOUT, str(group.block_size), ops.family, model.rope_digest]
     facts += [f"{group.name} {group.layers}" for group in groups if group.layers]
+    if isinstance(model.config, ModelConfig):
+        facts += declared_elsewhere(model.config.architecture, model.config.family)
     moe = model.config.moe if isinstance(model, Model) else None
     if moe is not None and moe.routing.min_share:
         facts.append(f"experts of a share of at least {moe.routing.min_share!r}")
@@ -290,12 +293,14 @@ def kept_on_disk(
     if spec.gives_vectors:
         param = "weight_memory" if experts is None else "expert_memory"
         raise ConfigError(f"--{param.replace('_', '-')} is for models that give tokens.", param=param)
-    if experts is not None and config_from_checkpoint(checkpoint).moe is None:
+    config = config_from_checkpoint(checkpoint)
+    if experts is not None and config.moe is None:
         raise ConfigError("--expert-memory is for mixtures of experts; this model has none.", param="expert_memory")
     cache_dir = cache_dir or default_cache_dir()
     digest = weights_digest(checkpoint.path, cache_dir)
     kept = f"{experts is not None} {others is not None}"
     facts = [PACKING, digest, spec.quantization or "as stored", ops.family, kept]
+    facts += declared_elsewhere(config.architecture, config.family)
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()
     path = cache_dir / "packed" / f"{digest[:16]}-{key[:16]}.weights"
     return ops.on_disk(DiskWeights(path, key, experts, others))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .families import FAMILIES
+from .families import tool_family
 from .family import TEXT_VALUE, VALUE_END, Form, Spell
 from .hermes import HERMES
 from .tool_choice import ToolUse
@@ -56,7 +56,9 @@ class ToolConstraint:
 
 def calls_to_lark(value: dict[str, Any], spell: Spell, finish: Finish) -> str:
     """`value`: of ToolConstraint.as_json. Raises what `finish` does."""
-    writer = _Writer(FAMILIES[value["family"]].form, value, spell, finish)
+    family = tool_family(value["family"])
+    assert family is not None, value["family"]
+    writer = _Writer(family.form, value, spell, finish)
     if value["is_forced"]:
         start = writer.calls()
     elif value["answer"] is not None:

@@ -1,7 +1,9 @@
-"""Which family a chat template belongs to."""
+"""Which family a chat template belongs to, or a name means."""
 
 from __future__ import annotations
 
+from ...plugins.groups import TOOL_PARSERS
+from ...plugins.load import load_plugin
 from .deepseek import ALL, DEEPSEEK_V3, DEEPSEEK_V31
 from .family import Family
 from .granite import GRANITE, PHI
@@ -31,6 +33,11 @@ FAMILIES: dict[str, Family] = {
 
 ALIASES = {"openai": "harmony", "gpt-oss": "harmony"}
 """Other servers' names of the same."""
+
+
+def tool_family(name: str) -> Family | None:
+    """One of ours, or of a plug-in; None where neither has the name. Raises ConfigError."""
+    return FAMILIES.get(name) or load_plugin(TOOL_PARSERS, name, Family, param="tool_call_parser")
 
 
 def family_of(template: str | None) -> Family:

@@ -3,6 +3,7 @@
     redis://[USER[:PASSWORD]@]HOST[:PORT][/DB]  rediss://...  unix:///PATH     Redis, Valkey (`redis`)
     s3://BUCKET[/PREFIX]  file:///FOLDER                                      objects, files (`objects`)
     mooncake://MASTER[:PORT]                                                  Mooncake Store (`mooncake`)
+    NAME://...                                                               of a plug-in (`plugin_backend`)
 
 Options follow the address as ?NAME=VALUE&...; those of every kind are in OPTIONS.
 """

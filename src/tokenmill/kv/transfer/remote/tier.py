@@ -13,9 +13,12 @@ from functools import partial
 from ....core.errors import ConfigError
 from ....core.mac import derive
 from ....core.tiers import NO_PLACE, REMOTE, DropFrom, LoadFrom, LookIn, SaveTo, TierEntry, TierFacts, TierKey
+from ....plugins.groups import KV_BACKENDS
+from ....plugins.load import plugin_names
 from ..seal import OVERHEAD, BadSeal, Seal
 from .backend import OPTIONS, PARAM, Address, Backend, parse
 from .calls import ASK, said
+from .plugin_backend import open_plugin_backend
 from .sealed import Limits, SealedStore, View
 
 log = logging.getLogger(__name__)
@@ -137,11 +140,14 @@ def open_backend(text: str) -> tuple[Backend, Address]:
 
     kinds = {scheme: kind for kind in (RedisBackend, ObjectBackend, MooncakeBackend) for scheme in kind.SCHEMES}
     kind = kinds.get(text.partition("://")[0])
-    if kind is None:
-        known = ", ".join(f"{scheme}://" for scheme in kinds)
+    if kind is not None:
+        address = parse(text, (*OPTIONS, *kind.OPTIONS))
+        return kind(address), address
+    found = open_plugin_backend(text)
+    if found is None:
+        known = ", ".join(f"{scheme}://" for scheme in (*kinds, *plugin_names(KV_BACKENDS)))
         raise ConfigError("--kv-remote takes an address that begins with one of: " + known, param=PARAM)
-    address = parse(text, (*OPTIONS, *kind.OPTIONS))
-    return kind(address), address
+    return found
 
 
 class Fence:
