@@ -18,7 +18,8 @@ from typing import Any
 class FakeHub:
     """files: of every repository that is asked for. served: what comes instead of a file, with the digest of the file.
     cuts: for each download to come, after how many bytes its connection ends. refusal: (status, X-Error-Code) of all
-    answers. found: what a search finds. calls: (path, headers) of each."""
+    answers. found: what a search finds. calls: (path, headers) of each. stall: the next download stops there until
+    go_on, having told by is_stalled."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     served: dict[str, bytes] = field(default_factory=dict)
@@ -29,6 +30,9 @@ class FakeHub:
     found: list[dict[str, Any]] = field(default_factory=list)
     calls: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     url: str = ""
+    stall: int = 0
+    is_stalled: threading.Event = field(default_factory=threading.Event)
+    go_on: threading.Event = field(default_factory=threading.Event)
 
     def downloads(self) -> list[str]:
         """The ranges that were asked of the storage, "" for a whole file."""
@@ -86,7 +90,15 @@ def fake_hub() -> Iterator[FakeHub]:
             for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(body if sent is None else sent)
+            sent = body if sent is None else sent
+            if hub.stall and len(sent) > hub.stall:
+                stall, hub.stall = hub.stall, 0
+                self.wfile.write(sent[:stall])
+                hub.is_stalled.set()
+                hub.go_on.wait(60)
+                sent = b""
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(sent)
 
         def log_message(self, *_: Any) -> None:
             pass

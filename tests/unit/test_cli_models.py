@@ -38,6 +38,7 @@ def test_a_model_from_pull_to_rm(server: FakeHub) -> None:
     pulled = run_command("pull", "gemma3:1b")
     path = Path(pulled.stdout.strip())
     assert pulled.returncode == 0 and path.read_bytes() == b"GGUF"
+    assert pulled.stderr == "tokenmill: fetching gemma3:1b: 4 B\n"
     assert run_command("list").stdout.split()[0] == "gemma3:1b"
     assert run_command("pull", "gemma3:1b-it", "--verify").stdout.count("intact: sha256") == 1
     path.write_bytes(b"oops")
@@ -52,7 +53,7 @@ def test_a_download_that_broke_off_is_removed_by_name(server: FakeHub) -> None:
     server.files["M-Q4_K_M.gguf"] = b"GGUF" * 100
     server.cuts = [100, 0, 0, 0, 0]
     failed = run_command("pull", "org/x")
-    assert failed.returncode == 2 and failed.stderr.count("\n") == 1 and "fetch it again to go on" in failed.stderr
+    assert failed.returncode == 2 and "fetch it again to go on" in failed.stderr.splitlines()[1]
     assert "No model is cached" in run_command("list").stdout
     assert "removed org/x (100 B" in run_command("rm", "org/x").stdout
     assert run_command("rm", "org/x").returncode == 2
@@ -77,7 +78,19 @@ def test_known_models_and_which_fit(server: FakeHub, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(models, "read_machine", lambda: MachineFacts(2, None, 6 * 10**9, None))
     lines = {line.split()[0]: line for line in run_command("list", "--available").stdout.splitlines() if line}
     assert " yes " in lines["qwen3:4b"] and lines["qwen3:4b"].endswith("first choice for tools (cached)")
-    assert " no " in lines["qwen3:14b"] and "4.0B" in lines["qwen3:4b"] and "1.0B" in lines["gemma3:1b"]
+    assert " no " in lines["qwen3:14b"] and "4.0B" in lines["qwen3:4b"]
+
+
+def test_a_model_that_does_not_fit_is_called_so_before_it_is_fetched(
+    server: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.files["Qwen3-4B-Q4_K_M.gguf"] = b"GGUF"
+    monkeypatch.setattr(models, "read_machine", lambda: MachineFacts(2, None, 2 * 1024**3, None))
+    first, again = run_command("pull", "qwen3:4b"), run_command("pull", "qwen3:4b")
+    assert first.stderr.startswith(
+        "tokenmill: note: qwen3:4b takes about 3.5 GiB to run, and 2.0 GiB of memory are free"
+    )
+    assert first.returncode == again.returncode == 0 and not again.stderr
 
 
 def test_search_tells_what_runs_here(server: FakeHub) -> None:
@@ -87,15 +100,15 @@ def test_search_tells_what_runs_here(server: FakeHub) -> None:
     ]
     lines = run_command("search", "qwen3:4b").stdout.splitlines()
     assert [line.split()[0] for line in lines[:2]] == ["qwen3:4b", "qwen3:4b-instruct"], "known ones come first"
-    assert lines[3].split() == ["a/Qwen3-4B-GGUF", "4.0B", "70K", "yes"]
-    assert lines[4].split()[:5] == ["b/Odd-GGUF", "7M", "5", "no", "(odd),"] and "licence" in lines[4]
+    assert lines[3].split() == ["a/Qwen3-4B-GGUF", "4.0B", "70.0K", "yes"]
+    assert lines[4].split()[:5] == ["b/Odd-GGUF", "7.0M", "5", "no", "(odd),"] and "licence" in lines[4]
     server.found = []
     assert run_command("search", "nothing").stdout == "The hub has none with GGUF files.\n"
     assert "--limit must be from 1 to 100" in run_command("search", "x", "--limit", "0").stderr
 
 
 def test_a_bar_begins_with_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rate and time left are of what comes now; nothing is drawn where nothing is fetched, or into a pipe."""
+    """Rate and time left are of what comes now; nothing is drawn where nothing is fetched. A log gets one line."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", Terminal())
@@ -108,10 +121,15 @@ def test_a_bar_begins_with_what_is_there(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "0.9/1.0 GB" in drawn and "GB/s" not in drawn
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with progress_bar("fetching x") as progress:
+        assert progress is not None
+        progress(1024, 3072)
+        progress(2048, 3072)
+    assert sys.stderr.getvalue() == "tokenmill: fetching x: 2.0 KiB\n"
+    with progress_bar("fetching x", quiet=True) as progress:
         assert progress is None
 
 
-@pytest.mark.parametrize(("count", "said"), [(134_515_008, "small (135M parameters)"), (4 * 10**9, ""), (0, "")])
+@pytest.mark.parametrize(("count", "said"), [(134_515_008, "small (134.5M parameters)"), (4 * 10**9, ""), (0, "")])
 def test_small_models_are_called_small(count: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal alone."""
     monkeypatch.setattr(sys, "stderr", Terminal())

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import types
 import zipfile
 from collections.abc import Iterator
@@ -518,6 +519,27 @@ def test_two_processes_that_want_the_same_fetch_it_once(cache: Path, server: Fak
         meanwhile = hub._fetch_from_hub(HubName("org/x"), cache / "hub" / "org--x", cache, lambda *_: None)
     out, _ = process.communicate()
     assert Path(out.strip()) == meanwhile and len(server.downloads()) == 1
+
+
+def test_a_killed_download_goes_on_with_the_next(cache: Path, server: FakeHub) -> None:
+    """kill -9: the lock is free, nothing is seen under its name, and what had come is not fetched again."""
+    server.files["M-Q4_K_M.gguf"], server.stall = CONTENT * 20, 700_000
+    code = (
+        "import pathlib, sys; from tokenmill.formats.hub import resolve_model\n"
+        "resolve_model('org/x', cache_dir=pathlib.Path(sys.argv[1]))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(cache)])
+    assert server.is_stalled.wait(60)
+    while not [file for file in cache.rglob(".*.part") if file.stat().st_size]:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    server.go_on.set()
+    (part,) = cache.rglob(".*.part")
+    kept = part.stat().st_size
+    assert cached_path("org/x", cache_dir=cache) is None and kept > 0
+    assert resolve_model("org/x", cache_dir=cache).path.read_bytes() == CONTENT * 20
+    assert server.downloads()[-1] == f"bytes={kept}-" and not part.exists()
 
 
 # ---- addresses of other servers --------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ..core.errors import ConfigError
-from ..core.units import format_bytes
+from ..core.units import format_bytes, format_count
 from ..formats import hub
 from ..formats.hub_client import search_models
-from ..formats.model_names import SMALL_PARAMETERS, KnownModel, known_models
+from ..formats.model_names import SMALL_PARAMETERS, KnownModel, find_known, known_models
 from ..node.machine import read_machine
 
 Progress = Callable[[int, int], None]
@@ -19,10 +19,31 @@ Progress = Callable[[int, int], None]
 
 @contextmanager
 def progress_bar(title: str, quiet: bool = False) -> Iterator[Progress | None]:
-    """Gives a callback(done_bytes, total_bytes) that draws a bar on a terminal's standard error from its first call."""
-    if quiet or not sys.stderr.isatty():
+    """Gives a callback(done_bytes, total_bytes) that draws a bar on standard error from its first call, or says what
+    begins, where that is no terminal."""
+    if quiet:
         yield None
-        return
+    elif not sys.stderr.isatty():
+        yield _once(title)
+    else:
+        with _drawn(title) as show:
+            yield show
+
+
+def _once(title: str) -> Progress:
+    told: list[int] = []
+
+    def tell(done: int, total: int) -> None:
+        if not told:
+            told.append(total)
+            size = f": {format_bytes(total - done)}" if total else ""
+            print(f"tokenmill: {title}{size}", file=sys.stderr, flush=True)
+
+    return tell
+
+
+@contextmanager
+def _drawn(title: str) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bar
@@ -45,8 +66,24 @@ def progress_bar(title: str, quiet: bool = False) -> Iterator[Progress | None]:
 
 def resolve_model(name: str, quiet: bool = False) -> hub.ResolvedModel:
     """The model on disk, fetched first where it is not cached."""
+    if not quiet:
+        _tell_if_large(name)
     with progress_bar(f"fetching {name}", quiet) as progress:
         return hub.resolve_model(name, progress=progress)
+
+
+def _tell_if_large(name: str) -> None:
+    """Before it is fetched."""
+    known = find_known(name)
+    if known is None or hub.cached_path(name) is not None:
+        return
+    usable = read_machine().usable_memory
+    if known.memory_bytes > usable:
+        print(
+            f"tokenmill: note: {name} takes about {format_bytes(known.memory_bytes)} to run, and "
+            f"{format_bytes(usable)} of memory are free here.",
+            file=sys.stderr,
+        )
 
 
 def pull(args: argparse.Namespace) -> int:
@@ -82,20 +119,12 @@ def _list_known(cached: set[str]) -> None:
 
 
 def _known_columns(model: KnownModel) -> str:
-    return f"{model.name:<22} {_count(model.parameters):>10} {format_bytes(model.size_bytes):>10}"
+    return f"{model.name:<22} {format_count(model.parameters):>10} {format_bytes(model.size_bytes):>10}"
 
 
 def _purpose(model: KnownModel) -> str:
     first = f", first choice for {' and '.join(model.recommended)}" if model.recommended else ""
     return f"{model.licence:<11} {model.task}{first}"
-
-
-def _count(number: int) -> str:
-    """'4.0B', '135M', '12K'."""
-    for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
-        if number >= 0.9995 * unit:
-            return f"{number / unit:.1f}{name}" if unit == 10**9 else f"{number / unit:.0f}{name}"
-    return str(number or "")
 
 
 def search(args: argparse.Namespace) -> int:
@@ -115,7 +144,8 @@ def search(args: argparse.Namespace) -> int:
     for each in found:
         runs = "yes" if each.architecture in GGUF_FAMILIES else f"no ({each.architecture or 'not said'})"
         gated = ", after its licence is accepted there" if each.is_gated else ""
-        print(f"{each.repository:<52} {_count(each.parameters):>10} {_count(each.num_downloads):>10}  {runs}{gated}")
+        counts = f"{format_count(each.parameters):>10} {format_count(each.num_downloads):>10}"
+        print(f"{each.repository:<52} {counts}  {runs}{gated}")
     print("Fetch one with: tokenmill pull NAME, or NAME:Q8_0 for that quantisation.")
     return 0
 
@@ -124,7 +154,7 @@ def tell_if_small(num_parameters: int) -> None:
     """On a terminal, once for a command that shows answers."""
     if 0 < num_parameters < SMALL_PARAMETERS and sys.stderr.isatty():
         print(
-            f"tokenmill: this model is small ({_count(num_parameters)} parameters): quick, and often wrong. "
+            f"tokenmill: this model is small ({format_count(num_parameters)} parameters): quick, and often wrong. "
             "Better ones: tokenmill list --available",
             file=sys.stderr,
         )

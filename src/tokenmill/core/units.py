@@ -20,6 +20,14 @@ def parse_bytes(text: str, param: str) -> int:
     return int(float(match.group(1)) * _SIZES[match.group(2).lower()])
 
 
+def format_count(number: int) -> str:
+    """As model cards write it: 134_515_008 -> '134.5M', 7_615_616_512 -> '7.6B'."""
+    for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= unit:
+            return f"{number / unit:.1f}{name}"
+    return str(number)
+
+
 def format_bytes(num_bytes: float) -> str:
     """1536 -> '1.5 KiB'."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -35,6 +35,8 @@ _RETRY_S = 1.0
 _NUM_TRIES = 5
 """In a row without a byte more."""
 _CHUNK_BYTES = 1 << 20
+_TOLD_BYTES = 1 << 18
+"""Of progress: more often would take time from the download."""
 _SPARE_BYTES = 64 << 20
 """Left free on a disk that a model is put on."""
 _MAX_ANSWER_BYTES = 64 << 20
@@ -214,16 +216,20 @@ def _stream(file: RemoteFile, part: Path, progress: Callable[[int], None]) -> st
             done = 0
         with open(part, "r+b" if done else "wb") as out:
             out.seek(done)
+            told = done
             while True:
                 try:
-                    chunk = response.read(_CHUNK_BYTES)
+                    chunk = response.read1(_CHUNK_BYTES)  # what has come, however little
                 except (OSError, http.client.HTTPException) as error:
                     return _reason(error)
                 if not chunk:
                     break
                 out.write(chunk)
                 done += len(chunk)
-                progress(done)
+                if done - told >= _TOLD_BYTES:
+                    told = done
+                    progress(done)
+            progress(done)
             out.flush()
             os.fsync(out.fileno())
     if file.size and done != file.size:

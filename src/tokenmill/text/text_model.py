@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import BadCheckpoint
+from ..core.units import format_count
 from ..formats.checkpoint import Checkpoint, open_text
 from ..formats.config_keys import architecture_of, keys_of, value_of
 from ..formats.hub import resolve_model
@@ -52,10 +53,7 @@ class ModelInfo:
     @property
     def parameter_size(self) -> str:
         """The number of parameters as model cards write it: "134.5M", "7.6B"; empty where it is not known."""
-        for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
-            if self.num_parameters >= unit:
-                return f"{self.num_parameters / unit:.1f}{name}"
-        return str(self.num_parameters or "")
+        return format_count(self.num_parameters) if self.num_parameters else ""
 
 
 def model_info(checkpoint: Checkpoint) -> ModelInfo:
