@@ -65,6 +65,14 @@ def test_a_download_that_broke_off_is_removed_by_name(server: FakeHub) -> None:
     assert run_command("list").stdout.split()[0] == "org/x:Q8_0"
 
 
+def test_flags_of_llama_server_that_name_a_model() -> None:
+    """-hf takes what MODEL does, and so does the flag for an address."""
+    refused = run_command("serve", "-mu", "http://models.example/M.gguf")
+    assert refused.returncode == 2 and "that is https:// and ends with .gguf" in refused.stderr
+    refused = run_command("serve", "-hf", "org/x", "-hff", "M.gguf")
+    assert refused.returncode == 2 and "-hf org/name:FILE.gguf" in refused.stderr
+
+
 def test_a_gated_model_says_what_to_do(server: FakeHub) -> None:
     server.refusal = (403, "GatedRepo")
     refused = run_command("pull", "google/gemma-3-1b-it")

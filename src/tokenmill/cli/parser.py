@@ -26,6 +26,8 @@ SPELLED: Mapping[str, tuple[str, ...]] = {
     "-hf": ("--model",),
     "-hfr": ("--model",),
     "--hf-repo": ("--model",),
+    "-mu": ("--model",),
+    "--model-url": ("--model",),
     "-a": ("--served-model-name",),
     "--alias": ("--served-model-name",),
     "-q": ("--quantization",),

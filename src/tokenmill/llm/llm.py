@@ -50,7 +50,7 @@ from .tokenizer import LLMTokenizer
 
 
 class LLM:
-    """Loads `model` (alias, .gguf file, Hugging Face folder or hub name) when made, fetching it where needed.
+    """Loads `model` (a name, .gguf file, Hugging Face folder or hub repository) when made, fetching it where needed.
 
     options   fields of EngineOptions, TextOptions and TierOptions (node/), flags of `tokenmill generate`, such as
               max_model_len=8192 or chat_template="file"; sizes may be text such as "2GiB". Those of vLLM's that do

@@ -349,8 +349,8 @@ GROUPS: tuple[Group, ...] = (
     Group(0, "--slots --no-slots", "they are always shown"),
     Group(0, "--context-shift", "an answer ends where the context does; leave it out", refused=True),
     # llama-server: models
-    Group(1, "-mu --model-url -dr --docker-repo", "fetch the file and give its path", refused=True),
-    Group(1, "-hff --hf-file", "give the quantisation: -hf org/name:Q4_K_M", refused=True),
+    Group(1, "-dr --docker-repo", "fetch the file and give its path", refused=True),
+    Group(1, "-hff --hf-file", "give quantisation or file with the name: -hf org/name:FILE.gguf", refused=True),
     Group(1, "--models-dir --models-preset", "a server has one model: start one for each", refused=True),
     Group(1, "--models-max --sleep-idle-seconds --tags", "a server has one model, always loaded"),
     Group(0, "--models-autoload --no-models-autoload", "a server has one model, always loaded"),

@@ -222,7 +222,10 @@ NEW_KEY: Told = {
     "expires_at": ("integer, 1 to 100000000000", "when it ends, in seconds since 1970"),
 }
 MODEL: Told = {
-    "model": ("string, not empty", "alias, .gguf file, folder in Hugging Face format, or hub name"),
+    "model": (
+        "string, not empty",
+        "as `serve` takes it: a name, .gguf file, folder in Hugging Face format, or repository of the hub",
+    ),
     "name": ("string", "that calls have as `model`; else `model`"),
     "kv_cache_memory_bytes": ("integer, 1 to 2^50", "its KV pool; else a share of what is left of memory"),
 }
