@@ -121,15 +121,19 @@ def test_what_an_agent_sends_by_default(client: OpenAI, model: Model) -> None:
         {"type": "function", "name": "shell", "parameters": {"type": "object"}, "strict": False},
         {"type": "web_search", "external_web_access": False},
         {"type": "image_generation", "output_format": "png"},
-        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+        {
+            "type": "custom",
+            "name": "apply_patch",
+            "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x+/"},
+        },
         {"type": "namespace", "name": "mcp__box", "description": "A box.", "tools": [TOOL]},
     ]
     raw = client.responses.with_raw_response.create(model="toy", input="4 and 5?", tools=tools)
-    assert raw.headers["x-tokenmill-ignored"] == "tool web_search, tool image_generation, tool custom apply_patch"
+    assert raw.headers["x-tokenmill-ignored"] == "tool web_search, tool image_generation"
     response = raw.parse()
     called = [(item.namespace, item.name) for item in response.output if item.type == "function_call"]
     assert called == [("mcp__box", "add")] * 2
-    assert [tool.type for tool in response.tools] == ["function", "namespace"]
+    assert [tool.type for tool in response.tools] == ["function", "custom", "namespace"]
     events = list(client.responses.create(model="toy", input="4 and 5?", tools=tools, stream=True))
     done: Any = [each.item for each in events if each.type == "response.output_item.done"]
     assert [(item.namespace, item.name) for item in done if item.type == "function_call"] == called
@@ -145,6 +149,31 @@ def test_what_an_agent_sends_by_default(client: OpenAI, model: Model) -> None:
     result = {"type": "custom_tool_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "done"}]}
     patched = create(client, input=[{"role": "user", "content": "Patch."}, patch, result], tools=tools)
     assert patched.output_text == "done" and '{"input": "*** Begin Patch"}' in model.prompts[-1]
+
+
+def test_a_call_of_a_custom_tool_is_an_item_with_a_text(client: OpenAI, model: Model) -> None:
+    """Whole and in events; its output comes back as that of a function."""
+    model.name = "patch"
+    wrote = 'say "hi"\nand \\ é'
+    text = json.dumps({"input": wrote})
+    said = f'<tool_call>\n{{"name": "patch", "arguments": {text}}}\n</tool_call>'
+    tools: Any = [{"type": "custom", "name": "patch", "description": "Patches."}]
+    script = model.__class__.__call__
+    try:
+        model.__class__.__call__ = lambda self, prompt: self.prompts.append(prompt) or said  # type: ignore[assignment]
+        whole = create(client, tools=tools)
+        events = list(create(client, tools=tools, stream=True))
+    finally:
+        model.__class__.__call__ = script  # type: ignore[method-assign]
+    (call,) = whole.output
+    assert (call.type, call.name, call.input, call.status) == ("custom_tool_call", "patch", wrote, "completed")
+    deltas = [each.delta for each in events if each.type == "response.custom_tool_call_input.delta"]
+    (done,) = [each for each in events if each.type == "response.custom_tool_call_input.done"]
+    assert len(deltas) > 3 and "".join(deltas) == done.input == wrote
+    assert events[-1].response.output[0].input == wrote
+    result: Any = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "it is done"}
+    answer = create(client, input=[result], previous_response_id=whole.id, tools=tools)
+    assert answer.output_text == "it is done" and json.dumps(text)[1:-1] not in model.prompts[-1]
 
 
 def test_a_history_with_searches_and_images_goes_on(client: OpenAI, model: Model) -> None:

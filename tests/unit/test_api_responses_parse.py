@@ -160,16 +160,16 @@ def output_of(call_id: str, output: Any) -> dict[str, Any]:
 
 def test_functions_of_a_namespace_are_offered_and_what_is_no_function_is_told() -> None:
     """As agents send them; a choice may name one with its namespace, or by its own name where that is clear."""
-    tools = [SEARCH, TOOL, NAMESPACE, {"type": "custom", "name": "patch", "format": {"type": "grammar"}},
+    tools = [SEARCH, TOOL, NAMESPACE, {"type": "custom", "name": "patch"},
              NAMESPACE | {"name": "mcp__bag__", "tools": [TOOL | {"defer_loading": True}, SEARCH]}]  # fmt: skip
     call = parse(input="x", tools=tools)
     assert call.tool_use is not None and call.conversation is not None
-    names = ["f", "mcp__box__open", "mcp__bag__f"]
+    names = ["f", "mcp__box__open", "patch", "mcp__bag__f"]
     assert [tool.name for tool in call.tool_use.tools] == names
     assert [tool["function"]["name"] for tool in call.conversation.tools] == names
-    assert call.ignored == ("tool web_search", "tool custom patch", "tool web_search")
+    assert call.ignored == ("tool web_search", "tool web_search")
     shown = json.loads(call.extras["settings"]["tools"])
-    assert [tool["type"] for tool in shown] == ["function", "namespace", "namespace"]
+    assert [tool["type"] for tool in shown] == ["function", "namespace", "custom", "namespace"]
     assert (shown[1]["name"], [tool["name"] for tool in shown[1]["tools"]]) == ("mcp__box", ["open"])
     for choice, chosen in (
         ({"name": "open"}, "mcp__box__open"),
@@ -179,6 +179,8 @@ def test_functions_of_a_namespace_are_offered_and_what_is_no_function_is_told() 
     ):
         use = parse(input="x", tools=tools, tool_choice={"type": "function"} | choice).tool_use
         assert use is not None and use.name == chosen
+    use = parse(input="x", tools=tools, tool_choice={"type": "custom", "name": "patch"}).tool_use
+    assert use is not None and use.name == "patch" and use.offered[0].is_custom
     assert parse(input="x", tools=[SEARCH]).tool_use is None
     with pytest.raises(InvalidRequest, match=r"tools\[1\].tools\[0\].name"):
         parse(input="x", tools=[SEARCH, NAMESPACE | {"tools": [TOOL | {"name": "a b"}]}])
@@ -261,6 +263,11 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("tools[0].function", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
     ("tools[0].parameters", {"tools": [TOOL | {"parameters": []}]}),
     ("tool_choice.name", {"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}),
+    ("tool_choice.name", {"tools": [TOOL], "tool_choice": {"type": "custom", "name": "f"}}),
+    ("tools", {"tools": [{"type": "custom", "name": "p", "format": {"type": "xml"}}]}),
+    ("tools", {"tools": [{"type": "custom", "name": "p", "format": {"type": "grammar", "syntax": "ebnf",
+                                                                    "definition": "x"}}]}),
+    ("tools[0].odd", {"tools": [{"type": "custom", "name": "p", "odd": 1}]}),
     ("tool_choice.tools", {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": ["f"]}}),
     ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "web_search"}}),
     ("stream_options", {"stream_options": {"include_obfuscation": False}}),

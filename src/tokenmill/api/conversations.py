@@ -17,6 +17,7 @@ import msgspec
 from ..core.errors import InvalidRequest
 from ..text.chat_format import ChatFormat, call_ids, known_of
 from ..text.tools.hermes import as_text, describe
+from ..text.tools.tool_choice import TEXT_ARGUMENT
 from .common_fields import template_switch
 from .fields import Fields, kind_name
 from .rules import Rules
@@ -211,20 +212,24 @@ class _History:
         """None for one that was cut off and that nobody answers."""
         if not isinstance(call, dict):
             raise InvalidRequest(f"{where} must be an object, got {kind_name(call)}.", param="messages")
-        if call.get("type", "function") != "function":
-            raise InvalidRequest(f"{where}.type must be 'function'.", param="messages")
-        call_id, function = call.get("id"), call.get("function")
+        kind = call.get("type", "function")
+        if kind not in ("function", "custom"):
+            raise InvalidRequest(f"{where}.type must be 'function' or 'custom'.", param="messages")
+        call_id, function = call.get("id"), call.get(kind)
         if not isinstance(call_id, str) or not call_id:
             raise InvalidRequest(f"{where}.id must be a string that is not empty.", param="messages")
         if call_id in self._open:
             raise InvalidRequest(f"{where}.id is {call_id[:80]!r}, as of a call before it.", param="messages")
-        where = where if is_old else f"{where}.function"
+        where = where if is_old else f"{where}.{kind}"
         if not isinstance(function, dict):
             raise InvalidRequest(f"{where} must be an object, got {kind_name(function)}.", param="messages")
         name = function.get("name")
         if not isinstance(name, str) or not name:
             raise InvalidRequest(f"{where}.name must be a string that is not empty.", param="messages")
-        arguments = _arguments(f"{where}.arguments", function.get("arguments"))
+        if kind == "custom":
+            arguments: dict[str, Any] | str = _text_argument(where, function)
+        else:
+            arguments = _arguments(f"{where}.arguments", function.get("arguments"))
         if isinstance(arguments, str) and not is_old and call_id not in self._answered:
             return None
         self._open[call_id] = name
@@ -272,6 +277,14 @@ class _History:
         if not size or (len(call_id) == size and call_id.isalnum()):
             return call_id
         return call_ids(call_id, size)(0)
+
+
+def _text_argument(where: str, call: dict[str, Any]) -> dict[str, Any]:
+    """Of a call of a custom tool: those of the function that the model takes it for."""
+    text = call.get(TEXT_ARGUMENT)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{where}.{TEXT_ARGUMENT} must be a string, got {kind_name(text)}.", param="messages")
+    return {TEXT_ARGUMENT: text}
 
 
 def _arguments(where: str, given: Any) -> dict[str, Any] | str:

@@ -13,7 +13,7 @@ from ..core.errors import InvalidRequest
 from ..text.chat_format import ChatFormat
 from ..text.grammar.constraint import Constraint
 from ..text.tools.call_grammar import ToolConstraint
-from ..text.tools.tool_choice import Tool, ToolUse
+from ..text.tools.tool_choice import TEXT_ARGUMENT, Tool, ToolUse
 from .fields import Fields, kind_name
 
 MAX_TOOLS = 1024
@@ -83,8 +83,9 @@ def read_tools(fields: Fields) -> GivenTools:
             raise InvalidRequest("tool_choice needs tools.", param="tool_choice")
         return GivenTools()
     use = _read(tools, [f"tools[{number}]" for number in range(len(tools))], "tools")
+    shown = tuple(_shown(tool, read) for tool, read in zip(tools, use.tools, strict=True))
     use = choose(use, choice, "tool_choice", is_parallel=parallel is not False)
-    return GivenTools(tuple(tools), use) if use.choice != "none" else GivenTools()
+    return GivenTools(shown, use) if use.choice != "none" else GivenTools()
 
 
 def _read(tools: Sequence[Any], places: Sequence[str], param: str) -> ToolUse:
@@ -103,18 +104,16 @@ def _tool(tool: Any, place: str, param: str) -> Tool:
     if not isinstance(tool, dict):
         raise InvalidRequest(f"{place} must be an object, got {kind_name(tool)}.", param=param)
     kind = tool.get("type", "function")
+    if kind == "custom" and param == "tools":
+        return _custom(tool, place, param)
     if kind != "function":
-        raise InvalidRequest(f"{place}.type must be 'function', got {str(kind)[:40]!r}.", param=param)
+        known = "'function' or 'custom'" if param == "tools" else "'function'"
+        raise InvalidRequest(f"{place}.type must be {known}, got {str(kind)[:40]!r}.", param=param)
     function = tool.get("function")
     if not isinstance(function, dict):
         raise InvalidRequest(f"{place}.function must be an object, got {kind_name(function)}.", param=param)
     place = place if param == "functions" else f"{place}.function"
-    name = function.get("name")
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise InvalidRequest(
-            f"{place}.name must be 1 to 256 letters, digits and characters of '_-.:/', got {str(name)[:80]!r}.",
-            param=param,
-        )
+    name = _name(function, place, param)
     Fields(function, place).expect(("name", "description", "parameters", "strict"))
     description, strict = function.get("description"), function.get("strict")
     if description is not None and not isinstance(description, str):
@@ -122,6 +121,66 @@ def _tool(tool: Any, place: str, param: str) -> Tool:
     if strict is not None and not isinstance(strict, bool):
         raise InvalidRequest(f"{place}.strict must be true or false.", param=param)
     return Tool(name, description or "", _parameters(function.get("parameters"), place, param), bool(strict))
+
+
+def _name(told: dict[str, Any], place: str, param: str) -> str:
+    name = told.get("name")
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise InvalidRequest(
+            f"{place}.name must be 1 to 256 letters, digits and characters of '_-.:/', got {str(name)[:80]!r}.",
+            param=param,
+        )
+    return name
+
+
+_TEXT = {
+    "type": "object",
+    "properties": {TEXT_ARGUMENT: {"type": "string"}},
+    "required": [TEXT_ARGUMENT],
+    "additionalProperties": False,
+}
+"""Of a tool that takes a text."""
+
+
+def _custom(tool: dict[str, Any], place: str, param: str) -> Tool:
+    """A tool that takes a text, free or of a grammar."""
+    custom = tool.get("custom")
+    place = f"{place}.custom"
+    if not isinstance(custom, dict):
+        raise InvalidRequest(f"{place} must be an object, got {kind_name(custom)}.", param=param)
+    name = _name(custom, place, param)
+    fields = Fields(custom, place)
+    fields.expect(("name", "description", "format"))
+    description = fields.text("description")
+    form = Fields(fields.object("format") or {"type": "text"}, f"{place}.format")
+    kind = form.text("type")
+    if kind not in ("text", "grammar"):
+        raise InvalidRequest(f"{place}.format.type must be 'text' or 'grammar'.", param=param)
+    form.expect(("type",) if kind == "text" else ("type", "grammar"))
+    if kind == "text":
+        return Tool(name, description or "", _TEXT, is_custom=True)
+    grammar = Fields(form.object("grammar") or {}, f"{place}.format.grammar")
+    syntax, definition = grammar.text("syntax"), grammar.text("definition")
+    grammar.expect(("syntax", "definition"))
+    if syntax not in ("lark", "regex") or not definition:
+        raise InvalidRequest(
+            f"{place}.format.grammar must have a syntax, 'lark' or 'regex', and a definition.", param=param
+        )
+    return Tool(name, description or "", _TEXT, is_strict=True, is_custom=True, grammar=(syntax, definition))
+
+
+def _shown(tool: Any, read: Tool) -> dict[str, Any]:
+    """As chat templates read it: what takes a text is a function of one, and its grammar is told."""
+    if not read.is_custom:
+        shown: dict[str, Any] = tool
+        return shown
+    told = [read.description] if read.description else []
+    if read.grammar is not None:
+        syntax, definition = read.grammar
+        called = "Lark grammar" if syntax == "lark" else "regular expression"
+        told.append(f"The {TEXT_ARGUMENT} must follow this {called}:\n{definition}")
+    function = {"name": read.name, "description": "\n\n".join(told), "parameters": read.parameters}
+    return {"type": "function", "function": function}
 
 
 def _parameters(given: Any, place: str, param: str) -> dict[str, Any]:
@@ -150,7 +209,8 @@ def choose(use: ToolUse, choice: Any, param: str, *, is_parallel: bool) -> ToolU
         return msgspec.structs.replace(use, choice=choice)
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         return _allowed(use, choice, param)
-    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    function = choice.get(kind) if kind in ("function", "custom") and isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         form = '{"name": NAME}' if param == "function_call" else '{"type": "function", "function": {"name": NAME}}'
@@ -169,7 +229,7 @@ def _allowed(use: ToolUse, choice: dict[str, Any], param: str) -> ToolUse:
     known = {tool.name for tool in use.tools}
     names = set()
     for tool in tools:
-        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        function = tool.get("function", tool.get("custom", tool)) if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str):
             raise InvalidRequest(f"{param}.allowed_tools.tools must be objects with a name.", param=param)

@@ -27,7 +27,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool. `arguments`: JSON text. `id` names it in the message that answers it."""
+    """A call of a tool. `arguments`: JSON text, or the text that a custom tool takes. `id` names it in the message that
+    answers it."""
 
     id: str
     name: str
@@ -183,11 +184,13 @@ def _spoken(said: Said | None) -> dict[str, Any]:
     if said.choice.parser is None:
         return {"content": said.text}
     delta = delta_of(said.parts)
-    calls = [(call["id"], call["function"]) for call in delta.get("tool_calls", ())]
+    calls = [(call["id"], call[call["type"]]) for call in delta.get("tool_calls", ())]
     return {
         "content": delta.get("content", ""),
         "reasoning": delta.get("reasoning", ""),
-        "tool_calls": tuple(ToolCall(call_id, each["name"], each["arguments"]) for call_id, each in calls),
+        "tool_calls": tuple(
+            ToolCall(call_id, each["name"], each.get("arguments", each.get("input"))) for call_id, each in calls
+        ),
     }
 
 

@@ -96,6 +96,7 @@ class Choice:
     _num_thought: int = 0
     _parts: list[Part] = field(default_factory=list)
     _arguments: list[str] = field(default_factory=list)
+    _is_text: bool = False
 
     def __post_init__(self) -> None:
         sampling = self.request.sampling
@@ -129,10 +130,13 @@ class Choice:
             if isinstance(part, CallStart):
                 self.has_calls = True
                 self._arguments = []
+                self._is_text = part.is_custom
             elif isinstance(part, CallArguments):
                 self._arguments.append(part.text)
 
     def _is_call_whole(self) -> bool:
+        if self._is_text:  # which may end anywhere
+            return True
         try:
             json.loads("".join(self._arguments))
         except ValueError:

@@ -25,19 +25,23 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A call of a tool begins. `index`: its number in the choice, from 0; `id` names it in tool results."""
+    """A call of a tool begins. `index`: its number in the choice, from 0; `id` names it in tool results; `is_custom`:
+    the tool takes a text, which its arguments are."""
 
     index: int
     id: str
     name: str
+    is_custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of the arguments of call `index`: JSON text, whole when the choice or the next call begins."""
+    """More of the arguments of call `index`: JSON text, whole when the choice or the next call begins; or of the text
+    that a custom tool takes."""
 
     index: int
     text: str
+    is_custom: bool = False
 
 
 Part = Content | Reasoning | CallStart | CallArguments

@@ -34,6 +34,10 @@ def message_of(choice: Choice, pieces: Sequence[Piece], *, is_old: bool = False)
     return message | delta
 
 
+_FIELDS: dict[bool, tuple[str, str]] = {False: ("function", "arguments"), True: ("custom", "input")}
+"""What a call is, and what it is given: of a function, and of a custom tool."""
+
+
 def delta_of(parts: Iterable[Part], *, is_old: bool = False) -> dict[str, Any]:
     """What the parts add to a message, each field once. Reasoning has two names, an older and a newer one."""
     content: list[str] = []
@@ -45,12 +49,19 @@ def delta_of(parts: Iterable[Part], *, is_old: bool = False) -> dict[str, Any]:
         elif isinstance(part, Reasoning):
             reasoning.append(part.text)
         elif isinstance(part, CallStart):
-            function = {"name": part.name, "arguments": ""}
-            calls[part.index] = {"index": part.index, "id": part.id, "type": "function", "function": function}
+            kind, given = _FIELDS[part.is_custom]
+            call: dict[str, Any] = {
+                "index": part.index,
+                "id": part.id,
+                "type": kind,
+                kind: {"name": part.name, given: ""},
+            }
+            calls[part.index] = call
         else:
             assert isinstance(part, CallArguments)
-            call = calls.setdefault(part.index, {"index": part.index, "function": {"arguments": ""}})
-            call["function"]["arguments"] += part.text
+            kind, given = _FIELDS[part.is_custom]
+            call = calls.setdefault(part.index, {"index": part.index, kind: {given: ""}})
+            call[kind][given] += part.text
     delta: dict[str, Any] = {}
     if reasoning:
         delta["reasoning"] = delta["reasoning_content"] = "".join(reasoning)

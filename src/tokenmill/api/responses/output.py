@@ -19,7 +19,11 @@ Event = tuple[str, dict[str, Any]]
 
 COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
 _DELTAS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
-_CALL = "response.function_call_arguments"
+_CALLS = {
+    "function_call": ("response.function_call_arguments", "arguments"),
+    "custom_tool_call": ("response.custom_tool_call_input", "input"),
+}
+"""Of calls: their events, and the field of what the tool is given."""
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -79,10 +83,11 @@ class Output:
             if isinstance(part, CallStart):
                 namespace, name = self._namespaces.get(part.name, ("", part.name))
                 placed = {"namespace": namespace} if namespace else {}
-                self._add("function_call", events, {"call_id": part.id, "name": name, **placed, "arguments": ""})
+                kind = "custom_tool_call" if part.is_custom else "function_call"
+                self._add(kind, events, {"call_id": part.id, "name": name, **placed, _CALLS[kind][1]: ""})
                 continue
             if isinstance(part, CallArguments):
-                assert self._open is not None and self._open["type"] == "function_call", (part, self._open)
+                assert self._open is not None and self._open["type"] in _CALLS, (part, self._open)
             else:
                 self._begin("reasoning" if isinstance(part, Reasoning) else "message", events)
             if not part.text:
@@ -123,9 +128,11 @@ class Output:
         if self._open is None:
             return
         kind, text, where = self._open["type"], "".join(self._texts), self._where()
-        if kind == "function_call":
+        if kind in _CALLS:
             where.pop("content_index")
-            events.append((f"{_CALL}.done", where | {"name": self._open["name"], "arguments": text}))
+            event, given = _CALLS[kind]
+            named = {"name": self._open["name"]} if kind == "function_call" else {}
+            events.append((f"{event}.done", where | named | {given: text}))
         else:
             done = where | {"text": text}
             if kind == "message":
@@ -142,9 +149,9 @@ class Output:
     def _delta(self, text: str, logprobs: bytes | None) -> Event:
         assert self._open is not None
         kind, where = self._open["type"], self._where()
-        if kind == "function_call":
+        if kind in _CALLS:
             where.pop("content_index")
-            return f"{_CALL}.delta", where | {"delta": text}
+            return f"{_CALLS[kind][0]}.delta", where | {"delta": text}
         delta = where | {"delta": text}
         if kind == "message":
             if logprobs is not None:
@@ -160,8 +167,8 @@ class Output:
         """The open item with what it holds so far."""
         assert self._open is not None
         text = "".join(self._texts)
-        if self._open["type"] == "function_call":
-            return self._open | {"status": status, "arguments": text}
+        if (kind := self._open["type"]) in _CALLS:
+            return self._open | {"status": status, _CALLS[kind][1]: text}
         return self._open | {"status": status, "content": [self._part(text)]}
 
     def _part(self, text: str) -> dict[str, Any]:

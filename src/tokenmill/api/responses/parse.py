@@ -157,6 +157,8 @@ _RENAMED = (
     ("reasoning_effort", "reasoning.effort"),
     ("verbosity", "text.verbosity"),
     (".function.", "."),
+    (".custom.format.grammar.", ".format."),
+    (".custom.", "."),
     ("messages", "input"),
 )
 """What messages about the body of chat call a field, and what its caller does."""

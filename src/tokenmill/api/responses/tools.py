@@ -1,7 +1,7 @@
 """`tools` and `tool_choice` of /v1/responses as chat has them. Pure.
 
 Functions may come in namespaces, as those of MCP servers do: the model knows such a function by one name made of both,
-and its calls tell both again. What is no function (tools that OpenAI's servers run, tools that take free text) cannot
+and its calls tell both again. Custom tools, which take a text, are functions of one. What OpenAI's servers run cannot
 be called here: it is left out and told, because agents send all that they know.
 """
 
@@ -27,6 +27,7 @@ class GivenTools:
     shown       what the response repeats
     places      of the functions, where the caller gives them
     namespaces  of a function's name, where it is in a namespace: that, and its name there
+    customs     names of tools that take a text, which are no functions to the caller
     ignored     what was left out
     """
 
@@ -34,6 +35,7 @@ class GivenTools:
     shown: list[dict[str, Any]] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
     namespaces: dict[str, tuple[str, str]] = field(default_factory=dict)
+    customs: set[str] = field(default_factory=set)
     ignored: list[str] = field(default_factory=list)
 
     def in_place(self, text: str) -> str:
@@ -65,10 +67,7 @@ def read_tools(fields: Fields, settings: dict[str, Any], chat: dict[str, Any]) -
     if choice is not None:
         chat["tool_choice"] = choice
     if given.functions:
-        chat["tools"] = [
-            {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
-            for function in given.functions.values()
-        ]
+        chat["tools"] = [_as_chat(function, given) for function in given.functions.values()]
     return given
 
 
@@ -89,15 +88,25 @@ def _read(where: str, tool: Any, given: GivenTools) -> None:
         given.shown.append(function)
 
 
+def _as_chat(tool: dict[str, Any], given: GivenTools) -> dict[str, Any]:
+    kind = "custom" if tool["name"] in given.customs else "function"
+    told = {key: value for key, value in tool.items() if value is not None}
+    form = told.get("format")
+    if kind == "custom" and form is not None and form.get("type") == "grammar":
+        grammar = {key: value for key, value in form.items() if key != "type"}
+        told["format"] = {"type": "grammar", "grammar": grammar}
+    return {"type": kind, kind: told}
+
+
 def _function(where: str, tool: Any, given: GivenTools, namespace: str = "") -> dict[str, Any] | None:
     """As the response repeats it; None for what was left out."""
     if not isinstance(tool, dict):
         raise InvalidRequest(f"{where} must be an object, got {kind_name(tool)}.", param=where)
     fields = Fields(tool, where)
     kind = fields.required_text("type")
-    if kind != "function":
-        if nearest(kind, ("function", "namespace")) is not None:
-            raise InvalidRequest(f"{where}.type must be function or namespace.", param=f"{where}.type")
+    if kind not in ("function", "custom"):
+        if nearest(kind, ("function", "namespace", "custom")) is not None:
+            raise InvalidRequest(f"{where}.type must be function, custom or namespace.", param=f"{where}.type")
         name = tool.get("name")
         given.ignored.append(f"tool {kind} {name}" if isinstance(name, str) and name != kind else f"tool {kind}")
         return None
@@ -107,12 +116,11 @@ def _function(where: str, tool: Any, given: GivenTools, namespace: str = "") -> 
             param=f"{where}.function",
         )
     own = fields.required_text("name")
-    function = {
-        "name": own,
-        "description": fields.text("description"),
-        "parameters": fields.object("parameters"),
-        "strict": fields.flag("strict"),
-    }
+    function: dict[str, Any] = {"name": own, "description": fields.text("description")}
+    if kind == "custom":
+        function["format"] = fields.object("format")
+    else:
+        function |= {"parameters": fields.object("parameters"), "strict": fields.flag("strict")}
     if fields.flag("async"):
         raise InvalidRequest(f"{where}.async is not supported by this server.", param=f"{where}.async")
     fields.flag("defer_loading")  # there is no search that would load it: it is offered at once
@@ -125,7 +133,9 @@ def _function(where: str, tool: Any, given: GivenTools, namespace: str = "") -> 
         given.namespaces[name] = (namespace, own)
     given.functions[name] = function | {"name": name}
     given.places.append(where)
-    return {"type": "function"} | function
+    if kind == "custom":
+        given.customs.add(name)
+    return {"type": kind} | function
 
 
 def refuse_others(fields: Fields) -> None:
@@ -144,11 +154,12 @@ def _as_json(value: Any, param: str) -> bytes:
 
 def _named_choice(choice: dict[str, Any], given: GivenTools) -> dict[str, Any]:
     """tool_choice as chat has it."""
-    if choice.get("type") == "function":
+    kind = choice.get("type")
+    if kind in ("function", "custom"):
         name = _chosen(choice, given)
         if name is None:
             raise InvalidRequest("tool_choice.name must be the name of one of tools.", param="tool_choice.name")
-        return {"type": "function", "function": {"name": name}}
+        return {"type": kind, kind: {"name": name}}
     if choice.get("type") == "allowed_tools":
         allowed, mode = choice.get("tools"), choice.get("mode")
         if mode not in ("auto", "required"):
@@ -156,24 +167,27 @@ def _named_choice(choice: dict[str, Any], given: GivenTools) -> dict[str, Any]:
         names = [_chosen(tool, given) for tool in allowed] if isinstance(allowed, list) else []
         if not names or None in names:
             raise InvalidRequest(
-                "tool_choice.tools must be an array of {type: function, name: one of tools}.", param="tool_choice.tools"
+                "tool_choice.tools must be an array of {type: function or custom, name: one of tools}.",
+                param="tool_choice.tools",
             )
         functions = [{"type": "function", "function": {"name": name}} for name in names]
         return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions}}
     raise InvalidRequest(
-        "tool_choice must be none, auto, required, or an object of type function or allowed_tools.",
+        "tool_choice must be none, auto, required, or an object of type function, custom or allowed_tools.",
         param="tool_choice",
     )
 
 
 def _chosen(tool: Any, given: GivenTools) -> str | None:
-    """The function that is named, by its name in its namespace too where that is clear; None: there is none."""
-    if not isinstance(tool, Mapping) or tool.get("type") != "function":
+    """The tool that is named, by its name in its namespace too where that is clear; None: there is none."""
+    if not isinstance(tool, Mapping) or tool.get("type") not in ("function", "custom"):
         return None
     name, namespace = tool.get("name"), tool.get("namespace") or ""
     if not isinstance(name, str) or not isinstance(namespace, str):
         return None
     if qualified(namespace, name) in given.functions:
-        return qualified(namespace, name)
-    found = [known for known, (_, own) in given.namespaces.items() if own == name and not namespace]
-    return found[0] if len(found) == 1 else None
+        found = [qualified(namespace, name)]
+    else:
+        found = [known for known, (_, own) in given.namespaces.items() if own == name and not namespace]
+    is_kind = len(found) == 1 and (found[0] in given.customs) == (tool["type"] == "custom")
+    return found[0] if is_kind else None

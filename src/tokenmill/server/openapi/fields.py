@@ -199,7 +199,7 @@ CHAT: Told = {
     "tools": (
         "array of objects",
         "functions that the model may call, each with `name`, `description`, `parameters` (a JSON schema) and "
-        "`strict` ([how](tools.md))",
+        "`strict`; or that take a text, `custom`, of a grammar or free ([how](tools.md))",
     ),
     "tool_choice": ("string", "`auto`, `none`, `required`, or the function that must be called (default: `auto`)"),
     "parallel_tool_calls": ("true or false", "false: at most one call in an answer"),
@@ -323,7 +323,8 @@ RESPONSE: Told = {
     "text.verbosity": ("string", "as `verbosity` of chat"),
     "tools": (
         "array of objects",
-        "functions: `{type, name, description, parameters, strict}`, also in a `namespace`; others are left out",
+        "functions: `{type, name, description, parameters, strict}`, also in a `namespace`, and custom tools: `{type, "
+        "name, description, format}`; others are left out",
     ),
     "tool_choice": (
         "string",

@@ -14,9 +14,10 @@ from typing import Any
 
 from ...core.errors import InvalidRequest
 from ..tokenizer import Tokenizer
-from ..tools.call_grammar import calls_to_lark
+from ..tools.call_grammar import calls_to_lark, text_grammars
 from .constraint import Constraint, Thinking
 from .gbnf import is_gbnf, to_lark
+from .in_json import CannotQuote, lark_in_json, regex_in_json
 from .patterns import plain_sets
 from .schema import prepare
 
@@ -57,7 +58,7 @@ def _answer(constraint: Constraint, tokenizer: Tokenizer | None) -> list[dict[st
         spell = _speller(tokenizer)
         return [{"lark_grammar": tags_to_lark(value, param, spell, lambda schema: _spaced(schema, constraint))}]
     if kind == "tools":
-        return [{"lark_grammar": _calls(constraint, tokenizer)}]
+        return [{"lark_grammar": _calls(constraint, tokenizer)}, *_texts(constraint)]
     if kind == "choice":
         return [{"lark_grammar": _choice(value, param)}]
     text = _text(value, param)
@@ -73,6 +74,20 @@ def _calls(constraint: Constraint, tokenizer: Tokenizer | None) -> str:
         return "%json " + json.dumps(_spaced(prepare(schema, place), constraint), ensure_ascii=False)
 
     return calls_to_lark(constraint.value, _speller(tokenizer), finish)
+
+
+def _texts(constraint: Constraint) -> list[dict[str, Any]]:
+    """The grammars of texts that tools take, as they stand in the arguments of calls."""
+    found = []
+    for name, syntax, definition, place in text_grammars(constraint.value):
+        _text(definition, place)
+        try:
+            grammar = regex_in_json(definition) if syntax == "regex" else lark_in_json(definition)
+        except CannotQuote as error:
+            message = f"{place} has what cannot be enforced within the arguments of a call: {error}."
+            raise InvalidRequest(message, param=place) from None
+        found.append({"name": name, "lark_grammar": grammar})
+    return found
 
 
 def _speller(tokenizer: Tokenizer | None) -> Callable[[str], str]:

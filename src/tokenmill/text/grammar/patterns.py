@@ -21,8 +21,8 @@ from collections.abc import Sequence
 
 _ESCAPED = ('"', "\\")
 _NAMED = frozenset("\b\t\n\f\r")
-_CODE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|x\{([0-9a-fA-F]+)\}|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]+)\}|([0ave]))")
-_ESCAPE = re.compile(r"\\(?:[pP]\{[^}]*\}|.)", re.DOTALL)
+CODE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|x\{([0-9a-fA-F]+)\}|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]+)\}|([0ave]))")
+ESCAPE = re.compile(r"\\(?:[pP]\{[^}]*\}|.)", re.DOTALL)
 _CLASS = re.compile(r"\[:\^?[a-z]+:\]")
 _LETTERS = {"0": "\0", "a": "\a", "v": "\v", "e": "\x1b"}
 
@@ -44,12 +44,12 @@ def mend(pattern: str) -> str:
     while place < len(pattern):
         if pattern[place] == "\\":
             end = place + 2
-            if code := _CODE.match(pattern, place):
+            if code := CODE.match(pattern, place):
                 end = code.end()
-                check_text(_meaning(code))
+                check_text(code_point(code))
             out.append(pattern[place:end])
         elif pattern[place] == "[":
-            end, members = _plain_set(pattern, place)
+            end, members = plain_set(pattern, place)
             out.append(_mend_set(members))
         else:
             end = place + 1
@@ -64,7 +64,7 @@ def _is_unspeakable(char: str) -> bool:
     return (code < 32 and char not in _NAMED) or code == 127 or 0xD800 <= code < 0xE000
 
 
-def _meaning(code: re.Match[str]) -> str:
+def code_point(code: re.Match[str]) -> str:
     *numbers, letter = code.groups()
     if letter:
         return _LETTERS[letter]
@@ -78,7 +78,7 @@ def plain_sets(pattern: str) -> str:
     out, place = [], 0
     while place < len(pattern):
         if pattern[place] == "[":
-            end, piece = _plain_set(pattern, place)
+            end, piece = plain_set(pattern, place)
         else:
             end = place + (2 if pattern[place] == "\\" else 1)
             piece = pattern[place:end]
@@ -87,7 +87,7 @@ def plain_sets(pattern: str) -> str:
     return "".join(out)
 
 
-def _plain_set(pattern: str, start: int) -> tuple[int, str]:
+def plain_set(pattern: str, start: int) -> tuple[int, str]:
     """(where the set that begins at `start` ends, its spelling). One that does not end stays as it is."""
     opening = "[^" if pattern.startswith("[^", start) else "["
     out, place = [opening], start + len(opening)
@@ -104,7 +104,7 @@ def _plain_set(pattern: str, start: int) -> tuple[int, str]:
 
 def _member(pattern: str, place: int) -> tuple[int, str]:
     """(where the character or class of a set that begins at `place` ends, its spelling)."""
-    if found := _CODE.match(pattern, place) or _ESCAPE.match(pattern, place) or _CLASS.match(pattern, place):
+    if found := CODE.match(pattern, place) or ESCAPE.match(pattern, place) or _CLASS.match(pattern, place):
         return found.end(), found[0]
     char = pattern[place]
     return place + 1, f"\\x{ord(char):02x}" if char in "[]&~-" else char

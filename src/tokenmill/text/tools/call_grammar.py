@@ -12,12 +12,14 @@ from typing import Any
 from .families import tool_family
 from .family import TEXT_VALUE, VALUE_END, Form, Spell
 from .hermes import HERMES
-from .tool_choice import ToolUse
+from .tool_choice import TEXT_ARGUMENT, ToolUse
 
 Finish = Callable[[Any, str], str]
 """A schema, and where it comes from, as the Lark that takes what fits."""
 
 _ANY = {"type": "object"}
+_TEXT_PLACE = "tools[{}].custom.format.grammar.definition"
+_TEXT_HEAD, _TEXT_TAIL = f'{{"{TEXT_ARGUMENT}": "', '"}'
 _CLOSABLE = {"type", "properties", "required", "description", "title", "$defs", "definitions", "$schema", "$id"}
 
 
@@ -42,7 +44,8 @@ class ToolConstraint:
             "tools": [
                 {
                     "name": tool.name,
-                    "place": self.place.format(number),
+                    "place": _TEXT_PLACE.format(number) if tool.is_custom else self.place.format(number),
+                    "grammar": tool.grammar,
                     "parameters": tool.parameters if self.use.is_forced or tool.is_strict else _ANY,
                 }
                 for number, tool in enumerate(self.use.tools)
@@ -52,6 +55,15 @@ class ToolConstraint:
             "is_parallel": self.use.is_parallel and self.use.choice != "named",
             "answer": None if self.answer is None else list(self.answer),
         }
+
+
+def text_grammars(value: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """(name that `calls_to_lark` has for it, syntax, definition, place) of the texts that tools take."""
+    return [
+        (f"text{number}", *tool["grammar"], tool["place"])
+        for number, tool in enumerate(value["tools"])
+        if tool["grammar"] is not None
+    ]
 
 
 def calls_to_lark(value: dict[str, Any], spell: Spell, finish: Finish) -> str:
@@ -118,14 +130,17 @@ class _Writer:
     def _call(self, skip: str) -> str:
         """A rule for one call of any of the tools."""
         name = f"call{len(self.rules)}"
-        options = [self._option(tool, skip) for tool in self._tools]
+        options = [self._option(number, tool, skip) for number, tool in enumerate(self._tools)]
         self.rules.append(f"{name}: " + "\n    | ".join(options))
         return name
 
-    def _option(self, tool: dict[str, Any], skip: str) -> str:
+    def _option(self, number: int, tool: dict[str, Any], skip: str) -> str:
         form, schema = self._form, _closed(tool["parameters"])
         arguments = None
-        if form.arguments is not None:
+        if tool["grammar"] is not None:
+            form = form if form.arguments is None else HERMES.form
+            arguments = f"{self._spell(_TEXT_HEAD)} @text{number} {self._spell(_TEXT_TAIL)}"
+        elif form.arguments is not None:
             arguments = form.arguments(schema, self._spell, lambda part: self._finish(part, tool["place"]))
         if arguments is None:
             form = form if form.arguments is None else HERMES.form

@@ -152,7 +152,7 @@ class HarmonyParser:
         is_header = text.lstrip().startswith(_OPENINGS)
         if self._place in ("first", "body") or (text.strip() and not is_header):
             self._give(text)
-        return self._calls.take()
+        return self._calls.take(is_last=True)
 
     def _step(self) -> bool:
         """Whether something has become certain, and more may."""

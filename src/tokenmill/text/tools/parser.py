@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..parts import CallArguments, CallStart, Content, Part, Reasoning
-from .tool_choice import Tool
+from .tool_choice import TEXT_ARGUMENT, Tool
 
 MAX_NAME = 256
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -43,6 +43,8 @@ class Calls:
         self._number = -1
         self._parts: list[Part] = []
         self._arguments: list[str] = []
+        self._is_custom = False
+        self._reader: TextArgument | None = None
 
     def begin(self, read: str, *, is_bare: bool) -> None:
         """A new reader, behind what was `read`."""
@@ -58,11 +60,13 @@ class Calls:
         assert not self.is_open
         if name not in self.tools:
             raise Malformed
-        self._end_arguments()
+        self._end_arguments(is_whole=True)
         self.is_open = True
         self._number += 1
+        self._is_custom = self.tools[name].is_custom
         if self._is_heard:
-            self.add(CallStart(self._number, self._new_id(self._number), name))
+            self.add(CallStart(self._number, self._new_id(self._number), name, self._is_custom))
+            self._reader = TextArgument() if self._is_custom else None
         self._settle()
 
     def give(self, text: str) -> None:
@@ -73,6 +77,7 @@ class Calls:
         self._settle()
 
     def finish(self) -> None:
+        self._end_arguments(is_whole=True)
         self.is_open = False
         self._settle()
 
@@ -84,15 +89,20 @@ class Calls:
         else:
             self._parts.append(part)
 
-    def take(self) -> list[Part]:
-        self._end_arguments()
+    def take(self, *, is_last: bool = False) -> list[Part]:
+        self._end_arguments(is_whole=is_last)
         parts, self._parts = self._parts, []
         return parts
 
-    def _end_arguments(self) -> None:
-        if self._arguments:
-            self._parts.append(CallArguments(self._number, "".join(self._arguments)))
-            self._arguments = []
+    def _end_arguments(self, *, is_whole: bool = False) -> None:
+        text, self._arguments = "".join(self._arguments), []
+        if self._reader is not None:
+            text = self._reader.push(text)
+            if is_whole:
+                text += self._reader.end()
+                self._reader = None
+        if text:
+            self._parts.append(CallArguments(self._number, text, self._is_custom))
 
     def _settle(self) -> None:
         self.has_settled = True
@@ -101,6 +111,70 @@ class Calls:
     @property
     def _is_heard(self) -> bool:
         return self._most is None or self._number < self._most
+
+
+_HEAD = re.compile(rf'\s*\{{\s*"{TEXT_ARGUMENT}"\s*:\s*"')
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+
+
+class TextArgument:
+    """The text in the arguments of a call of a custom tool, as they come: {"input": text}. Other arguments are the text
+    themselves, unless they have one text and nothing else."""
+
+    def __init__(self) -> None:
+        self._given = ""
+        self._is_inside = self._is_over = False
+
+    def push(self, arguments: str) -> str:
+        self._given += arguments
+        if self._is_over:
+            return ""
+        if not self._is_inside:
+            head = _HEAD.match(self._given)
+            if head is None:
+                return ""
+            self._is_inside, self._given = True, self._given[head.end() :]
+        out, place = [], 0
+        while place < len(self._given):
+            char = self._given[place]
+            if char == '"':
+                self._is_over = True
+                break
+            size = 1
+            if char == "\\":
+                size = 6 if self._given[place + 1 : place + 2] == "u" else 2
+                size = 12 if self._given[place + 2 : place + 4].lower() in _HIGH and size == 6 else size
+                if place + size > len(self._given):
+                    break
+                char = _meaning(self._given[place : place + size])
+            out.append(char)
+            place += size
+        self._given = self._given[place:]
+        return "".join(out)
+
+    def end(self) -> str:
+        """What is left when the arguments are whole, or cut off."""
+        if self._is_inside:
+            return ""
+        try:
+            value = json.loads(self._given)
+        except (ValueError, RecursionError):
+            return self._given
+        texts = list(value.values()) if isinstance(value, dict) else []
+        return texts[0] if len(texts) == 1 and isinstance(texts[0], str) and is_whole(texts[0]) else self._given
+
+
+_HIGH = ("d8", "d9", "da", "db")
+
+
+def _meaning(escape: str) -> str:
+    """Of an escape of JSON. Half a character, which no message can carry, is a replacement character."""
+    if escape[1] != "u":
+        return _ESCAPES.get(escape[1], escape[1])
+    try:
+        return _SURROGATE.sub("\ufffd", json.loads(f'"{escape}"'))
+    except ValueError:
+        return escape
 
 
 class Syntax(Protocol):
@@ -150,7 +224,7 @@ class CallParser:
             if self._space and not self._is_behind_call:
                 calls.add(Content(self._space))
         self._text, self._space, self._reading = "", "", None
-        return calls.take()
+        return calls.take(is_last=True)
 
     def _step(self) -> bool:
         """Whether something has become certain, and more may."""

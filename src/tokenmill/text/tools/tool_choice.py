@@ -11,16 +11,23 @@ from ...core.request import SamplingParams
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A function that the model may call.
+    """A function that the model may call, or a tool that takes a text, which to the model is a function of one.
 
     parameters  JSON schema of its arguments, an object
     is_strict   arguments must fit the schema even where the model calls of its own accord
+    is_custom   it takes a text, its argument `TEXT_ARGUMENT`
+    grammar     of that text, and its syntax ("lark" or "regex"); None: any
     """
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}
     is_strict: bool = False
+    is_custom: bool = False
+    grammar: tuple[str, str] | None = None
+
+
+TEXT_ARGUMENT = "input"
 
 
 class ToolUse(msgspec.Struct, frozen=True):
