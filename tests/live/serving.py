@@ -20,7 +20,7 @@ READY = re.compile(r"ready at (?:https?://([\d.]+):(\d+)|Unix socket)")
 
 
 class Server:
-    """`tokenmill serve` on a free port; a context manager that leaves nothing running."""
+    """`tokenmill serve` on a free port; a context manager that leaves nothing running. model: "": none is named."""
 
     def __init__(self, *args: str, model: str = "smollm2", env: dict[str, str] | None = None) -> None:
         self.args = args
@@ -30,7 +30,16 @@ class Server:
 
     def __enter__(self) -> Server:
         self._state = tempfile.TemporaryDirectory(prefix="tokenmill-state-")
-        command = [sys.executable, "-m", "tokenmill.cli.main", "serve", self.model, "--port", "0", *self.args]
+        command = [
+            sys.executable,
+            "-m",
+            "tokenmill.cli.main",
+            "serve",
+            *filter(None, [self.model]),
+            "--port",
+            "0",
+            *self.args,
+        ]
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

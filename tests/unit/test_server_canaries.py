@@ -22,7 +22,8 @@ from tokenmill.cli.hosting import Hosting
 from tokenmill.cli.upstream_options import UpstreamOptions, _canary
 from tokenmill.cluster.canary import Version
 from tokenmill.control.models.canaries import Canaries
-from tokenmill.control.models.registry import LOCAL, ModelRegistry, ServedModel
+from tokenmill.control.models.registry import ModelRegistry
+from tokenmill.control.models.served import LOCAL, ServedModel
 from tokenmill.core.errors import BadCheckpoint, ConfigError, InvalidRequest, NotFound
 from tokenmill.core.events import Ready
 from tokenmill.core.slo import Targets

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -16,10 +16,12 @@ from scripted import Served
 from tokenmill.api.sandbox import Caller
 from tokenmill.cluster.canary import Version
 from tokenmill.cluster.events import Ended
+from tokenmill.cluster.on_demand import Rules
 from tokenmill.cluster.totals import Totals
 from tokenmill.control.audit.log import AuditMetrics
 from tokenmill.control.kv_store import EngineTierMetrics, TierMetrics
 from tokenmill.control.models.canaries import Canaries, CanaryMetrics
+from tokenmill.control.models.on_demand import OnDemand
 from tokenmill.control.models.registry import ModelRegistry
 from tokenmill.control.observe.metrics import Metrics, token_buckets
 from tokenmill.control.observe.monitor import Monitor
@@ -91,6 +93,14 @@ def stored(metrics: Metrics) -> None:
     metrics.registry.register(ExpertMetrics("m", lambda: ExpertLoad((1,), ((6, 2, 0, 0),), reads=WeightReads(5, 1))))
 
 
+def loaded_on_demand(metrics: Metrics) -> None:
+    """A model was loaded, and another unloaded."""
+    on_demand = OnDemand(Rules(), ModelRegistry(("m",)), dict, AsyncMock(), MonotonicClock())
+    on_demand.metrics.count("a", "loaded", 1.5)
+    on_demand.metrics.count("b", "idle")
+    metrics.registry.register(on_demand.metrics)
+
+
 def test_costs_are_of_who_computes_prompts() -> None:
     """A worker of a decode pool knows what a token of an answer takes, which says nothing of 5,000 of a prompt."""
     totals, prompts, draws = Totals(), Costs(0.01, token_s=1e-4), Costs(0.0, token_s=5e-3)
@@ -125,6 +135,7 @@ def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
     metrics.registry.register(IdleTime("m", lambda: 0, MonotonicClock(), Mock(outcome="")))
     upstreamed(metrics)
     stored(metrics)
+    loaded_on_demand(metrics)
     rows = re.findall(r"^\| `([\w:]+)` \| (\w+) \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)
     told = (*metrics.registry.collect(), *monitor.tenants.registry.collect())
     families = {family.name: family.type for family in told}
@@ -140,6 +151,7 @@ def test_the_page_names_every_label() -> None:
     monitor = observed(metrics)
     upstreamed(metrics)
     stored(metrics)
+    loaded_on_demand(metrics)
     for family in (*metrics.registry.collect(), *monitor.tenants.registry.collect()):
         labels = {label for sample in family.samples for label in sample.labels} - {*LABELS, "le"}
         for label in labels:

@@ -49,6 +49,7 @@ _NOT_HERE = Ignored("it belongs to a sampler that is refused")
 _ACCOUNT = Ignored("accounts and storage are not kept here")
 _CACHE = Ignored("what is cached never changes an answer")
 _SHAPE = Ignored("the answer has one shape")
+KEPT = Ignored("a model of --models-dir is kept loaded so long, any other stays loaded")
 
 _GENERATION: Table = {
     # OpenAI
@@ -110,7 +111,7 @@ _GENERATION: Table = {
     # Ollama
     "format": Refused(("",)),
     "options": Refused(({},), "give its settings beside the model, under OpenAI's names"),
-    "keep_alive": Ignored("the model stays loaded"),
+    "keep_alive": KEPT,
     "context": Refused(([],)),
     "images": Refused(([],)),
     # SGLang
@@ -209,7 +210,7 @@ CHAT: Table = _GENERATION | {
 _VECTORS: Table = {
     "user": _ACCOUNT,
     "mm_processor_kwargs": Ignored("images are refused"),
-    "keep_alive": Ignored("the model stays loaded"),
+    "keep_alive": KEPT,
     "options": Refused(({},)),
     "messages": Refused((), "give text"),
     "images": Refused(([],)),

@@ -55,10 +55,9 @@ class Launcher(Protocol):
 
 
 class Engines:
-    """A context manager, as its launcher is. One of the two at least is given."""
+    """A context manager, as its launcher is. Where neither is given there are none: models are loaded on demand."""
 
     def __init__(self, launcher: Launcher | None, workers: Workers | None) -> None:
-        assert launcher is not None or workers is not None, "something must compute"
         self._launcher = launcher
         self._workers = workers
         self._held = contextlib.ExitStack()
@@ -75,6 +74,11 @@ class Engines:
     def are_here(self) -> bool:
         """Whether there are engines of this machine's from the start, whose memory is the front end's to plan."""
         return self._launcher is not None and not self._launcher.joins
+
+    @property
+    def are_none(self) -> bool:
+        """Whether whoever loads models on demand starts all that there are."""
+        return self._launcher is None and self._workers is None
 
     @property
     def summary(self) -> str:
@@ -108,6 +112,8 @@ class Engines:
             await asyncio.wait([prepared])  # workers are measured by this engine, and it by none of them
             await workers.run(client, complete, note_listening, first[0])
 
+        if self.are_none:
+            await asyncio.get_running_loop().create_future()  # never: what starts engines ends them
         works = [] if launcher is None else [launch()]
         if workers is not None:
             works.append(take_in())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import os
 import signal
 import time
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     from starlette.applications import Starlette
 
+    from ..cluster.on_demand import Rules
     from ..control.audit.log import AuditLog
     from ..control.tenants.access import Access
     from ..node.sampling import SamplingChoice
@@ -55,6 +57,10 @@ if TYPE_CHECKING:
     from ..server.client import EngineClient
     from ..state.file import StateFile
     from ..text.text_model import TextModel
+    from .model_folder import ModelFolder
+
+
+_MAX_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,7 @@ class Given:
     pins: list[Document]
     model: ResolvedModel
     started_s: float
+    folder: ModelFolder | None
 
 
 class Progress:
@@ -111,6 +118,10 @@ async def run_front_end(given: Given, engines: Engines, launch: Launch, machine:
         app = _build(given, text, client, sandbox, resources, held)
         expert_load = LoadWriter(given.options.expert_load, given.config.model_names[0], client)
         hosting = _hosting(given, launch, machine, app, resources, progress.first_ready if engines.are_here else None)
+        if given.folder is not None:
+            hosting.own_front = (app, text)
+            home = given.config.model_names[0] if engines.are_none else ""
+            _load_on_demand(given.folder, given.upstreams.on_demand, hosting, app, home)
         gc.collect()
         gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, engines.keep_flight)
@@ -289,6 +300,18 @@ def _hosting(
     return hosting
 
 
+def _load_on_demand(folder: ModelFolder, rules: Rules, hosting: Hosting, app: Starlette, home: str) -> None:
+    """Have calls load the models of a folder. home: the server's own, where it is one of them; else ""."""
+    from ..control.models.on_demand import OnDemand
+    from ..net.system import MonotonicClock
+
+    models = app.state.models
+    on_demand = OnDemand(rules, models, folder.list_models, hosting.load_listed, MonotonicClock(), home)
+    on_demand.take(folder.list_models())
+    models.on_demand = on_demand
+    app.state.client.observers.metrics.registry.register(on_demand.metrics)
+
+
 @dataclass(slots=True)
 class FrontEnd:
     """The parts of a front end that is about to serve, and what is done with them until it stops."""
@@ -338,12 +361,16 @@ class FrontEnd:
         """Print the plan and the address once they are known, and do what nobody waits for after that."""
         given, app, progress = self.given, self.app, self.progress
         beside = self._memory_beside()
-        ready = await progress.first_ready
-        self.expert_load.check(ready)
-        if not self.engines.are_here:  # its memory is another machine's
-            ready = replace(ready, memory=())
-        _print_plan(ready, given.model, self.sampling, beside, self.engines.summary)
-        await progress.prepared
+        ready = None
+        if not self.engines.are_none:
+            ready = await progress.first_ready
+            self.expert_load.check(ready)
+            if not self.engines.are_here:  # its memory is another machine's
+                ready = replace(ready, memory=())
+            _print_plan(ready, given.model, self.sampling, beside, self.engines.summary)
+            await progress.prepared
+        if app.state.models.on_demand is not None:
+            _print_listed(given.upstreams, list(app.state.models.on_demand.schedule.models))
         for pin in given.pins:
             await app.state.pin_kv(pin.body)
         await self.hosting.load_all(given.upstreams.add_model)
@@ -357,9 +384,9 @@ class FrontEnd:
         await self._warm_up(ready)
         await asyncio.get_running_loop().create_future()  # Never: the others decide when to end.
 
-    async def _warm_up(self, ready: Ready) -> None:
+    async def _warm_up(self, ready: Ready | None) -> None:
         self.sandbox.warm_up()
-        if ready.pooling is None:
+        if ready is not None and ready.pooling is None:
             await until_idle(lambda: self.client.num_open > 0, lambda: self.client.stats.num_steps)
             self.sandbox.warm_up_grammars()
 
@@ -387,6 +414,16 @@ class FrontEnd:
             return
         requests = f"{num_open} request{'' if num_open == 1 else 's'}"
         print(f"tokenmill: draining {requests} for at most {drain_s:g} s; again to stop at once", flush=True)
+
+
+def _print_listed(given: UpstreamOptions, names: list[str]) -> None:
+    rules = given.on_demand
+    kept = "until their memory is needed" if rules.idle_s == math.inf else f"{rules.idle_s:g} s after their last call"
+    facts = [
+        ("models", f"{len(names)}: {', '.join(names[:_MAX_SHOWN])}{', ...' if len(names) > _MAX_SHOWN else ''}"),
+        ("loaded", f"at most {rules.max_loaded or 'what memory holds'}, when a call names them, {kept}"),
+    ]
+    print_facts(f"tokenmill {__version__} loads models of {given.models_dir} on demand", facts)
 
 
 def _print_plan(

@@ -13,22 +13,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import ConfigError, NotFound, TokenmillError
+from ..core.errors import ConfigError, Infeasible, NotFound, TokenmillError
 from ..core.events import Ready
+from ..core.units import format_bytes
 from ..node.machine import MachineFacts, left_of
-from ..node.options import TextOptions
+from ..node.options import KV_SHARE, EngineOptions, TextOptions
 from ..server.config import ServerConfig
 from .engine_process import Launch
 from .local import LocalEngines
 from .models import resolve_model
+from .supervisor import EngineCrashed
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+    from ..control.models.on_demand import Listed
     from ..control.models.registry import ModelRegistry
     from ..sandbox.parent import SandboxProcess
     from ..server.client import EngineClient
     from ..server.models import LocalModel
+    from ..text.text_model import TextModel
+
+JOIN_S = 60.0
+"""An engine that has said it is ready serves long before that."""
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +49,7 @@ class Hosting:
     build       the application of a model, given its configuration, text model, client and sandbox
     own         the facts of the server's own engines on this machine, once there is one; None: there are none
     models      where the others are
+    own_front   application and text of the server's own model, where that is loaded as others are
     """
 
     def __init__(
@@ -67,6 +75,7 @@ class Hosting:
         self._own = own
         self._models = models
         self._turn = asyncio.Lock()
+        self.own_front: tuple[Starlette, TextModel] | None = None
 
     async def load_all(self, named: Sequence[tuple[str, str]]) -> None:
         """One after the other, then those that the registry has kept; what memory is left is divided equally. Raises
@@ -105,26 +114,34 @@ class Hosting:
         finally:
             self._models.expected.discard(name)
 
-    async def _load(self, name: str, model: str, kv_cache_memory_bytes: int | None, num_to_come: int) -> LocalModel:
-        from ..server.models import LocalModel
+    async def load_listed(self, listed: Listed, num_sharing: int) -> LocalModel:
+        """A control.models.on_demand.Load. All processors are each model's: seldom do two compute at a time."""
+        async with self._turn:
+            left = left_of(self._machine, await self._taken_bytes())
+            options = replace(self._launch.options, threads=self._launch.options.threads or left.granted_cpus)
+            machine = replace(left, num_sharing=_sharing(listed, options, left, num_sharing))
+            try:
+                return await self._start(listed.name, listed.path, options, machine)
+            except EngineCrashed:  # not for what it found: another may do better
+                return await self._start(listed.name, listed.path, options, machine)
 
+    async def _load(self, name: str, model: str, kv_cache_memory_bytes: int | None, num_to_come: int) -> LocalModel:
         found = await asyncio.to_thread(resolve_model, model, True)
-        text = await asyncio.to_thread(self._load_text, str(found.path))
-        options = replace(
-            self._launch.options,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            kv_save=None,
-            kv_store=None,
-            enable_lora=False,
-            expert_min_share=None,
-        )
+        options = replace(self._launch.options, kv_cache_memory_bytes=kv_cache_memory_bytes)
         num_models = 1 + len(self._models.local()) + num_to_come
         if options.threads is None:
             options = replace(options, threads=max(1, self._machine.granted_cpus // num_models))
         machine = replace(left_of(self._machine, await self._taken_bytes()), num_sharing=num_to_come)
+        return await self._start(name, str(found.path), options, machine)
+
+    async def _start(self, name: str, path: str, options: EngineOptions, machine: MachineFacts) -> LocalModel:
+        """The model, when it serves."""
+        from ..server.models import LocalModel
+
+        options = replace(options, kv_save=None, kv_store=None, enable_lora=False, expert_min_share=None)
         launch = replace(
             self._launch,
-            path=str(found.path),
+            path=path,
             model=name,
             options=options,
             journal="",
@@ -132,33 +149,38 @@ class Hosting:
             kv_events=None,
             machine=machine,
         )
-        prepared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def note_prepared(error: TokenmillError | None) -> None:
-            if not prepared.done():
-                prepared.set_result(None)
-
-        client = self._new_client(note_prepared, f"Loading {name}")
         held = contextlib.AsyncExitStack()
         try:
             engines = held.enter_context(LocalEngines(launch, ("mixed",), self._engine_timeout_s))
-            sandbox = self._sandbox(str(found.path), text)
-            held.push_async_callback(sandbox.close)
-            held.callback(client.close, f"The model {name} is unloaded.")
+            is_own = name in self._models.home
+            app, text = self.own_front if is_own and self.own_front else await self._front(name, path, held)
+            client: EngineClient = app.state.client
+            has_come: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
             def complete(ready: Ready) -> Ready:
+                if not has_come.done():
+                    has_come.set_result(None)
                 return replace(ready, eos_token_ids=text.eos_token_ids, model=name)
 
-            app = self._build(self._config_of(name), text, client, sandbox)
             running = asyncio.create_task(engines.run(client, complete), name=f"engines of {name}")
             held.push_async_callback(_ended, running)
-            await asyncio.wait([prepared, running], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([has_come, running], return_when=asyncio.FIRST_COMPLETED)
             if running.done():
                 running.result()
+            await client.wait_ready(JOIN_S)
             running.add_done_callback(lambda done: _tell(name, done))
-            return LocalModel(name, app, str(found.path), held.pop_all().aclose)
+            return LocalModel(name, app, path, held.pop_all().aclose)
         finally:
             await held.aclose()
+
+    async def _front(self, name: str, path: str, held: contextlib.AsyncExitStack) -> tuple[Starlette, TextModel]:
+        """The application of a model and what reads for it; `held` ends them."""
+        text = await asyncio.to_thread(self._load_text, path)
+        client = self._new_client(lambda error: None, f"Loading {name}")
+        sandbox = self._sandbox(path, text)
+        held.push_async_callback(sandbox.close)
+        held.callback(client.close, f"The model {name} is unloaded.")
+        return self._build(self._config_of(name), text, client, sandbox), text
 
     async def _taken_bytes(self) -> int:
         """What engines of all models here may take. Waits for the server's own."""
@@ -186,6 +208,25 @@ class Hosting:
 
     def _config_of(self, name: str) -> ServerConfig:
         return replace(self._config, model_names=(name,), files_dir="", lora_dir="", result_cache=0)
+
+
+def _sharing(listed: Listed, options: EngineOptions, left: MachineFacts, num_sharing: int) -> int:
+    """Into how many parts the memory that is left is divided, of which a model takes one: into as many as there may be
+    models to come, or it takes all where a part is too little for its weights. Raises Infeasible where all is."""
+    kv_bytes = options.kv_cache_memory_bytes
+
+    def holds(memory_bytes: int) -> bool:
+        return listed.size_bytes <= (memory_bytes * (1 - KV_SHARE) if kv_bytes is None else memory_bytes - kv_bytes)
+
+    if holds(left.usable_memory // num_sharing):
+        return num_sharing
+    if holds(left.usable_memory):
+        return 1
+    raise Infeasible(
+        f"The model {listed.name} has {format_bytes(listed.size_bytes)} of weights, and with its KV cache that is too "
+        f"much for the {format_bytes(left.usable_memory)} that are left.",
+        param="model",
+    )
 
 
 async def _ended(running: asyncio.Task[None]) -> None:

@@ -14,13 +14,14 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..control.audit.options import AuditOptions
 from ..control.observe.traces import open_tracing
 from ..core.errors import ConfigError
-from ..formats.hub import default_cache_dir
+from ..formats.hub import ResolvedModel, default_cache_dir
 from ..kv.store.options import TierOptions
 from ..node.foreign import environment_notes
 from ..node.options import SCHEDULING_POLICIES, EngineOptions, TextOptions
@@ -35,6 +36,7 @@ from .kv_events_options import KVEventsOptions
 from .kv_tiers import KVTiers, kv_tiers
 from .launchers.ray_options import RayOptions, near
 from .logs import set_up_logging
+from .model_folder import ModelFolder
 from .models import resolve_model
 from .options import engine_options, flags_of, given_options
 from .serve_options import HttpOptions, ServeOptions, server_config, set_access_log
@@ -59,6 +61,8 @@ class ServeConfig:
 
     model   as it was named; its own name is in `server` where flags give none (see `named`)
     engine  of each engine of this front end, and of none where the flags want none here
+    folder  whose models calls load; None: there is none
+    is_alone  no model was named: the first of the folder is the server's own, loaded as the others are
     """
 
     model: str
@@ -74,19 +78,24 @@ class ServeConfig:
     tiers: TierOptions
     kv_events: KVEventsConfig | None
     engine: EngineOptions
+    folder: ModelFolder | None
+    is_alone: bool
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> ServeConfig:
         """Raises ConfigError. Takes API keys out of the environment."""
         http = given_options(HttpOptions, args).at_inherited_socket()
+        upstreams = given_options(UpstreamOptions, args)
         return cls(
             model=args.model,
+            folder=upstreams.folder(),
+            is_alone=upstreams.models_dir is not None and not hasattr(args, "model_given"),
             serve=given_options(ServeOptions, args),
             http=http,
             server=server_config(args, http),
             text=given_options(TextOptions, args),
             audit=given_options(AuditOptions, args),
-            upstreams=given_options(UpstreamOptions, args),
+            upstreams=upstreams,
             listen=given_options(ListenOptions, args),
             link=given_options(LinkOptions, args),
             ray=given_options(RayOptions, args),
@@ -124,7 +133,7 @@ def _serve_with(given: ServeConfig, tiers: KVTiers, started_s: float) -> int:
     """given.engine: with the KV store that engines join."""
     http, options, listen = given.http, given.serve, given.listen
     tls = http.tls()
-    model = resolve_model(given.model)
+    model = resolve_model(given.model) if not given.is_alone else _first_of(given)
     config = given.named(model.served_name)
     if options.kv_pin and tiers.admin is None:
         raise ConfigError("--kv-pin needs KV tiers: --kv-host, --kv-disk, --kv-remote or --kv-store.", param="kv_pin")
@@ -134,7 +143,7 @@ def _serve_with(given: ServeConfig, tiers: KVTiers, started_s: float) -> int:
     front_end = Given(
         options, http, given.text, config, tls, _order(given.engine), _saves_kv(given.engine, tiers), access,
         given.audit, open_tracing(options.otlp_traces_endpoint, __version__, config.mask), given.upstreams, tiers,
-        read_pins(options.kv_pin), model, started_s,
+        read_pins(options.kv_pin), model, started_s, given.folder,
     )  # fmt: skip
     launch = _launch(given, config, tiers, str(model.path))
     if listen.launcher == "ray":
@@ -145,7 +154,7 @@ def _serve_with(given: ServeConfig, tiers: KVTiers, started_s: float) -> int:
     if listen.listen_workers is not None:
         credentials = given.link.credentials(listen.listen_workers[0], is_front_end=True)
         workers = _workers(listen.listen_workers, credentials, launch, config)
-    engines = Engines(_launcher(given, listen, credentials, launch), workers)
+    engines = Engines(None if given.is_alone else _launcher(given, listen, credentials, launch), workers)
     about_engines = {
         "--kv-save": given.engine.kv_save is not None,
         "KV tiers (--kv-host and others)": tiers.admin is not None,
@@ -154,6 +163,10 @@ def _serve_with(given: ServeConfig, tiers: KVTiers, started_s: float) -> int:
         "--kv-events-config": given.kv_events is not None,
     }
     for flag, is_given in about_engines.items():
+        if is_given and given.is_alone:
+            raise ConfigError(
+                f"{flag} is about the engine of a model that is always loaded: name it before --models-dir."
+            )
         if is_given and not engines.are_here:
             raise ConfigError(f"{flag} is about an engine, and there is none here: give it to workers.")
     with contextlib.closing(access), engines:
@@ -161,6 +174,29 @@ def _serve_with(given: ServeConfig, tiers: KVTiers, started_s: float) -> int:
 
         run_event_loop(run_front_end(front_end, engines, launch, tiers.machine))
     return 0
+
+
+def _first_of(given: ServeConfig) -> ResolvedModel:
+    """The first of a folder that can be read, which answers calls that name none. Raises ConfigError."""
+    listen, options, folder = given.listen, given.serve, given.folder
+    assert folder is not None
+    alone = {
+        "--served-model-name": bool(given.http.served_model_name),
+        "--lora-modules": bool(options.lora_modules) or bool(given.server.lora_dir),
+        "--listen-workers": listen.listen_workers is not None,
+        "--workers": listen.pools_are_asked or listen.launcher != "local",
+        "--expert-load": bool(options.expert_load),
+    }
+    for flag, is_given in alone.items():
+        if is_given:
+            raise ConfigError(f"{flag} is about one model, and none is named: name it before --models-dir.")
+    for name, listed in folder.list_models().items():
+        if listed.info is not None:
+            return ResolvedModel(Path(listed.path), name, "path")
+    raise ConfigError(
+        f"--models-dir {folder.folder} has no model: put .gguf files there, or folders in Hugging Face format.",
+        param="models_dir",
+    )
 
 
 def _order(engine: EngineOptions) -> Order:

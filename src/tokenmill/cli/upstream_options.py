@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..cluster.canary import Version
+from ..cluster.on_demand import Rules
 from ..core.errors import ConfigError, InvalidRequest
 from ..core.options import check, option, seconds
 from ..net.kv_endpoints import is_endpoint
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ..server.upstream.prefixes import Prefixes
     from ..server.upstream.upstream import Upstream
     from ..text.text_model import TextModel
+    from .model_folder import ModelFolder
 
 UPSTREAMS = "more models"
 """The heading in the help of `serve`."""
@@ -42,6 +44,10 @@ def _named_model(text: str) -> tuple[str, str]:
     if not (name and model and name.isprintable()):
         raise ValueError(f"must be NAME=MODEL, got {text!r}.")
     return name, model
+
+
+def _seconds_or_never(text: str) -> float:
+    return -1.0 if text.strip() == "-1" else seconds(text)
 
 
 def _canary(text: str) -> tuple[str, tuple[Version, ...]]:
@@ -88,6 +94,28 @@ class UpstreamOptions:
         several="each",
         read=_named_model,
         metavar="NAME=MODEL",
+    )
+    models_dir: str | None = option(
+        None,
+        "load models of this folder when a call names them: .gguf files, and folders that hold one model. Without "
+        "MODEL, the first of them answers calls that name none",
+        metavar="DIR",
+    )
+    models_max: int = option(
+        4, "models of --models-dir in memory at once; 0: as many as it holds (default: 4)", least=0, metavar="N"
+    )
+    models_autoload: bool = option(
+        True, "have calls load models of --models-dir; else POST /models/load does (default: on)", has_no=True
+    )
+    models_wait_s: float = option(
+        300.0, "a call waits so long for a model to be loaded, then 503 (default: 300)", read=seconds, metavar="S"
+    )
+    sleep_idle_seconds: float = option(
+        -1.0,
+        "unload a model of --models-dir that has had no call for so long; no call can ask for more by keep_alive "
+        "(default: -1, only when its memory is needed)",
+        read=_seconds_or_never,
+        metavar="S",
     )
     upstream: tuple[tuple[str, str], ...] = option(
         (),
@@ -197,6 +225,22 @@ class UpstreamOptions:
             Upstream(name, UpstreamAddress.of(url), clock, key=keys.get(name, ""), timeout_s=self.upstream_timeout_s)
             for name, url in self.upstream
         ]
+
+    def folder(self) -> ModelFolder | None:
+        """Of --models-dir. Raises ConfigError."""
+        if self.models_dir is None:
+            return None
+        if not os.path.isdir(self.models_dir):
+            raise ConfigError(f"--models-dir {self.models_dir} is not a folder.", param="models_dir")
+        from .model_folder import ModelFolder
+
+        return ModelFolder(self.models_dir)
+
+    @property
+    def on_demand(self) -> Rules:
+        """Of models of --models-dir."""
+        idle_s = math.inf if self.sleep_idle_seconds < 0 else self.sleep_idle_seconds
+        return Rules(self.models_max, idle_s, max_wait_s=self.models_wait_s, autoload=self.models_autoload)
 
     @property
     def beside(self) -> set[str]:

@@ -71,6 +71,12 @@ _PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MAX_PARTS = 999
 
 
+def split_name(path: Path) -> str:
+    """A file's name without ".gguf", and without the number that a part of a split model has."""
+    match = _PART_NAME.fullmatch(path.name)
+    return match[1] if match else path.stem
+
+
 def split_parts(path: Path) -> list[Path]:
     """Every part of a model split into files named `<name>-00001-of-0000N.gguf`, given any of them; `[path]` for a
     file that is not so named."""

@@ -351,9 +351,8 @@ GROUPS: tuple[Group, ...] = (
     # llama-server: models
     Group(1, "-dr --docker-repo", "fetch the file and give its path", refused=True),
     Group(1, "-hff --hf-file", "give quantisation or file with the name: -hf org/name:FILE.gguf", refused=True),
-    Group(1, "--models-dir --models-preset", "a server has one model: start one for each", refused=True),
-    Group(1, "--models-max --sleep-idle-seconds --tags", "a server has one model, always loaded"),
-    Group(0, "--models-autoload --no-models-autoload", "a server has one model, always loaded"),
+    Group(1, "--models-preset", "--models-dir DIR lists models, and flags of the engine hold for all", refused=True),
+    Group(1, "--tags", "models have no tags"),
     Group(
         0,
         "--embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default "

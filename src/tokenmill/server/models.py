@@ -1,15 +1,17 @@
 """Which model answers a call: the server's own, one of this machine beside it, or an upstream's. Calls find their model
 by the `model` of their bodies, or by a canary of that name, in this one place.
 
-A call for the server's own model goes on as it came. While there is no other model, bodies are not looked at. Of an
+A call for the server's own model goes on as it came. While there is no other model, bodies are not looked at. A call
+for a model of a folder waits here until that is loaded (control.models.on_demand), and keeps it until it is over. Of an
 answer of a canary it is noted, from its bytes, whether it failed, when it began and how fast its events came.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -23,9 +25,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.errors import ClientGone
 from ..api.json_encoder import encode_json
-from ..api.sandbox import HEAVY_BYTES
+from ..api.ollama.parse import asks_nothing, read_keep_alive
+from ..api.ollama.routes import unloaded_reply
+from ..api.sandbox import HEAVY_BYTES, caller_of
+from ..cluster.on_demand import State
 from ..control.models.canaries import Canaries, Canary
-from ..control.models.registry import LOCAL, ModelRegistry, ServedModel
+from ..control.models.registry import ModelRegistry
+from ..control.models.served import LOCAL, ServedModel
 from ..core.errors import ModelNotFound, TokenmillError, Unavailable
 from ..core.ports import Clock
 from .http import route_of
@@ -179,8 +185,13 @@ _ELSEWHERE = (
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/console/",
+    "/models/load",
+    "/models/unload",
 )
-"""What is posted there has no model, or means adapters of the server's own."""
+"""What is posted there has no model, or is about models, or means adapters of the server's own."""
+
+_NEEDS_NONE = ("/api/show", "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs")
+"""What is posted there is about a model, and does not have it loaded."""
 
 _VIEWS = (
     "/health",
@@ -198,6 +209,7 @@ Handler = Callable[[HttpRequest, Exception], Awaitable[Response]]
 
 class _Named(msgspec.Struct):
     model: str | None = None
+    keep_alive: msgspec.Raw = msgspec.Raw(b"")
     prompt_cache_key: msgspec.Raw = msgspec.Raw(b"")
     safety_identifier: msgspec.Raw = msgspec.Raw(b"")
     user: msgspec.Raw = msgspec.Raw(b"")
@@ -245,26 +257,33 @@ class ModelDispatch:
             await self._app(scope, receive, send)
             return
         path = route_of(scope)
-        if scope["method"] != "POST":
-            viewed = self._viewed(path, scope)
-            await (self._app if viewed is None else viewed.view)(scope, receive, send)
-            return
         if path.startswith(_ELSEWHERE):
             await self._app(scope, receive, send)
             return
         request = HttpRequest(scope, receive)
         try:
+            if scope["method"] != "POST":
+                viewed = self._viewed(path, scope)
+                await (self._app if viewed is None else viewed.view)(scope, receive, send)
+                return
             async with self._limits.body(request) as data:
                 named = named_in(data, self._models.is_beside)
                 self._models.require_loaded(named.model)
                 canary = self._canaries.find(named.model)
                 if canary is not None:
-                    await self._answer_canary(canary, named.session(scope), path, data, scope, receive, send)
+                    await self._answer_canary(canary, named, path, data, scope, receive, send)
                     return
-                model = self._models.find(named.model)
-                if model is not None:
-                    await self._answer(model, path, data, scope, receive, send)
+                if (reply := self._unneeded(named, path, data)) is not None:
+                    await reply(scope, receive, send)
                     return
+                async with self._loaded(named, path, request):
+                    model = self._models.find(named.model)
+                    if model is not None:
+                        await self._answer(model, path, data, scope, receive, send)
+                        return
+                    if self._models.on_demand is not None:
+                        await self._app(*unread(scope, data, receive), send)
+                        return
         except TokenmillError as error:
             await (await self._refuse(request, error))(scope, receive, send)
             return
@@ -273,17 +292,56 @@ class ModelDispatch:
             return
         await self._app(*unread(scope, data, receive), send)
 
+    @contextlib.asynccontextmanager
+    async def _loaded(self, named: _Named, path: str, request: HttpRequest) -> AsyncIterator[None]:
+        """Has the model that is named in memory until the block ends, where calls load it. Raises TokenmillError where
+        it cannot be had, and ClientGone."""
+        on_demand = self._models.on_demand
+        if on_demand is None or path in _NEEDS_NONE:
+            yield
+            return
+        if not self._models.is_beside(named.model or "") and named.model not in (None, *self._models.home):
+            await on_demand.refresh()
+        name = on_demand.find(named.model)
+        if name is None:
+            yield
+            return
+        keep_s = read_keep_alive(bytes(named.keep_alive))
+        self._limits.refuse_when_draining()
+        if not on_demand.enter_at_once(name):
+            caller = caller_of(request)
+            self._limits.check_quota(caller)
+            await caller.stay(on_demand.enter(name))
+        try:
+            yield
+        finally:
+            on_demand.leave(name, keep_s)
+
+    def _unneeded(self, named: _Named, path: str, data: bytes) -> ASGIApp | None:
+        """The answer to who wants a model unloaded, in Ollama's way, that is not loaded."""
+        on_demand = self._models.on_demand
+        name = None if on_demand is None else on_demand.find(named.model)
+        if on_demand is None or name is None or on_demand.state(name) in (State.LOADING, State.LOADED):
+            return None
+        asks = read_keep_alive(bytes(named.keep_alive)) == 0 and asks_nothing(path, data)
+        return unloaded_reply(path, named.model or name) if asks else None
+
     def _viewed(self, path: str, scope: Scope) -> LocalModel | None:
-        """The model of which an operator asks, by ?model=NAME; None: the server's own."""
+        """The model of which an operator asks, by ?model=NAME; None: the server's own. Raises Unavailable for one that
+        is not loaded."""
         if not path.startswith(_VIEWS) or b"model=" not in scope["query_string"]:
             return None
-        model = self._models.find(QueryParams(scope["query_string"]).get("model"))
+        name, on_demand = QueryParams(scope["query_string"]).get("model"), self._models.on_demand
+        model = self._models.find(name)
+        if model is None and on_demand is not None and (found := on_demand.find(name)) not in (None, on_demand.home):
+            raise Unavailable(f"The model {found} is not loaded.", param="model")
         return model if isinstance(model, LocalModel) else None
 
     async def _answer_canary(
-        self, canary: Canary, session: str, path: str, data: bytes, scope: Scope, receive: Receive, send: Send
+        self, canary: Canary, named: _Named, path: str, data: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        name = canary.choose(session)
+        name = canary.choose(named.session(scope))
+        named = msgspec.structs.replace(named, model=name)
         data = encode_json(_read_fields(data) | {"model": name})
         watch = AnswerWatch(self._clock.now, partial(self._canaries.note, canary, name), name.encode())
         state = scope["state"]
@@ -292,14 +350,15 @@ class ModelDispatch:
             state["send"] = watch.through(direct)
         has_failed = True
         try:
-            model = self._models.find(name)
-            if model is None:
-                inner, again = unread(scope, data, receive)
-                if (log := state.get("stream_log")) is not None:  # who goes on with it need not know this name
-                    log.headers, log.body = tuple(inner["headers"]), bytearray(data)
-                await self._app(inner, again, watched)
-            else:
-                await self._answer(model, path, data, scope, receive, watched)
+            async with self._loaded(named, path, HttpRequest(scope, receive)):
+                model = self._models.find(name)
+                if model is None:
+                    inner, again = unread(scope, data, receive)
+                    if (log := state.get("stream_log")) is not None:  # who goes on with it need not know this name
+                        log.headers, log.body = tuple(inner["headers"]), bytearray(data)
+                    await self._app(inner, again, watched)
+                else:
+                    await self._answer(model, path, data, scope, receive, watched)
             has_failed = bool(state.get("has_failed"))
         except (ClientGone, asyncio.CancelledError):
             has_failed = False

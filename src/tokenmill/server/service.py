@@ -51,6 +51,8 @@ class Service:
         return self._models.card(name) is not None or self._generation.serves(name)
 
     async def models(self, request: HttpRequest) -> Response:
+        if self._models.on_demand is not None:
+            await self._models.on_demand.refresh()
         cards = [self._card(name) for name in self._config.model_names]
         cards += [self._card(adapter.name, adapter) for adapter in self._client.adapters]
         cards += self._models.cards()
@@ -106,8 +108,10 @@ class Service:
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def health(self, request: HttpRequest) -> Response:
-        """200 only while an engine is ready and, if it has work, makes steps."""
+        """200 only while an engine is ready and, if it has work, makes steps; also while calls would load it."""
         self._limits.refuse_when_draining()
+        if self._models.is_asleep(self._config.model_names[0]):
+            return JSONReply({"status": "ok"})
         self._client.require_ready()
         stalled_s = self._client.stalled_s(self._generation.clock.now())
         if stalled_s > self._config.stall_after_s:
@@ -165,4 +169,5 @@ class Service:
                 "n_params": about.num_parameters,
                 "size": about.size_bytes,
             },
+            **self._models.status(name),
         }

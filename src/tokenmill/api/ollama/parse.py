@@ -25,7 +25,7 @@ from ..openai.parse import parse_chat, parse_completion
 from ..pooling import MAX_INPUTS, PoolingCall
 from ..prompts import token_ids
 from ..rules import Rules
-from ..unsupported_fields import Ignored, Refused, Table, check
+from ..unsupported_fields import KEPT, Ignored, Refused, Table, check
 
 READ: Mapping[str, str] = {
     "num_predict": "max_tokens",
@@ -95,7 +95,7 @@ def refuse_misplaced(names: list[str]) -> None:
             raise InvalidRequest(f"{name} is to be given as options.{name}.", param=name)
 
 
-OLDER: Table = {"keep_alive": Ignored("the model stays loaded")}
+OLDER: Table = {"keep_alive": KEPT}
 EMBED: Table = OLDER
 
 
@@ -137,7 +137,7 @@ def _unknown_options(fields: Fields) -> list[str]:
 
 
 _ANSWER: Table = {
-    "keep_alive": Ignored("the model stays loaded"),
+    "keep_alive": KEPT,
     "truncate": Ignored("a prompt is never cut: one that is too long is refused"),
     "shift": Ignored("a context that is full ends the answer"),
 }
@@ -149,7 +149,6 @@ GENERATE: Table = _ANSWER | {
     "height": Refused((0,)),
     "steps": Refused((0,)),
 }
-_NO_TIME = re.compile(r"[+-]?0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
 _THINK_LEVELS = ("low", "medium", "high", "max")
 _SAID: Mapping[str, str] = {name: f"options.{option}" for option, name in READ.items()} | {
     "response_format.json_schema.schema": "format",
@@ -250,9 +249,42 @@ def _unknown(fields: Fields) -> list[str]:
 
 
 def _loading(fields: Fields, rewritten: Mapping[str, Any]) -> Call:
-    """A call that asks for nothing but that the model be there, or that it be gone: it stays in any case."""
-    wish = "unload" if _NO_TIME.fullmatch(str(fields.any("keep_alive"))) else "load"
+    """A call that asks for nothing but that the model be there, or that it be gone."""
+    wish = "unload" if keep_alive_s(fields.any("keep_alive")) == 0 else "load"
     return Call(model=rewritten["model"], sampling=SamplingParams(), extras={"done_reason": wish})
+
+
+_DURATION = re.compile(r"[+-]?(\d+(\.\d*)?(ns|us|µs|ms|s|m|h))+|[+-]?\d+(\.\d*)?")
+_PART = re.compile(r"(\d+(?:\.\d*)?)(ns|us|µs|ms|s|m|h|$)")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+
+
+def keep_alive_s(value: Any) -> float | None:
+    """For how long a model is to be kept after a call, as Ollama's clients say it: seconds, or a duration of Go's such
+    as "5m" or "1h30m"; less than 0: for ever. None: not said. Raises InvalidRequest."""
+    if value is None:
+        return None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, str) or not _DURATION.fullmatch(value[:100]):
+        got = repr(value[:40]) if isinstance(value, str) else kind_name(value)
+        raise InvalidRequest(f"keep_alive must be seconds or a duration such as '5m', got {got}.", param="keep_alive")
+    told_s = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(value))
+    return -told_s if value.startswith("-") else told_s
+
+
+def read_keep_alive(raw: bytes) -> float | None:
+    """Of a body's field as it came; b"": there is none. Raises InvalidRequest."""
+    return keep_alive_s(json.loads(raw)) if raw else None
+
+
+_WHAT_FOR = {"/api/generate": ("prompt", "suffix"), "/api/chat": ("messages",)}
+
+
+def asks_nothing(path: str, data: bytes) -> bool:
+    """Whether a body of this path asks for no answer: that its model be loaded, or unloaded."""
+    fields = json.loads(data) if path in _WHAT_FOR else None
+    return fields is not None and not any(fields.get(name) for name in _WHAT_FOR[path])
 
 
 def _format(value: Any) -> dict[str, Any]:

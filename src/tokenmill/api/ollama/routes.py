@@ -215,13 +215,18 @@ class _Answers:
             call, rendered = await server.read(endpoint, data, caller)
             if reason := call.extras.get("done_reason"):
                 await server.wait_ready(caller)
-                return JSONReply(_loaded(call.model, shape, reason))
+                return JSONReply(_loaded(call.model, shape.is_chat, reason))
             running = await server.begin(
                 call, shape.prefix, caller, rendered=rendered, arrival_s=arrival_s, request_id=request.state.request_id
             )
             return running.reply(shape)
 
 
-def _loaded(model: str, shape: OllamaShape, reason: str) -> dict[str, Any]:
-    said = {"message": {"role": "assistant", "content": ""}} if shape.is_chat else {"response": ""}
+def unloaded_reply(path: str, model: str) -> Response:
+    """To a call of this path that wants a model unloaded."""
+    return JSONReply(_loaded(model, path == "/api/chat", "unload"))
+
+
+def _loaded(model: str, is_chat: bool, reason: str) -> dict[str, Any]:
+    said = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
     return {"model": model, "created_at": timestamp(time.time()), **said, "done": True, "done_reason": reason}

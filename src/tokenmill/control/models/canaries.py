@@ -130,7 +130,7 @@ class Canaries:
         if not 2 <= len(models) <= MAX_VERSIONS or len(set(models)) != len(models):
             raise InvalidRequest(f"A canary needs 2 to {MAX_VERSIONS} different versions.", param="versions")
         for model in models:
-            if model not in self._models.home and model not in self._models.models:
+            if model not in (*self._models.home, *self._models.models, *self._models.unloaded()):
                 raise InvalidRequest(f"There is no model {model[:200]!r} here.", param="versions")
         if any(not 0 <= version.weight <= 1e6 for version in versions) or not versions[0].weight > 0:
             raise InvalidRequest("Weights must be 0 to 1,000,000, the first above 0.", param="versions")

@@ -10,11 +10,12 @@ from starlette.routing import Route
 
 from ...api.fields import Fields
 from ...api.json_reply import JSONReply
-from ...api.sandbox import parse_small
+from ...api.sandbox import caller_of, parse_small
 from ...cluster.canary import Rules, Version
 from ...control.models.canaries import Canaries
+from ...control.models.on_demand import OnDemand
 from ...control.models.registry import ModelRegistry
-from ...core.errors import BadCheckpoint, ConfigError, FetchError, InvalidRequest, NotFound
+from ...core.errors import BadCheckpoint, ConfigError, FetchError, InvalidRequest, ModelNotFound, NotFound
 from ...core.slo import Targets
 from ..callers import require_local_admin, require_operator
 from ..limits import Limits
@@ -31,6 +32,8 @@ def routes(models: ModelRegistry, canaries: Canaries, limits: Limits) -> list[Ro
         Route("/admin/models", service.models, methods=["GET"]),
         Route("/admin/models", service.load_model, methods=["POST"]),
         Route("/admin/models/{name:path}", service.unload_model, methods=["DELETE"]),
+        Route("/models/load", service.load_listed, methods=["POST"]),
+        Route("/models/unload", service.unload_listed, methods=["POST"]),
         Route("/admin/canaries", service.canaries, methods=["GET"]),
         Route("/admin/canaries", service.put_canary, methods=["POST"]),
         Route("/admin/canaries/{name:path}", service.remove_canary, methods=["DELETE"]),
@@ -73,6 +76,39 @@ class _Admin:
         name = request.path_params["name"]
         num_ended = await self._models.unload(name, DRAIN_S)
         return JSONReply({"object": "model.deleted", "id": name, "deleted": True, "calls_ended": num_ended})
+
+    async def load_listed(self, request: HttpRequest) -> Response:
+        """llama-server's: {"model"}, one of --models-dir. Answers when it is loaded, also where it was."""
+        on_demand, name = await self._listed(request)
+        try:
+            await caller_of(request).stay(on_demand.enter(name, is_asked=True))
+        except (ConfigError, BadCheckpoint) as error:
+            raise InvalidRequest(f"{name} cannot be loaded: {error.message}", param="model") from None
+        on_demand.leave(name, None)
+        return JSONReply({"success": True})
+
+    async def unload_listed(self, request: HttpRequest) -> Response:
+        """llama-server's: {"model"}, one of --models-dir. Answers when it is unloaded; the next call that names it has
+        it loaded again."""
+        on_demand, name = await self._listed(request)
+        await on_demand.unload(name, DRAIN_S)
+        return JSONReply({"success": True})
+
+    async def _listed(self, request: HttpRequest) -> tuple[OnDemand, str]:
+        """The model that a body names. Raises NotFound."""
+        require_local_admin(request)
+        async with self._limits.body(request) as data:
+            fields = Fields(parse_small(data))
+        name, on_demand = fields.required_text("model"), self._models.on_demand
+        if on_demand is None:
+            raise InvalidRequest("This server loads no models on demand; start it with --models-dir DIR.")
+        await on_demand.refresh()
+        found = on_demand.find(name)
+        if found is None:
+            known = ", ".join(on_demand.schedule.models)
+            raise ModelNotFound(f"There is no model {name[:200]!r} in --models-dir; it has: {known}.", param="model")
+        request.state.audited = {"object": f"/models/{found}"}
+        return on_demand, found
 
     async def canaries(self, request: HttpRequest) -> Response:
         require_operator(request)

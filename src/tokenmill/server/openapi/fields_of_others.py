@@ -229,6 +229,7 @@ MODEL: Told = {
     "name": ("string", "that calls have as `model`; else `model`"),
     "kv_cache_memory_bytes": ("integer, 1 to 2^50", "its KV pool; else a share of what is left of memory"),
 }
+LISTED_MODEL: Told = {"model": ("string, not empty", "one of `--models-dir`, by its name")}
 CANARY: Told = {
     "name": ("string, not empty", "that calls have as `model`"),
     "versions": ("array of objects", "`model` and `weight` of each, the stable one first"),

@@ -29,7 +29,7 @@ from starlette.types import Receive, Scope, Send
 from ...api.errors import ClientGone, describe, openai_style
 from ...api.json_encoder import encode_json
 from ...api.sandbox import Caller, caller_of
-from ...control.models.registry import UPSTREAM
+from ...control.models.served import UPSTREAM
 from ...control.tenants.quotas import RESERVED_OUTPUT
 from ...core.errors import InvalidRequest, Overloaded, TokenmillError, Unavailable, UpstreamFailed
 from ...core.ports import Clock
