@@ -71,6 +71,9 @@ def test_load_shows_what_the_api_tells(browser: Browser, served: Served) -> None
         assert any(f"served {shared['num_uses']} sequences" in title for title in page.run(titles))
         page.click("As a table")
         page.wait_text("shared beginning")
+        seen = "performance.getEntriesByType('resource').map(e => e.name.split('history_s=')[1]).filter(Boolean)"
+        page.wait(f"{seen}.length > 1")
+        assert page.run(seen)[:2] == ["300", "0"], "what was before the page, once"
         page.click("Pause")
         page.wait_text("Go on")
         assert not page.complaints

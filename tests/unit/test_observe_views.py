@@ -110,6 +110,29 @@ def test_the_load_shows_rates_waits_and_no_tenants_without_an_admin_key() -> Non
     assert "tenants" not in body
 
 
+def test_the_load_tells_how_each_second_was() -> None:
+    """As far back as is asked for, to five minutes; waits as they were then, not as they are now."""
+    monitor = Monitor("m", CollectorRegistry())
+    stats = EngineStats(num_steps=1, last_step_s=0.25)
+    monitor.sample(9.0, stats)
+    finish(monitor, request_of("one", Terms()), first_s=10.8, end_s=12.0)
+    for at_s in (13.0, 100.0, 400.0):
+        monitor.sample(at_s, stats)
+    window = monitor.window
+    assert [(each.at_s, each.ttft_s is None, each.tpot_s is None) for each in window.history(400.0, 391.0)] == [
+        (9.0, True, True), (13.0, False, False), (100.0, True, True), (400.0, True, True)
+    ]  # fmt: skip
+    assert [each.at_s for each in window.history(400.0, 300.0)] == [100.0, 400.0]
+    assert window.history(401.0, 0.0) == []
+    with Served() as served:
+        served.ask("/v1/completions", {"prompt": "one two", "max_tokens": 4})
+        last = read(served, "/admin/load?history_s=300")["history"][-1]
+        assert last["last_step_s"] > 0 and last["steps"] > 0 and "ttft_p90_s" in last and "tpot_p50_s" in last
+        assert read(served, "/admin/load?history_s=0")["history"] == []
+        for bad in ("301", "-1", "x"):
+            assert served.ask(f"/admin/load?history_s={bad}")[0] == 400
+
+
 def test_targets_that_were_met_or_missed_are_counted_by_class_and_tenant() -> None:
     """A request misses its SLO by its TTFT or its TPOT alone; one without targets counts for neither."""
     from tokenmill.server.admin.requests import _group, _tenants

@@ -1,4 +1,5 @@
-"""What happened in the last minute: how fast tokens came, and what requests waited for them.
+"""What happened in the last minute: how fast tokens came, and what requests waited for them; and how that was at each
+second of the last five minutes.
 
 Rates come from the engines' counters, of which one sample a second is kept; waits from requests as they get their first
 token and as they end. Nothing is noted with a token.
@@ -17,6 +18,7 @@ from .requests import Record
 
 WINDOW_S = 60.0
 SAMPLE_S = 1.0
+HISTORY_S = 300.0
 _MOST = 2048
 """First tokens and ends that are kept: of a busier minute, the later part counts."""
 
@@ -42,8 +44,12 @@ class End(NamedTuple):
 
 
 class Sample(NamedTuple):
+    """ttft_s, tpot_s: median and 90th percentile over WINDOW_S before; None where nothing was measured."""
+
     at_s: float
     stats: EngineStats
+    ttft_s: tuple[float, float] | None
+    tpot_s: tuple[float, float] | None
 
 
 class Window:
@@ -53,11 +59,13 @@ class Window:
         self.next_sample_s = 0.0
         self._firsts: deque[First] = deque(maxlen=_MOST)
         self._ends: deque[End] = deque(maxlen=_MOST)
-        self._samples: deque[Sample] = deque(maxlen=int(WINDOW_S / SAMPLE_S) + 2)
+        self._samples: deque[Sample] = deque(maxlen=int(HISTORY_S / SAMPLE_S) + 2)
 
     def sample(self, now: float, stats: EngineStats) -> None:
         self.next_sample_s = now + SAMPLE_S
-        self._samples.append(Sample(now, stats))
+        ttfts = [each.ttft_s for each in self.firsts(now)]
+        tpots = [each.tpot_s for each in self.ends(now) if each.tpot_s is not None]
+        self._samples.append(Sample(now, stats, _middle(ttfts), _middle(tpots)))
 
     def first(self, now: float, ttft_s: float, terms: Terms) -> None:
         self._firsts.append(First(now, ttft_s, terms))
@@ -94,9 +102,9 @@ class Window:
         grown: float = getattr(stats, field) - getattr(first.stats, field)
         return grown / max(over_s if before >= 0 else now - first.at_s, SAMPLE_S)
 
-    def history(self) -> list[Sample]:
+    def history(self, now: float, over_s: float) -> list[Sample]:
         """One a second of those in which steps ended, oldest first."""
-        return list(self._samples)
+        return [each for each in self._samples if each.at_s >= now - over_s]
 
 
 def spread(values: Iterable[float]) -> dict[str, Any]:
@@ -109,6 +117,11 @@ def spread(values: Iterable[float]) -> dict[str, Any]:
         "mean": sum(ordered) / len(ordered),
         **{name: quantile(ordered, share) for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))},
     }
+
+
+def _middle(values: list[float]) -> tuple[float, float] | None:
+    ordered = sorted(values)
+    return (quantile(ordered, 0.5), quantile(ordered, 0.9)) if ordered else None
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

@@ -22,7 +22,7 @@ from ...control.observe.monitor import NUM_KEPT, Monitor
 from ...control.observe.perfetto import facts_of, trace_parts
 from ...control.observe.requests import NUM_ENDED, WAITING, Record, state_of, summary
 from ...control.observe.timeline import timeline
-from ...control.observe.window import WINDOW_S, End, First, spread
+from ...control.observe.window import HISTORY_S, WINDOW_S, End, First, Sample, spread
 from ...core.errors import InvalidRequest
 from ...core.flight import NUM_STEPS, Flight, reading
 from ...core.ports import Clock
@@ -39,7 +39,9 @@ _RATES = (
 )
 
 
-def load_body(client: EngineClient, monitor: Monitor, now: float, unix_s: float, *, by_tenant: bool) -> dict[str, Any]:
+def load_body(
+    client: EngineClient, monitor: Monitor, now: float, unix_s: float, *, by_tenant: bool, history_s: float
+) -> dict[str, Any]:
     stats, ready, window = client.stats, client.ready, monitor.window
     firsts, ends = window.firsts(now), window.ends(now)
     body: dict[str, Any] = {
@@ -72,25 +74,34 @@ def load_body(client: EngineClient, monitor: Monitor, now: float, unix_s: float,
             firsts, ends, ("priority_class", "profile", "ttft_target_s", "tpot_target_s"),
             lambda terms: (terms.priority_class, terms.profile, terms.ttft_s or None, terms.tpot_s or None),
         ),
-        "history": [
-            {
-                "age_s": now - each.at_s,
-                "running": each.stats.num_running,
-                "waiting": each.stats.num_waiting,
-                "kv_usage": each.stats.kv_usage,
-                "kv_held": each.stats.num_held_blocks,
-                "kv_cached": each.stats.num_cached_blocks,
-                "prompt_tokens_computed": each.stats.prompt_tokens_computed,
-                "prompt_tokens_cached": each.stats.prefix_hits,
-                "output_tokens": each.stats.generation_tokens,
-                "steps": each.stats.num_steps,
-            }
-            for each in window.history()
-        ],
+        "history": [_sample(each, now) for each in window.history(now, history_s)],
     }  # fmt: skip
     if by_tenant:
         body["tenants"] = _tenants(monitor, firsts, ends)
     return body
+
+
+def _sample(sample: Sample, now: float) -> dict[str, Any]:
+    stats = sample.stats
+    ttft_p50_s, ttft_p90_s = sample.ttft_s or (None, None)
+    tpot_p50_s, tpot_p90_s = sample.tpot_s or (None, None)
+    return {
+        "age_s": now - sample.at_s,
+        "running": stats.num_running,
+        "waiting": stats.num_waiting,
+        "kv_usage": stats.kv_usage,
+        "kv_held": stats.num_held_blocks,
+        "kv_cached": stats.num_cached_blocks,
+        "prompt_tokens_computed": stats.prompt_tokens_computed,
+        "prompt_tokens_cached": stats.prefix_hits,
+        "output_tokens": stats.generation_tokens,
+        "steps": stats.num_steps,
+        "last_step_s": stats.last_step_s,
+        "ttft_p50_s": ttft_p50_s,
+        "ttft_p90_s": ttft_p90_s,
+        "tpot_p50_s": tpot_p50_s,
+        "tpot_p90_s": tpot_p90_s,
+    }
 
 
 def _group(firsts: Iterable[First], ends: Iterable[End]) -> dict[str, Any]:
@@ -174,10 +185,13 @@ class _Views:
         self._clock = clock
 
     async def load(self, request: HttpRequest) -> Response:
+        """?history_s=: how far back `history` goes."""
         require_operator(request)
         by_tenant = ADMIN in request.state.scopes
         now = self._clock.now()
-        return JSONReply(load_body(self._client, self._monitor, now, time.time(), by_tenant=by_tenant))
+        history_s = _count(request.query_params.get("history_s", "60"), "history_s", int(HISTORY_S), least=0)
+        body = load_body(self._client, self._monitor, now, time.time(), by_tenant=by_tenant, history_s=history_s)
+        return JSONReply(body)
 
     async def requests(self, request: HttpRequest) -> Response:
         """Newest first. ?state=open|ended|all, ?tenant=, ?limit=."""
@@ -250,7 +264,7 @@ async def _written(flight: Flight, name: str) -> AsyncIterator[bytes]:
     yield b"]," + encode_json(facts_of(flight))[1:]
 
 
-def _count(text: str, name: str, most: int) -> int:
-    if text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= most:
+def _count(text: str, name: str, most: int, least: int = 1) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 9 and least <= int(text) <= most:
         return int(text)
-    raise InvalidRequest(f"{name} must be between 1 and {most}, got {text[:100]!r}.", param=name)
+    raise InvalidRequest(f"{name} must be between {least} and {most}, got {text[:100]!r}.", param=name)

@@ -84,7 +84,8 @@ function ticks(splits, format) {
   return splits.map((value) => new Date(1000 * value).toLocaleString([], how));
 }
 
-const GAP_S = 3;
+// So long without a point is a gap.
+export const GAP_S = 3;
 
 // Points of the last `seconds`, for charts that are fed while they are looked at. null is a gap; so is a while without a point.
 export class History {

@@ -1,7 +1,7 @@
 // What the server does now: the batch, the queue, KV blocks, tokens a second, and waits against their targets.
 
 import { download, get } from "../lib/api.js";
-import { chart, History } from "../lib/charts.js";
+import { chart, GAP_S, History } from "../lib/charts.js";
 import { h, show } from "../lib/dom.js";
 import { decimal, duration, percent, whole } from "../lib/format.js";
 import { badge, button, card, empty, failure, head, isInUse, poll, table, tile, toast } from "../lib/ui.js";
@@ -33,7 +33,7 @@ function mount(root, { signal }) {
   const classes = h("div");
   const tree = h("div");
   const objectives = h("div");
-  let isPaused = false, numTurns = 0;
+  let isPaused = false, numTurns = 0, lastMs = -Infinity, lastTime = 0;
   const pause = button("Pause", () => {
     isPaused = !isPaused;
     pause.textContent = isPaused ? "Go on" : "Pause";
@@ -73,9 +73,12 @@ function mount(root, { signal }) {
   poll(async () => {
     if (isPaused) return;
     try {
-      const load = await get("/admin/load", signal);
+      // Also after a pause, or a while in which the page was not seen.
+      const missed = Math.min(SHOWN_S, Math.floor((performance.now() - lastMs) / 1000));
+      const load = await get(`/admin/load?history_s=${missed > GAP_S ? missed : 0}`, signal);
       if (signal.aborted) return;
-      if (!numTurns) before(load, history);
+      before(load, history, lastTime);
+      [lastMs, lastTime] = [performance.now(), load.time];
       draw(load);
       if (numTurns++ % SLOW_EVERY === 0) {
         const [kv, slo] = await Promise.all([get("/admin/kv", signal), get("/admin/slo", signal)]);
@@ -101,17 +104,20 @@ async function flight() {
   }
 }
 
-// What the server remembers of the time before this page was opened.
-function before(load, history) {
+// What the server remembers of the time since the last look, or before the first. Targets it does not.
+function before(load, history, lastTime) {
   const samples = load.history, blocks = Math.max(1, load.kv.blocks);
   samples.forEach((each, index) => {
     const x = load.time - each.age_s, last = samples[index - 1];
-    if (each.age_s < 0.5) return;
+    if (x <= lastTime || each.age_s < 0.5) return;
     history.requests.add(x, each.running, each.waiting);
     history.kv.add(x, each.kv_held / blocks, (each.kv_held + each.kv_cached) / blocks);
     const seconds = last ? last.age_s - each.age_s : NaN;
     const perS = (name) => (seconds < IDLE_S ? (each[name] - last[name]) / seconds : NaN);
     history.tokens.add(x, perS("output_tokens"), perS("prompt_tokens_computed"), perS("prompt_tokens_cached"));
+    history.steps.add(x, each.running ? each.last_step_s : NaN);
+    history.ttft.add(x, each.ttft_p50_s ?? NaN, each.ttft_p90_s ?? NaN, NaN);
+    history.tpot.add(x, each.tpot_p50_s ?? NaN, each.tpot_p90_s ?? NaN, NaN);
   });
 }
 
