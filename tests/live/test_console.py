@@ -487,6 +487,7 @@ def test_a_page_that_is_not_there_says_so(browser: Browser, served: Served) -> N
         status = "performance.getEntriesByType('navigation')[0].responseStatus"
         assert page.run(status) == 404 and page.run("document.styleSheets.length") == 1
         page.click("Go to the console")
+        page.loaded()
         page.wait("document.querySelector('main h1')?.innerText == 'Playground'")
         for name in ("nothing", "constructor", "nothing/%E0%A4%A"):
             page.run(f"location.hash = '#/{name}'")
@@ -578,6 +579,45 @@ def test_controls_have_names_and_pages_one_heading(browser: Browser, served: Ser
           == new Set([...document.querySelectorAll("[id]")].map(each => each.id)).size""")
         assert page.run("document.title").endswith("tokenmill") and page.run("document.documentElement.lang") == "en"
         assert not page.complaints
+
+
+@pytest.mark.skipif("AXE" not in os.environ, reason="AXE names no copy of axe-core's axe.min.js")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_axe_finds_nothing(browser: Browser, theme: str, width: int) -> None:
+    """On every page, with two models' answers, alternatives of a token, and a dialog open."""
+    script = Path(os.environ["AXE"]).read_text()
+    how = {"width": width, "height": 740, "prefers_color_scheme": theme}
+    with (
+        Served(lambda prompt: MARKDOWN, model_names=("toy", "other")) as served,
+        opened(browser, served, **how) as page,
+    ):
+
+        def check() -> None:
+            page.run(f"{script}; 0")
+            found = page.run("axe.run().then(each => each.violations.map(one => [one.id, one.nodes.map(n => n.html)]))")
+            assert found == []
+
+        page.wait("document.querySelector('option[value=toy]')")
+        page.run("document.querySelector('details.panel').open = true")
+        page.fill("Probabilities of tokens", "1")
+        page.fill("Compare with", "other")
+        check()
+        ask(page)
+        page.wait("document.querySelectorAll('.turn .foot button.again').length == 2")
+        check()
+        page.click("Probabilities")
+        page.run("document.querySelector('.token').focus()")
+        page.wait("document.querySelector('.alternatives').checkVisibility()")
+        check()
+        page.run("document.getElementById('key').click()")
+        page.wait("document.querySelector('dialog[open]')")
+        check()
+        page.press("Escape")
+        for name in (*PAGES, "nothing"):
+            page.run(f"location.hash = '#/{name}'")
+            page.wait("!document.querySelector('main').innerText.includes('Loading')")
+            check()
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -62,7 +62,7 @@ export class Thread {
     this.unanswered = [...this.unanswered, view.element];
     this.log.append(view.element);
     this.changed();
-    view.element.scrollIntoView({ block: "nearest" });
+    scrollTo(0, document.documentElement.scrollHeight);
     await answer.run(PATH, (added) => follow(() => view.add(added)));
     if (this.answer === answer) this.answer = null;
     if (this.messages === before && (answer.content || answer.calls.length)) {

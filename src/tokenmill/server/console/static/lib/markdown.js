@@ -25,7 +25,7 @@ const PARTS = {
   list: (token) => h(token.ordered ? "ol" : "ul", token.ordered && token.start !== 1 ? { start: token.start } : null, parts(token.items)),
   list_item: (token) => h("li", token.task ? { class: "task" } : null, parts(token.tokens)),
   checkbox: (token) => (token.checked ? "☑ " : "☐ "),
-  table: (token) => h("div", { class: "table-wrap", tabindex: "0", role: "region", "aria-label": "Table" }, h("table", null,
+  table: (token) => h("div", { class: "table-wrap", tabindex: "0", role: "group", "aria-label": "Table" }, h("table", null,
     h("thead", null, h("tr", null, token.header.map((cell) => h("th", { scope: "col", class: cell.align }, parts(cell.tokens))))),
     h("tbody", null, token.rows.map((row) => h("tr", null, row.map((cell) => h("td", { class: cell.align }, parts(cell.tokens)))))))),
   strong: (token) => h("strong", null, parts(token.tokens)),
@@ -58,7 +58,7 @@ function codeBlock(text, lang) {
   const language = (lang ?? "").split(/\s/)[0];
   return h("div", { class: "code" },
     h("div", { class: "row small" }, h("span", { class: "muted" }, language), h("span", { class: "grow" }), button("Copy", () => copy(text, "Code"), { kind: "small plain" })),
-    h("pre", { tabindex: "0", role: "region", "aria-label": `Code ${language}`.trim() }, h("code", null, text)));
+    h("pre", { tabindex: "0", role: "group", "aria-label": `Code ${language}`.trim() }, h("code", null, text)));
 }
 
 // A text that grows. What can no longer change is drawn once, so that long answers stay quick and a selection stays put.

@@ -12,7 +12,7 @@ class Conversation {
   constructor() {
     this.settings = new Settings(() => this.compare());
     this.threads = [this.thread(this.settings.model)];
-    this.logs = h("div", { class: "logs" }, this.threads[0].log);
+    this.logs = h("div", { class: "logs", role: "group", "aria-label": "Conversation" }, this.threads[0].log);
     this.input = h("textarea", { rows: "3", "aria-label": "Message", placeholder: "Write a message. Enter sends, Shift+Enter begins a new line.", onkeydown: (event) => this.key(event) });
     this.sendButton = button("Send", () => this.ask(), { kind: "primary" });
     this.stopButton = button("Stop", () => this.threads.forEach((each) => each.answer?.stop()), { kind: "danger", disabled: true });
@@ -30,7 +30,10 @@ class Conversation {
       this.threads.push(this.thread(other));
       this.threads[1].recall(this.threads[0].messages);
     } else if (!other.control.value && this.threads.length === 2) this.threads.pop().answer?.stop();
-    this.logs.classList.toggle("two", this.threads.length === 2);
+    const isTwo = this.threads.length === 2;
+    this.logs.classList.toggle("two", isTwo);
+    // Two columns may have to be scrolled, also by keyboard.
+    this.logs.tabIndex = isTwo ? 0 : -1;
     show(this.logs, this.threads.map((each) => each.log));
     this.tellBusy();
   }
