@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
+
+from tokenmill.formats import hub_client
+
 
 @dataclass
 class FakeHub:
@@ -48,8 +52,14 @@ def _about(name: str, data: bytes) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def fake_hub() -> Iterator[FakeHub]:
+def fake_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """Meanwhile it is the hub of this process and its children. No token is set, and retries do not wait."""
     hub = FakeHub()
+    monkeypatch.setattr(hub_client, "_RETRY_S", 0.0)
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", "/nonexistent")
+    monkeypatch.setenv("NO_PROXY", "*")
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -105,6 +115,7 @@ def fake_hub() -> Iterator[FakeHub]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         hub.url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

@@ -13,18 +13,13 @@ from commands import run_command
 from fake_hub import FakeHub, fake_hub
 from tokenmill.cli import models
 from tokenmill.cli.models import progress_bar, tell_if_small
-from tokenmill.formats import hub_client
 from tokenmill.node.machine import MachineFacts
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    with fake_hub() as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        monkeypatch.setenv("HF_HOME", "/nonexistent")
+    with fake_hub(monkeypatch) as server:
         monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.setattr(hub_client, "_RETRY_S", 0.0)
         yield server
 
 

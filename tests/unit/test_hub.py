@@ -283,10 +283,7 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    with fake_hub() as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        monkeypatch.setenv("HF_HOME", "/nonexistent")
-        monkeypatch.delenv("HF_TOKEN", raising=False)
+    with fake_hub(monkeypatch) as server:
         yield server
 
 

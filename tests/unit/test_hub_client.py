@@ -25,12 +25,8 @@ NAME = "M-Q8_0.gguf"
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    with fake_hub() as server:
+    with fake_hub(monkeypatch) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url + "/")
-        monkeypatch.setenv("HF_HOME", "/nonexistent")
-        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr(hub_client, "_RETRY_S", 0.0)
         server.files[NAME] = DATA
         yield server
 
@@ -75,7 +71,7 @@ def test_what_came_of_another_version_is_not_gone_on_with(server: FakeHub, tmp_p
 def test_a_server_without_ranges_sends_all_again(server: FakeHub, tmp_path: Path) -> None:
     server.cuts, server.takes_ranges = [30_000], False
     fetch(tmp_path / "m.gguf")
-    assert (tmp_path / "m.gguf").read_bytes() == DATA
+    assert (tmp_path / "m.gguf").read_bytes() == DATA and server.downloads() == ["", "bytes=30000-"]
 
 
 @pytest.mark.parametrize("name", [NAME, "config.json"])
