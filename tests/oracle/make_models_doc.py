@@ -18,6 +18,7 @@ from families_moe import MOE_CASES
 from gguf_families import ARCHITECTURES
 from latent_gguf import GGUF_NAMES
 
+from tokenmill.formats.model_names import known_models
 from tokenmill.formats.multimodal import WRAPPERS
 from tokenmill.models.encoder_families import FAMILIES as ENCODER_FAMILIES
 from tokenmill.models.families import GGUF_FAMILIES, HF_FAMILIES
@@ -216,6 +217,14 @@ normalising, and classifiers of several labels, are refused by name.
 """
 
 
+KNOWN = """
+## Known by name
+
+These can be asked for by name, and by the other names beside it ([models-by-name.md](models-by-name.md)). Sizes are
+estimates, as in `tokenmill list --available`; those of what is fetched are the hub's.
+"""
+
+
 def page() -> str:
     unnamed = [name for name in VOCABULARY_FILES if f"\n| {name}" not in TOKENIZERS]
     assert not unnamed, f"vocabulary files without a row: {unnamed}"
@@ -232,7 +241,20 @@ def page() -> str:
         + ROPE
         + _gguf_kinds()
         + FOLDERS
+        + KNOWN
+        + _known()
     )
+
+
+def _known() -> str:
+    lines = ["", "| name | other names | from | download | memory | licence |", "|---|---|---|---|---|---|"]
+    for model in known_models().values():
+        source = model.hub and f"{model.hub.repository}{f':{model.hub.tag}' if model.hub.tag else ''}"
+        source = source or f"PyPI, {model.wheel.requirement}"
+        use = f"; for {' and '.join(model.recommended)}" if model.recommended else ""
+        sizes = f"{model.size_bytes / 1e9:.2g} GB | {model.memory_bytes / 1e9:.3g} GB"
+        lines.append(f"| {model.name}{use} | {', '.join(model.aliases)} | {source} | {sizes} | {model.licence} |")
+    return "\n".join(lines) + "\n"
 
 
 def _families() -> str:

@@ -63,7 +63,7 @@ def test_a_download_that_broke_off_is_removed_by_name(server: FakeHub) -> None:
 def test_flags_of_llama_server_that_name_a_model() -> None:
     """-hf takes what MODEL does, and so does the flag for an address."""
     refused = run_command("serve", "-mu", "http://models.example/M.gguf")
-    assert refused.returncode == 2 and "that is https:// and ends with .gguf" in refused.stderr
+    assert refused.returncode == 2 and "tokenmill chat --url URL" in refused.stderr
     refused = run_command("serve", "-hf", "org/x", "-hff", "M.gguf")
     assert refused.returncode == 2 and "-hf org/name:FILE.gguf" in refused.stderr
 

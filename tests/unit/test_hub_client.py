@@ -192,6 +192,9 @@ def test_a_file_of_a_web_server(server: FakeHub, tmp_path: Path) -> None:
     assert (file.size, file.sha256) == (len(DATA), "") and file.url.endswith("?key=secret")
     server.files[NAME] = DATA + b"x"
     assert hub_client.file_at(name).version != file.version
+    with pytest.raises(FetchError, match=r"no GGUF file. Is it a page for people\?"):
+        download(hub_client.file_at(name), tmp_path / "m.gguf", lambda _: None)
+    assert not list(tmp_path.iterdir())
     with pytest.raises(FetchError, match="the server answers 404") as caught:
         hub_client.file_at(UrlName(f"http://localhost:{server.url.rpartition(':')[2]}/storage/none.gguf", "key=secret"))
     assert "secret" not in caught.value.message

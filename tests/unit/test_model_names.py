@@ -64,6 +64,7 @@ def test_meanings(name: str, meant: HubName | UrlName | None, monkeypatch: pytes
         "https://huggingface.co/org/x/resolve/main/model.safetensors",
         "hf.co/org/x/y",
         "http://a.example/M.gguf",
+        "https://me:password@a.example/M.gguf",
         "https://a.example/M.bin",
     ],
 )

@@ -190,7 +190,15 @@ def _fetch_whole(file: RemoteFile, part: Path, progress: Callable[[int], None]) 
             f"What came of {_shown(file.url)} does not have the size and digest that the hub tells ({file.version}),"
             " and is not used. Try again; if that fails too, a proxy or mirror serves another file."
         )
+    if not (file.sha256 or file.git_sha1) and not _begins_as_gguf(part):
+        part.unlink()
+        raise FetchError(f"What {_shown(file.url)} gives is no GGUF file. Is it a page for people?")
     return sha256
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(4) == b"GGUF"
 
 
 def is_whole(file: RemoteFile, path: Path, sha256: str) -> bool:

@@ -128,8 +128,12 @@ def parse_name(name: str) -> KnownModel | HubName | UrlName | None:
     parts = urllib.parse.urlsplit(name)
     if parts.netloc.lower() in (*_HUB_HOSTS, urllib.parse.urlsplit(hub_endpoint()).netloc.lower()):
         return _of_hub(parts.path.strip("/"), name)
-    if scheme.lower() != "https" or not parts.path.endswith(".gguf") or not parts.hostname:
-        raise ConfigError(f"{name} is no model's address: that is https:// and ends with .gguf.", param="model")
+    if scheme.lower() != "https" or not parts.path.endswith(".gguf") or not parts.hostname or parts.username:
+        raise ConfigError(
+            f"{name} is no model's address: that begins with https://, has no password, and ends with .gguf. To talk "
+            "with a server: tokenmill chat --url URL.",
+            param="model",
+        )
     return UrlName(f"https://{parts.netloc}{parts.path}", parts.query)
 
 
