@@ -7,7 +7,6 @@ from __future__ import annotations
 
 NOT_HERE = {
     "/v1/audio/, /v1/images/, /v1/moderations, /v1/realtime": "OpenAI's: text and vectors alone are served",
-    "/v1/messages/batches": "Anthropic's batches: use /v1/batches, or send the calls, as many as you like",
     "/pooling, /classify": "vLLM's: use /v1/embeddings and /v1/score",
 }
 

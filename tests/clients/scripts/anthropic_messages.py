@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,24 @@ def client(root: str) -> Iterator[Anthropic]:
 
 def text_of(message: anthropic.types.Message) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
+
+
+def test_a_batch(client: Anthropic, model: str) -> None:
+    """Made, listed, waited for, read and forgotten as the documentation shows it."""
+    params: Any = {"model": model, "max_tokens": 20, "messages": CAPITAL}
+    made = client.messages.batches.create(
+        requests=[{"custom_id": f"call-{number}", "params": params} for number in range(2)]
+    )
+    assert made.id in [each.id for each in client.messages.batches.list(limit=1)]
+    while (batch := client.messages.batches.retrieve(made.id)).processing_status != "ended":
+        time.sleep(0.1)
+    assert batch.request_counts.succeeded == 2 and batch.ended_at is not None
+    found = {each.custom_id: each.result for each in client.messages.batches.results(made.id)}
+    assert set(found) == {"call-0", "call-1"}
+    assert all(each.type == "succeeded" and text_of(each.message) for each in found.values())
+    assert client.messages.batches.delete(made.id).type == "message_batch_deleted"
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.batches.cancel(made.id)
 
 
 def test_a_message(client: Anthropic, model: str) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from ...api.fields import Fields
 from ...core.errors import InvalidRequest
-from .lines import ENDPOINTS, Fault
+from .lines import ENDPOINTS, MESSAGES, Fault
 
 WINDOWS = {"24h": 24 * 3600}
 ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
@@ -47,6 +47,12 @@ class Batch(msgspec.Struct, frozen=True):
     num_failed: int = 0
     has_output: bool = False
     has_errors: bool = False
+
+    @property
+    def is_of_messages(self) -> bool:
+        """A message batch: models that are not served are its lines' errors, and lines that were not called are told of
+        when its results are read."""
+        return self.endpoint == MESSAGES
 
     @property
     def has_ended(self) -> bool:

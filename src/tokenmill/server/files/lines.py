@@ -24,6 +24,8 @@ ENDPOINTS = (
     "/v1/score",
     "/v1/rerank",
 )  # fmt: skip
+MESSAGES = "/v1/messages"
+"""The endpoint of message batches, which have an API of their own."""
 MAX_LINES = 50_000
 MAX_ID = 256
 _READ_AT_ONCE, _BYTES_AT_ONCE = 64, 1 << 20

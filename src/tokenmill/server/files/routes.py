@@ -28,6 +28,7 @@ from ...api.sandbox import parse_small
 from ...core.errors import InvalidRequest, Unavailable
 from ..generation import Generation
 from .batch import Batch, parse_batch, parse_lifetime, shown
+from .message_batches import MessageBatches
 from .runner import Batches
 from .store import KEPT_S, FileRecord
 
@@ -167,6 +168,7 @@ def routes(generation: Generation, batches: Batches | None) -> list[Route]:
         Route("/v1/batches", service.batches, methods=["GET"]),
         Route("/v1/batches/{batch_id}", service.batch, methods=["GET"]),
         Route("/v1/batches/{batch_id}/cancel", service.cancel, methods=["POST"]),
+        *MessageBatches(generation, batches).routes(),
     ]
 
 

@@ -22,8 +22,8 @@ from ..client import EngineClient
 from .answers import Answers
 from .batch import WINDOWS, Batch, Wanted
 from .calls import Turns, call, first_failure
-from .lines import Fault, Line, Place, answered, idle, read_lines, survey, unanswered
-from .store import KEPT_S, MAX_BATCHES, FileRecord, FileStore, has_place
+from .lines import MESSAGES, Fault, Line, Place, answered, idle, read_lines, survey, unanswered
+from .store import HIDDEN, KEPT_S, MAX_BATCHES, FileRecord, FileStore, has_place
 
 CLIENT = "batches"
 """In whose name lines are called."""
@@ -117,9 +117,7 @@ class Batches:
         store.require_open()
         if store.file(owner, wanted.input_id).purpose != "batch":
             raise InvalidRequest("input_file_id must be a file of the purpose 'batch'.", param="input_file_id")
-        open_ = [batch.owner for batch in self._batches.values() if not batch.has_ended]
-        if not has_place(owner, num_own := open_.count(owner), len(open_), _MOST_OPEN):
-            raise InvalidRequest(f"{num_own} of your batches have not ended yet, as many as may be now; wait for one.")
+        self.require_place(owner)
         self._drop_old(now, owner)
         batch = Batch(
             id=store.new_id("batch").replace("-", "_", 1),
@@ -134,6 +132,34 @@ class Batches:
             kept_s=wanted.kept_s,
             metadata=wanted.metadata,
         )
+        return await self._begin(batch)
+
+    async def create_of_messages(self, owner: str, input_id: str, num_lines: int) -> Batch:
+        """The same of a message batch; its input has been looked at. Raises Unavailable."""
+        store, now = self.store, int(self.store.wall_s())
+        self._drop_old(now, owner)
+        batch = Batch(
+            id=store.new_id("msgbatch").replace("-", "_", 1),
+            owner=owner,
+            endpoint=MESSAGES,
+            input_id=input_id,
+            window="24h",
+            created_at=now,
+            expires_at=now + WINDOWS["24h"],
+            output_id=store.new_id("file"),
+            error_id=store.new_id("file"),
+            num_lines=num_lines,
+        )
+        return await self._begin(batch)
+
+    def require_place(self, owner: str) -> None:
+        """Raises InvalidRequest where the owner has as many open batches as may be, and Unavailable."""
+        self.store.require_open()
+        open_ = [batch.owner for batch in self._batches.values() if not batch.has_ended]
+        if not has_place(owner, num_own := open_.count(owner), len(open_), _MOST_OPEN):
+            raise InvalidRequest(f"{num_own} of your batches have not ended yet, as many as may be now; wait for one.")
+
+    async def _begin(self, batch: Batch) -> Batch:
         try:
             await self._save(batch)
         except OSError as error:
@@ -142,16 +168,16 @@ class Batches:
         self._start(batch)
         return batch
 
-    def of(self, owner: str) -> list[Batch]:
-        """The owner's, the oldest first."""
+    def of(self, owner: str, *, messages: bool = False) -> list[Batch]:
+        """The owner's, the oldest first. messages: message batches, else the others."""
         self.store.require_open()
-        return [batch for batch in self._batches.values() if batch.owner == owner]
+        return [each for each in self._batches.values() if each.owner == owner and each.is_of_messages == messages]
 
-    def get(self, owner: str, identifier: str) -> Batch:
+    def get(self, owner: str, identifier: str, *, messages: bool = False) -> Batch:
         """Raises NotFound, for batches of others too."""
         self.store.require_open()
         batch = self._batches.get(identifier)
-        if batch is None or batch.owner != owner:
+        if batch is None or batch.owner != owner or batch.is_of_messages != messages:
             raise NotFound(f"There is no batch {identifier[:100]!r}.", param="batch_id")
         return batch
 
@@ -162,14 +188,24 @@ class Batches:
             return batch.num_completed, batch.num_failed
         return answers.num_completed, answers.num_failed
 
-    async def cancel(self, owner: str, identifier: str) -> Batch:
-        batch = self.get(owner, identifier)
+    async def cancel(self, owner: str, identifier: str, *, messages: bool = False) -> Batch:
+        batch = self.get(owner, identifier, messages=messages)
         if batch.has_ended or batch.status == "finalizing":
             raise InvalidRequest(f"The batch is {batch.status}; it cannot be cancelled any more.", param="batch_id")
         if batch.status != "cancelling":
             self._cancelled[identifier].set()
             batch = await self._save(batch.moved("cancelling", self.store.wall_s()))
         return batch
+
+    async def delete(self, batch: Batch) -> None:
+        """Forget a batch that has ended, and its files. Raises InvalidRequest for one that has not."""
+        if not batch.has_ended:
+            raise InvalidRequest("The batch has not ended; cancel it first.", param="batch_id")
+        del self._batches[batch.id]
+        self.store.remove_batch(batch)
+        for name in (batch.input_id, batch.output_id, batch.error_id):
+            with contextlib.suppress(NotFound):
+                await self.store.delete(self.store.file(batch.owner, name))
 
     def uses(self, file_id: str) -> Batch | None:
         """A batch that has not ended and reads this file."""
@@ -209,10 +245,10 @@ class Batches:
     async def _validate(self, batch: Batch) -> None:
         path = self.store.content(batch.input_id)
         found = await asyncio.to_thread(survey, path, batch.endpoint, self._max_line_bytes)
-        faults = list(found.faults)
+        faults, models = list(found.faults), {} if batch.is_of_messages else found.models
         faults += [
             Fault("model_not_found", f"The model {name[:200]!r} does not exist here.", line, "body.model")
-            for name, line in found.models.items()
+            for name, line in models.items()
             if not self._serves(name)
         ]
         batch = self._batches[batch.id]
@@ -221,8 +257,8 @@ class Batches:
         if faults:
             await self._fail(batch.id, tuple(faults))
             return
-        models = tuple(sorted(found.models))
-        await self._save(batch.moved("in_progress", self.store.wall_s(), num_lines=found.num_lines, models=models))
+        named = tuple(sorted(models))
+        await self._save(batch.moved("in_progress", self.store.wall_s(), num_lines=found.num_lines, models=named))
 
     async def _work(self, identifier: str) -> None:
         batch = self._batches[identifier]
@@ -231,7 +267,7 @@ class Batches:
             await answers.open()
             try:
                 end = await self._until_end(batch, answers)
-                if end == "expired":
+                if end == "expired" and not batch.is_of_messages:
                     await self._expire(batch, answers)
             finally:
                 await answers.close()
@@ -341,7 +377,7 @@ class Batches:
                     id=file_id,
                     owner=batch.owner,
                     filename=f"{batch.id}_{name}.jsonl",
-                    purpose="batch_output",
+                    purpose=HIDDEN if batch.is_of_messages else "batch_output",
                     size_bytes=size,
                     created_at=int(now),
                     expires_at=int(now) + min(batch.kept_s, KEPT_S),

@@ -43,6 +43,9 @@ FLAG = "--files-dir"
 KEPT_S = 30 * 24 * 3600
 """A file is deleted so long after it was made, unless it was to go earlier."""
 
+HIDDEN = "message_batch"
+"""The purpose of files that no list shows: those of message batches, which are no files to their owners."""
+
 _FILES, _BATCHES = Kind("file"), Kind("batch")
 _OLD = "files"
 """By which the kept file knows that it has read the JSON files."""
@@ -264,7 +267,10 @@ class FileStore:
         return [
             each
             for each in self._files.values()
-            if each.owner == owner and each.expires_at > now and (purpose is None or each.purpose == purpose)
+            if each.owner == owner
+            and each.expires_at > now
+            and each.purpose != HIDDEN
+            and (purpose is None or each.purpose == purpose)
         ]
 
     def file(self, owner: str, identifier: str) -> FileRecord:

@@ -49,6 +49,7 @@ BODIES = {
     "POST /v1/load_lora_adapter": "load_adapter",
     "POST /v1/unload_lora_adapter": "unload_adapter",
     "POST /v1/batches": "batch",
+    "POST /v1/messages/batches": "message_batch",
     "POST /v1/files": "upload",
     "POST /admin/tenants": "new_tenant",
     "PATCH /admin/tenants/{tenant}": "tenant",
@@ -145,6 +146,7 @@ _OTHERS: dict[str, tuple[Told, list[str]]] = {
     "canary": (others.CANARY, ["name", "versions"]),
     "rotation": (others.ROTATION, []),
     "batch": (others.BATCH, ["input_file_id", "endpoint", "completion_window"]),
+    "message_batch": (others.MESSAGE_BATCH, ["requests"]),
     **others.CONVERSATIONS,
     **{name: (told_of, []) for name, told_of in others.KV.items()},
 }

@@ -186,6 +186,13 @@ CONVERSATIONS: dict[str, tuple[Told, list[str]]] = {
     "conversation": (_METADATA, ["metadata"]),
     "conversation_items": (_ITEMS, ["items"]),
 }
+MESSAGE_BATCH: Told = {
+    "requests": (
+        "array of objects",
+        "each with a `custom_id` (1 to 64 letters, digits, hyphens and underscores) and `params`, a body of "
+        "`/v1/messages`",
+    ),
+}
 BATCH: Told = {
     "input_file_id": ("string, not empty", "a file that was uploaded for the purpose `batch`"),
     "endpoint": ("string, not empty", "the path that all its calls go to"),

@@ -123,6 +123,14 @@ ENDPOINTS: dict[str, str] = {
     "POST /v1/messages": "Anthropic's: messages in, one answer of content blocks out, whole or as events: "
     "[messages.md](messages.md).",
     "POST /v1/messages/count_tokens": "Anthropic's: how many tokens the prompt of such a call has.",
+    "POST /v1/messages/batches": "Anthropic's: answer many such calls in the time that others leave "
+    "([batches.md](batches.md#message-batches)).",
+    "GET /v1/messages/batches": "Anthropic's: the caller's, the latest first, in pages (`limit`, `before_id`, "
+    "`after_id`).",
+    "GET /v1/messages/batches/{batch_id}": "Anthropic's: one of them, and how far it is.",
+    "DELETE /v1/messages/batches/{batch_id}": "Anthropic's: forget one that has ended.",
+    "POST /v1/messages/batches/{batch_id}/cancel": "Anthropic's: answer no more of its calls.",
+    "GET /v1/messages/batches/{batch_id}/results": "Anthropic's: a line of JSON for each call of one that has ended.",
     "POST /v1/files": "OpenAI's: upload a file for a batch ([batches.md](batches.md)).",
     "GET /v1/files": "OpenAI's: the caller's files, in pages (`purpose`, `limit`, `order`, `after`).",
     "GET /v1/files/{file_id}": "OpenAI's: one of them.",
@@ -180,6 +188,7 @@ QUERIES: dict[str, tuple[str, ...]] = {
     "GET /v1/requests/{id}/stream": ("after",),
     "GET /v1/files": ("purpose", "limit", "order", "after"),
     "GET /v1/batches": ("limit", "after"),
+    "GET /v1/messages/batches": ("limit", "before_id", "after_id"),
     "GET /v1/responses/{response_id}": ("stream", "starting_after", "include"),
     "GET /v1/conversations/{conversation_id}/items": ("limit", "order", "after"),
     "GET /v1/responses/{response_id}/input_items": ("limit", "order", "after"),
@@ -201,6 +210,7 @@ TEXTS = {
     "/console/{path}",
     "/",
     "/v1/files/{file_id}/content",
+    "/v1/messages/batches/{batch_id}/results",
     "/docs",
     "/v1/requests/{id}/stream",
     "POST /v1/load_lora_adapter",
