@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import http.client
 import json
 import re
 import threading
@@ -300,6 +301,19 @@ def test_request_ids_come_back(served: Served) -> None:
     _, answer, headers = post(served, "/v1/completions", body, **{"X-Request-Id": "mine-1"})
     assert (answer["id"], headers["x-request-id"]) == ("cmpl-mine-1", "mine-1")
     assert post(served, "/v1/completions", body | {"request_id": "mine-2"})[1]["id"] == "cmpl-mine-2"
+
+
+def test_every_answer_has_a_request_id_that_nobody_can_guess(served: Served) -> None:
+    """Of good and bad calls, streams, and paths that need no key; it is no part of the answer's id."""
+    bodies = [{"prompt": "hi"}, {"prompt": "hi", "stream": True}, {"prompt": 3}, {"prompt": "hi"}]
+    answers = [post(served, "/v1/completions", body) for body in bodies]
+    found = [headers["x-request-id"] for _, _, headers in answers]
+    for path in ("/health", "/v1/models", "/nowhere"):
+        with contextlib.closing(http.client.HTTPConnection(served.url.removeprefix("http://"))) as connection:
+            connection.request("GET", path)
+            found.append(connection.getresponse().headers["x-request-id"])
+    assert len(set(found)) == len(found) and all(re.fullmatch(r"req_[0-9a-f]{32}", each) for each in found)
+    assert found[0].removeprefix("req_") not in answers[0][1]["id"]
 
 
 # ---- other paths ----

@@ -86,6 +86,17 @@ def test_a_stream_that_has_ended_is_read_again_from_any_place(server: Server) ->
         assert call(server, "GET", f"{path}?after={wrong}")[0] == 400
 
 
+def test_the_request_id_that_an_answer_was_given_opens_its_stream(server: Server) -> None:
+    """It is in the head, which a client has before the first event."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/completions", json.dumps(SHORT), ONE)
+        response = connection.getresponse()
+        name, lines = response.headers["x-request-id"], list(response)
+    assert call(server, "GET", f"/v1/requests/{name}/stream") == (200, lines)
+    assert call(server, "GET", f"/v1/requests/{name}/stream", headers=OTHER)[0] == 404
+
+
 def test_a_client_comes_back_while_it_runs(server: Server) -> None:
     """And another connection reads the same at the same time."""
     headers = WAITS | {"X-Request-Id": "long"}

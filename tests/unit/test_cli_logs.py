@@ -29,7 +29,7 @@ def test_a_line_is_one_object_with_the_call_it_is_about() -> None:
         "time": "2023-11-14T22:13:20.250Z", "level": "warning", "logger": "test", "message": "Two\nlines 3",
         "status": 200,
     }  # fmt: skip
-    state = {"request_id": "mine", "tenant": Tenant("t1"), "trace_id": "ab"}
+    state = {"told_id": "mine", "tenant": Tenant("t1"), "trace_id": "ab"}
     token = CALL.set(state)
     try:
         line = json.loads(JSONLines(Mask()).format(record("x")))

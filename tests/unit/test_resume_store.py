@@ -31,7 +31,7 @@ REQUEST = Request(
     arrival_s=12.5,
 )
 CALL = KeptCall(
-    "cmpl-1", 1700000000, "fp_1", REQUEST, True, "me", "client", "key", "given", "", "/v1/completions", b"a=b",
+    "cmpl-1", 1700000000, "fp_1", REQUEST, True, "me", "client", "key", "given", "given", "/v1/completions", b"a=b",
     ((b"content-type", b"application/json"),), b'{"prompt": "\xc3\xa4"}',
 )  # fmt: skip
 OUTPUTS = [
@@ -140,9 +140,9 @@ def test_of_calls_with_a_name_the_one_begun_last_counts(store: ResumeStore, tmp_
     """Whichever ended first, before and after a restart; where it has gone, the one before it."""
     first, second = store.new_key(), store.new_key()
 
-    async def end(key: int, size: int = 300, request_id: str = "given") -> None:
+    async def end(key: int, size: int = 300, told_id: str = "given") -> None:
         clock.now += 1
-        call = CALL._replace(id=f"cmpl-{key}", request_id=request_id)
+        call = CALL._replace(id=f"cmpl-{key}", told_id=told_id)
         await store.end(key, call, ANSWER._replace(body=b"%d" % key * size))
 
     def found() -> bytes:
@@ -182,7 +182,7 @@ def test_what_is_there_ages_as_a_restart_tells(tmp_path: Path, clock: Clock, kep
 def test_old_and_large_goes(store: ResumeStore, clock: Clock) -> None:
     for number in range(30):
         clock.now += 0.1
-        call = CALL._replace(id=f"cmpl-{number}", request_id="")
+        call = CALL._replace(id=f"cmpl-{number}", told_id="")
         asyncio.run(store.end(store.new_key(), call, ANSWER._replace(body=b"x" * 100)))
     found = [asyncio.run(store.find("me", f"cmpl-{number}")) is not None for number in range(30)]
     assert found == sorted(found) and 5 < sum(found) < 9

@@ -111,8 +111,8 @@ class Audited:
         if key := state.get("key"):
             actor["key"] = key
         entry = {"actor": actor, "action": action, "object": self._log.mask(route)[:_MAX_PATH], "outcome": str(status)}
-        if request_id := state.get("request_id"):
-            entry["request"] = request_id
+        if told_id := state.get("told_id"):
+            entry["request"] = told_id
         return entry | state.get("audited", {})
 
     def tell_count(self) -> None:

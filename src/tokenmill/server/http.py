@@ -18,7 +18,7 @@ from ..control.tenants.access import Access, Credential
 from ..control.tenants.keys import digest_of
 from ..core.errors import AuthenticationFailed, EngineFailed, Forbidden, TokenmillError
 from ..core.masking import Mask
-from ..core.tenant import ADAPTERS, ANYONE, NO_LIMITS, OPERATOR
+from ..core.tenant import ADAPTERS, ANYONE, OPERATOR
 from .callers import Visitors
 from .connections import Clients
 
@@ -49,14 +49,13 @@ _OPEN_SCOPES = frozenset((OPERATOR, ADAPTERS))
 
 
 class Gate:
-    """ASGI middleware: checks where a call comes from and its API key, and echoes the caller's X-Request-Id.
+    """ASGI middleware: checks where a call comes from and its API key, and names it by an X-Request-Id.
 
-    That identifier, "" where there is none, is in `scope["state"]["request_id"]`, without what `mask` hides, and who
-    calls in `scope["state"]["client"]`; what is kept for a caller is `scope["state"]["owner"]`'s, "" without keys;
-    `tenant` and `scopes` say on what terms it is served and what it may do, `key` which of the keys given out it has,
-    if any. Paths that monitoring needs stay open.
-    Who speaks Anthropic's API gets a `request-id` too, made here by `new_id` where the caller gave none:
-    `scope["state"]["told_id"]`, "" for others.
+    The caller's own, "" where there is none, is in `scope["state"]["request_id"]`, without what `mask` hides; what its
+    answer carries in `scope["state"]["told_id"]`: the caller's, or one of `new_id`, which nobody can guess. Who speaks
+    Anthropic's API finds it in `request-id` too. Who calls is in `scope["state"]["client"]`; what is kept for a caller
+    is `scope["state"]["owner"]`'s, "" without keys; `tenant` and `scopes` say on what terms it is served and what it
+    may do, `key` which of the keys given out it has, if any. Paths that monitoring needs stay open.
     """
 
     def __init__(
@@ -85,17 +84,15 @@ class Gate:
         if not (0 < len(request_id) <= _MAX_ID and request_id.isprintable()):
             request_id = ""
         request_id = self._mask(request_id)
-        told_id = ""
-        if style_for(scope) is anthropic_style:
-            told_id = request_id or self._new_id("req").replace("-", "_", 1)
+        told_id = request_id or self._new_id("req").replace("-", "_", 1)
+        is_anthropic = style_for(scope) is anthropic_style
         scope.setdefault("state", {}).update(request_id=request_id, told_id=told_id)
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 named = MutableHeaders(scope=message)
-                if request_id:
-                    named["x-request-id"] = request_id
-                if told_id:
+                named["x-request-id"] = told_id
+                if is_anthropic:
                     named["request-id"] = told_id
                 for name, value in scope["state"].get("ratelimit", {}).items():
                     named[name] = value
@@ -122,9 +119,8 @@ class Gate:
             state["tenant"] = found.tenant
             state["scopes"] = found.scopes
             state["key"] = found.key
-        is_limited = found is not None and found.tenant.limits != NO_LIMITS
         CALL.set(state)
-        await self._app(scope, receive, send_named if request_id or told_id or is_limited else send)
+        await self._app(scope, receive, send_named)
 
     async def _find(self, given: Headers, *, is_open: bool) -> Credential | None:
         """Of one of the keys that were sent: clients fill in the other header with whatever they have. None on an open
@@ -170,7 +166,7 @@ def style_for(scope: Mapping[str, Any]) -> Style:
 
 
 def told_id(scope: Mapping[str, Any]) -> str:
-    """What the response to a request calls it, where it does."""
+    """What the response to a request calls it; "" for one that the gate has not seen."""
     state: Mapping[str, str] = scope.get("state", {})
     return state.get("told_id", "")
 
@@ -192,4 +188,6 @@ async def on_http(request: HttpRequest, error: Exception) -> Response:
 
 async def on_unexpected(request: HttpRequest, error: Exception) -> Response:
     """A bug. The traceback goes to the log, not to the client."""
-    return error_reply(EngineFailed("Internal error; see the server's log."), request.scope)
+    reply = error_reply(EngineFailed("Internal error; see the server's log."), request.scope)
+    reply.headers["x-request-id"] = told_id(request.scope)  # it is made outside of the gate
+    return reply

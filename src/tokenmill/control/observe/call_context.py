@@ -18,7 +18,7 @@ def names_of(state: Mapping[str, Any] | None) -> dict[str, str]:
         return {}
     tenant = state.get("tenant")
     found = {
-        "request_id": state.get("request_id", ""),
+        "request_id": state.get("told_id", ""),
         "tenant": "" if tenant is None else tenant.id,
         "trace_id": state.get("trace_id", ""),
     }

@@ -63,8 +63,8 @@ def outcome_of(scope: MutableMapping[str, Any]) -> tuple[str, dict[str, Any], bo
     is_known = "endpoint" in scope
     if is_known and route:
         found["http.route"] = route
-    if state.get("request_id"):
-        found["tokenmill.request_id"] = state["request_id"]
+    if state.get("told_id"):
+        found["tokenmill.request_id"] = state["told_id"]
     tenant = getattr(state.get("tenant"), "id", "")
     if tenant:
         found["tokenmill.tenant"] = tenant

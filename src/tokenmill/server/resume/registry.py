@@ -123,8 +123,8 @@ class StreamRegistry(Observer):
         assert log.call is not None
         call = log.call
         self._logs[call.owner, call.id] = log
-        if call.request_id:
-            self._logs[call.owner, call.request_id] = log
+        if call.told_id:
+            self._logs[call.owner, call.told_id] = log
         self._by_request[call.request.id] = log
 
     def spawn(self, work: Any) -> asyncio.Task[None]:
@@ -154,7 +154,7 @@ class StreamRegistry(Observer):
             await self._store.end(log.key, call, log.answer())
         else:
             self._store.drop(log.key)
-        for name in (call.id, call.request_id):
+        for name in (call.id, call.told_id):
             if self._logs.get((call.owner, name)) is log:
                 del self._logs[call.owner, name]
 

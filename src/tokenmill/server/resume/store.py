@@ -192,8 +192,8 @@ class ResumeStore:
         def write(database: sqlite3.Connection) -> None:
             self._delete(database, key)
             self._streams.put(database, call.owner, call.id, encode(answer), until_s, size_bytes)
-            if call.request_id:
-                name, target = _named(call.request_id, key), call.id.encode()
+            if call.told_id:
+                name, target = _named(call.told_id, key), call.id.encode()
                 self._names.put(database, call.owner, name, target, until_s, len(name) + len(target))
             self._make_room(database, now_s)
 
