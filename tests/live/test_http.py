@@ -346,6 +346,20 @@ def test_tokenize_and_detokenize(served: Served) -> None:
     assert list(known._kept) == kept, "its time would tell what others have sent"
 
 
+def test_the_tokenizer_is_told_where_it_is_asked_for(served: Served) -> None:
+    """Special tokens that the server finds again as one id, and the template; off unless the operator wants it."""
+    status, refused, _ = get(served, "/tokenizer_info")
+    assert status == 404 and "--enable-tokenizer-info-endpoint" in refused["error"]["message"]
+    with Served(reply, tells_tokenizer=True) as telling:
+        status, info, _ = get(telling, "/tokenizer_info")
+        assert status == 200 and "messages" in info["chat_template"] and info["model_max_length"] == 512
+        for number, token in info["added_tokens_decoder"].items():
+            ids = post(telling, "/tokenize", {"prompt": token["content"], "add_special_tokens": False})[1]["tokens"]
+            assert ids == [int(number)] and token["special"]
+        names = {token["content"] for token in info["added_tokens_decoder"].values()}
+        assert info["eos_token"] in names and info["bos_token"] is None
+
+
 def test_metrics_count_what_was_served(served: Served, client: openai.OpenAI) -> None:
     names = ["vllm:request_success_total", "vllm:time_to_first_token_seconds_count", "vllm:request_params_n_count"]
     before = [metric(served, name) for name in names]

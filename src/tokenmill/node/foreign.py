@@ -283,7 +283,7 @@ GROUPS: tuple[Group, ...] = (
         0,
         "--disable-log-requests --enable-log-requests --no-enable-log-requests --disable-log-stats "
         "--enable-log-outputs --log-error-stack --disable-uvicorn-access-log --disable-fastapi-docs "
-        "--enable-offline-docs --enable-tokenizer-info-endpoint --enable-mfu-metrics --kv-cache-metrics "
+        "--enable-offline-docs --enable-mfu-metrics --kv-cache-metrics "
         "--log-prefix --no-log-prefix --log-timestamps --no-log-timestamps --log-jsonl --no-log-jsonl --log-colors "
         "--perf --no-perf",
         "--log-level says what is written, and /metrics has the figures",

@@ -340,7 +340,7 @@ def _generating_routes(
 ) -> list[Route]:
     """The APIs: what gives tokens, vectors or scores, and what reads texts as they do."""
     return [
-        *openai_routes(generation, vectors),
+        *openai_routes(generation, vectors, generation.config.tells_tokenizer),
         *responses_routes(generation, resources.store, background),
         *message_routes(generation),
         *ollama_routes(generation, vectors),

@@ -70,6 +70,11 @@ class ServerConfig:
         metavar="N",
         group=LOGS,
     )
+    tells_tokenizer: bool = option(
+        False,
+        "answer GET /tokenizer_info, which tells the special tokens and the chat template, as lm-eval wants",
+        flag="--enable-tokenizer-info-endpoint",
+    )
     http: HttpBounds = field(default_factory=HttpBounds)
     max_body_bytes: int = option(
         16 * MiB, "largest request body accepted (default: 16MiB)", read=size, metavar="SIZE", least=1

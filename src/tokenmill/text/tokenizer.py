@@ -94,6 +94,10 @@ class Tokenizer:
         """How the tokens that are found in text before it is split into words are spelled, by rising id."""
         return [token.content for _, token in sorted(self._added.items())]
 
+    def added_tokens(self) -> dict[int, AddedToken]:
+        """The same by id, with how each is found; not to be changed."""
+        return self._added
+
     def longest_token(self) -> int:
         """Bytes of the longest token. Takes a while: it asks for all."""
         return max(len(self.token_bytes(token)) for token in range(self.vocab_size))

@@ -7,19 +7,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ...core.errors import NotFound
 from ...text.special_tokens import Rendered
 from ..json_reply import JSONReply
 from ..pooling import embedding_body, rerank_body, score_body
 from ..port import Server, Vectors
 from ..sandbox import caller_of
 from .shape import OpenAIShape
+from .tokenize import tokenizer_info
 
 _RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking")
 _CHAT, _COMPLETION = OpenAIShape("chatcmpl-"), OpenAIShape("cmpl-")
 
 
-def routes(server: Server, vectors: Vectors) -> list[Route]:
-    api = OpenAI(server, vectors)
+def routes(server: Server, vectors: Vectors, tells_tokenizer: bool) -> list[Route]:
+    """tells_tokenizer: whether anybody wants /tokenizer_info."""
+    api = OpenAI(server, vectors, tells_tokenizer)
     return [
         *(Route(path, api.chat, methods=["POST"]) for path in ("/v1/chat/completions", "/chat/completions")),
         Route("/v1/completions", api.completion, methods=["POST"]),
@@ -28,15 +31,17 @@ def routes(server: Server, vectors: Vectors) -> list[Route]:
         *(Route(path, api.rerank, methods=["POST"]) for path in _RERANK_PATHS),
         Route("/tokenize", api.tokenize, methods=["POST"]),
         Route("/detokenize", api.detokenize, methods=["POST"]),
+        Route("/tokenizer_info", api.tokenizer_info),
     ]
 
 
 class OpenAI:
     """The endpoints of one application."""
 
-    def __init__(self, server: Server, vectors: Vectors) -> None:
+    def __init__(self, server: Server, vectors: Vectors, tells_tokenizer: bool) -> None:
         self._server = server
         self._vectors = vectors
+        self._tells_tokenizer = tells_tokenizer
 
     async def chat(self, request: HttpRequest) -> ASGIApp:
         return await self._server.reply(request, "chat", _CHAT)
@@ -86,3 +91,8 @@ class OpenAI:
             call, _ = await server.read("detokenize", data, caller_of(request))
         text = await server.encoder.decode(call.prompts[0])
         return JSONReply({"prompt": text, "content": text})
+
+    async def tokenizer_info(self, request: HttpRequest) -> Response:
+        if not self._tells_tokenizer:
+            raise NotFound("/tokenizer_info is off here; start the server with --enable-tokenizer-info-endpoint.")
+        return JSONReply(tokenizer_info(self._server.text, self._server.max_model_len))

@@ -1,4 +1,5 @@
-"""Bodies of /tokenize and /detokenize as validated calls, and the answers of /tokenize. Pure: no clock."""
+"""Bodies of /tokenize and /detokenize as validated calls, the answers of /tokenize and of /tokenizer_info. Pure: no
+clock."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import InvalidRequest
+from ...text.text_model import TextModel
 from ...text.tokenizer import Tokenizer
 from ..conversations import Conversation, parse_conversation
 from ..fields import Fields
@@ -133,3 +135,29 @@ FORMS: Mapping[str, Callable[[list[int], TokenNames, int], dict[str, Any]]] = {
 
 def tokenize_body(tokenizer: Tokenizer, ids: Iterable[int], form: str, max_model_len: int) -> bytes:
     return encode_json(FORMS[form](list(ids), TokenNames(tokenizer), max_model_len))
+
+
+def tokenizer_info(text: TextModel, max_model_len: int) -> dict[str, Any]:
+    """What a client needs to render conversations itself, under the names of tokenizer_config.json, as vLLM has them.
+    The class is that which transformers gives to any tokenizer.json: how text is split is not told, /tokenize does it.
+    """
+    tokenizer, chat = text.tokenizer, text.chat
+    eos = next((name for each in text.eos_token_ids if (name := tokenizer.token_text(each))), None)
+    bos = None if text.bos_token_id is None else tokenizer.token_text(text.bos_token_id)
+    added = {
+        str(number): {name: getattr(token, name) for name in _ADDED}
+        for number, token in tokenizer.added_tokens().items()
+    }
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "chat_template": None if chat is None else chat.source,
+        "bos_token": bos,
+        "eos_token": (chat.eos_token if chat is not None else "") or eos,
+        "pad_token": None,
+        "added_tokens_decoder": added,
+        "model_max_length": max_model_len,
+    }
+
+
+_ADDED = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+"""What is told of an added token."""

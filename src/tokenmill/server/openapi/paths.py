@@ -35,6 +35,7 @@ ENDPOINTS: dict[str, str] = {
     "POST /v1/unload_lora_adapter": "vLLM's: forget one. Requests that use it run to their end.",
     "POST /tokenize": "vLLM's: the tokens of a text, or of a conversation.",
     "POST /detokenize": "vLLM's: the text of tokens.",
+    "GET /tokenizer_info": "vLLM's: special tokens and the chat template; with `--enable-tokenizer-info-endpoint`.",
     "GET /health": "200 while an engine is ready and makes steps, else 503. Also `/v1/health`, and `/ping` by GET and "
     "POST.",
     "GET /load": "vLLM's: how many requests are open.",
