@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from pathlib import Path
 
 from serving import Server
@@ -61,7 +63,7 @@ def test_front_end_and_engine_each_ask_the_policy_of_a_file(smollm2: Path, tmp_p
 
 def test_plugins_are_used_in_every_process(smollm2: Path, tmp_path: Path) -> None:
     """By name alone: engines look the order of service up for themselves, and the sandbox the parser of calls, of whose
-    form it makes a grammar."""
+    form it makes a grammar. An observer is told of it all."""
     names = {
         "--routing-policy": "fewest_prompt_tokens",
         "--scheduling-policy": "short-answers-first",
@@ -69,22 +71,39 @@ def test_plugins_are_used_in_every_process(smollm2: Path, tmp_path: Path) -> Non
         "--reasoning-parser": "command_a",
     }
     flags = [word for pair in names.items() for word in pair]
-    sizes = ("--workers", "2", "--max-model-len", "512", "--kv-cache-memory-bytes", "30MB")
+    flags += ["--observer", "statsd", "--workers", "2", "--max-model-len", "512", "--kv-cache-memory-bytes", "30MB"]
     tool = {
         "type": "function",
         "function": {"name": "look", "parameters": {"properties": {"far": {"type": "boolean"}}}},
     }
     call = {"messages": [{"role": "user", "content": "Look!"}], "tools": [tool], "tool_choice": "required"}
-    with Server(*flags, *sizes, env={"PYTHONPATH": str(install_examples(tmp_path))}) as server:
-        for _ in range(3):
-            status, text = server.request("POST", "/v1/completions", {"prompt": "One, two, three,", "max_tokens": 2})
-            assert status == 200 and json.loads(text)["usage"]["completion_tokens"] == 2, text
-        status, text = server.request("POST", "/v1/chat/completions", {**call, "max_tokens": 60, "seed": 1})
-        assert status == 200, text
-        lines = server.request("GET", "/metrics")[1].splitlines()
-        told = server.output
+    env = {"PYTHONPATH": str(install_examples(tmp_path))}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as daemon:
+        daemon.bind(("127.0.0.1", 0))
+        with Server(*flags, env={**env, "STATSD_PORT": str(daemon.getsockname()[1])}) as server:
+            for _ in range(3):
+                body = {"prompt": "One, two, three,", "max_tokens": 2}
+                status, text = server.request("POST", "/v1/completions", body)
+                assert status == 200 and json.loads(text)["usage"]["completion_tokens"] == 2, text
+            status, text = server.request("POST", "/v1/chat/completions", {**call, "max_tokens": 60, "seed": 1})
+            assert status == 200, text
+            lines = server.request("GET", "/metrics")[1].splitlines()
+            told = server.output
+        sent = received(daemon)
     message = json.loads(text)["choices"][0]["message"]
     assert message["tool_calls"][0]["function"]["name"] == "look" and not message["content"], message
     routed = [line for line in lines if line.startswith("tokenmill:requests_routed_total")]
     assert sum(float(line.rsplit(" ", 1)[1]) for line in routed if 'reason="fewest prompt tokens"' in line) >= 1, routed
     assert "short-answers-first" in told, told
+    assert sent.count("tokenmill.requests.length:1|c") >= 3 and "tokenmill.output_tokens:2|c" in sent, sent
+    assert any(line.startswith("tokenmill:observer_events_total") and 'outcome="told"' in line for line in lines)
+
+
+def received(daemon: socket.socket) -> list[str]:
+    """All that was sent to it."""
+    daemon.setblocking(False)
+    found = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            found.append(daemon.recv(512).decode())
+    return found

@@ -60,7 +60,7 @@ class Parts:
     def given(self) -> Any:
         nothing: dict[str, Any] = {}
         return SimpleNamespace(
-            options=SimpleNamespace(seed=None, lora_modules=(), idle_command="true"),
+            options=SimpleNamespace(seed=None, lora_modules=(), idle_command="true", observers=()),
             config=SimpleNamespace(
                 model_names=("m",), api_keys=(), mask=None, responses_store="r", idempotency_store="a", usage_dir="u",
                 files_dir="", usage_kept_days=1, sign_responses="key",

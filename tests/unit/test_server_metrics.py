@@ -25,6 +25,7 @@ from tokenmill.control.models.on_demand import OnDemand
 from tokenmill.control.models.registry import ModelRegistry
 from tokenmill.control.observe.metrics import Metrics, token_buckets
 from tokenmill.control.observe.monitor import Monitor
+from tokenmill.control.observe.plugin_observers import Feed, PluginObserver, PluginObserverMetrics
 from tokenmill.control.observe.requests import Record, RequestRegistry
 from tokenmill.control.observe.tenant_metrics import OTHER, TenantMetrics
 from tokenmill.control.slo.idle_job import IdleTime
@@ -78,6 +79,7 @@ def upstreamed(metrics: Metrics) -> None:
         canaries.note(canary, "a", False, None, None)
         canaries.note(canary, "b", True, None, None)
     metrics.registry.register(CanaryMetrics(canaries))
+    metrics.registry.register(PluginObserverMetrics("m", [Feed("statsd", PluginObserver())]))
 
 
 def stored(metrics: Metrics) -> None:

@@ -43,13 +43,14 @@ from .upstream_options import UpstreamOptions
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from starlette.applications import Starlette
 
     from ..cluster.on_demand import Rules
     from ..control.audit.log import AuditLog
+    from ..control.observe.plugin_observers import Feed
     from ..control.tenants.access import Access
     from ..node.sampling import SamplingChoice
     from ..sandbox.parent import SandboxProcess
@@ -212,7 +213,21 @@ def _open_resources(
         upstream_prefixes=given.upstreams.prefixes(),
         resume=resume,
         ask_kv=None if given.tiers.admin is None else given.tiers.admin.ask,
+        feeds=_start_observers(options.observers, held),
     )
+
+
+def _start_observers(names: Sequence[str], held: contextlib.AsyncExitStack) -> Sequence[Feed]:
+    """Those of plug-ins, told until `held` ends."""
+    if not names:
+        return ()
+    from ..control.observe.plugin_observers import make_feed
+
+    feeds = [make_feed(name) for name in dict.fromkeys(names)]
+    for feed in feeds:
+        feed.start()
+        held.push_async_callback(asyncio.to_thread, feed.close)
+    return feeds
 
 
 def _open_audit(given: Given, client: EngineClient, text: TextModel, held: contextlib.ExitStack) -> AuditLog | None:
@@ -283,6 +298,7 @@ def _hosting(
         store=resources.store,
         access=resources.access,
         accounting=resources.accounting,
+        feeds=resources.feeds,
         beside=True,
     )
     hosting = Hosting(

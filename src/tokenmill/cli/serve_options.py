@@ -169,6 +169,14 @@ class ServeOptions:
         metavar="FILE",
         group=TIERS,
     )
+    observers: tuple[str, ...] = option(
+        (),
+        "tell this plug-in of requests and steps: counts and times, no texts (repeatable; default: none)",
+        flag="--observer",
+        several="each",
+        metavar="NAME",
+        group=LOGS,
+    )
     log_level: str = option("info", "log lines from this level on (default: info)", choices=LOG_LEVELS, group=LOGS)
     log_format: str = option("text", "text lines, or a JSON object a line (default: text)", choices=FORMATS, group=LOGS)
     otlp_traces_endpoint: str | None = option(
@@ -182,6 +190,11 @@ class ServeOptions:
     def __post_init__(self) -> None:
         take_own_policies(self, OF_GATEWAYS)
         check(self)
+        if self.observers:
+            from ..control.observe.plugin_observers import observer_class
+
+            for name in self.observers:
+                observer_class(name)
 
     @property
     def flight_dir(self) -> str:

@@ -30,6 +30,7 @@ from ..control.models.canaries import Canaries, CanaryMetrics
 from ..control.models.registry import ModelRegistry
 from ..control.observe.metrics import Metrics
 from ..control.observe.monitor import Monitor
+from ..control.observe.plugin_observers import Feed, PluginEvents, PluginObserverMetrics
 from ..control.observe.request_log import RequestLog
 from ..control.observe.traces import Tracing
 from ..control.signing import Signer
@@ -98,6 +99,7 @@ class Resources:
     beside      another application has the connections and the accounts, and gives this one the calls of its model by
                 `app.state.inside`
     ask_kv      of the KV store with tiers of this machine
+    feeds       of observers of plug-ins
     """
 
     clock: Clock
@@ -118,6 +120,7 @@ class Resources:
     resume: ResumeStore | None = None
     beside: bool = False
     ask_kv: AskStore | None = None
+    feeds: Sequence[Feed] = ()
 
 
 def build_app(
@@ -202,6 +205,10 @@ def _hear(config: ServerConfig, text: TextModel, client: EngineClient, resources
         observers.added.append(resources.accounting.meter)
         if not resources.beside:
             metrics.registry.register(UsageMetrics(name, resources.accounting))
+    if resources.feeds:
+        observers.added.append(PluginEvents(name, resources.feeds))
+        if not resources.beside:
+            metrics.registry.register(PluginObserverMetrics(name, resources.feeds))
 
 
 def _result_cache(config: ServerConfig, client: EngineClient) -> ResultCache | None:
