@@ -17,6 +17,8 @@ import pytest
 from kill import write_model
 from serving import Server, wait_until
 
+from browser import Browser
+
 NAMES = ("a", "b", "c")
 
 
@@ -142,6 +144,23 @@ def test_operators_load_and_unload(server: Server) -> None:
     assert status == 400 and "not loaded" in told["error"]["message"]
     assert post(server, "/models/load", {"model": "none"})[0] == 404
     assert post(server, "/models/load", {"model": "damaged"})[0] == 400
+
+
+def test_operators_load_and_unload_in_the_console(server: Server, browser: Browser) -> None:
+    """By keyboard too: the focus stays where it was. Why a model cannot be loaded is told."""
+    if states(server)["c"] == "loaded":
+        post(server, "/models/unload", {"model": "c"})
+    with browser.page(f"{server.url}/console/#/models") as page:
+        page.wait("[...document.querySelectorAll('button')].find(each => each.ariaLabel == 'Load c')")
+        page.click("Load c")
+        page.wait("document.activeElement.ariaLabel == 'Unload c'")
+        assert states(server)["c"] == "loaded"
+        page.press("Enter")
+        page.wait("document.activeElement.ariaLabel == 'Load c'")
+        assert states(server)["c"] != "loaded"
+        page.click("Load damaged")
+        page.wait("document.querySelector('.toast')?.innerText.includes('damaged')")
+        assert not page.complaints
 
 
 def test_ollamas_clients_keep_and_unload(server: Server) -> None:
