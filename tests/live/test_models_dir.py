@@ -177,6 +177,26 @@ def test_ollamas_clients_keep_and_unload(server: Server) -> None:
     assert status == 400 and "keep_alive" in told["error"]
 
 
+def test_ollamas_lists_are_true(server: Server) -> None:
+    """All that a call may name, what of it is in memory, and what a model is like: none of it loads anything."""
+    post(server, "/models/load", {"model": "b"})
+    before, shown = loads(server), states(server)
+    tags, running = (json.loads(server.request("GET", path)[1])["models"] for path in ("/api/tags", "/api/ps"))
+    assert {each["name"] for each in tags} == {f"{name}:latest" for name in shown}
+    sizes = {each["name"]: each["size"] for each in tags}
+    assert sizes["a:latest"] > 100_000 and tags[0]["details"]["family"] == "qwen2"
+    assert {each["name"] for each in running} == {f"{name}:latest" for name in NAMES if shown[name] == "loaded"}
+    assert all(each["size"] > 0 and each["expires_at"].startswith("9999") for each in running)
+    unloaded = next(name for name in NAMES if shown[name] != "loaded")
+    told = post(server, "/api/show", {"model": f"{unloaded}:latest"})[1]
+    assert told["details"]["family"] == "qwen2" and "completion" in told["capabilities"]
+    assert post(server, "/api/show", {"model": "none"})[0] == 404
+    assert loads(server) == before
+    asked = post(server, "/api/generate", {"model": "b", "prompt": "x", "stream": False, "keep_alive": "1h"})
+    (kept,) = (each for each in json.loads(server.request("GET", "/api/ps")[1])["models"] if each["name"] == "b:latest")
+    assert asked[0] == 200 and not kept["expires_at"].startswith("9999")
+
+
 def test_a_model_that_is_put_there_is_there(server: Server, folder: Path) -> None:
     shutil.copytree(folder / "a", folder / "later")
     wait_until(lambda: "later" in states(server), "the new model")

@@ -97,7 +97,7 @@ def stored(metrics: Metrics) -> None:
 
 def loaded_on_demand(metrics: Metrics) -> None:
     """A model was loaded, and another unloaded."""
-    on_demand = OnDemand(Rules(), ModelRegistry(("m",)), dict, AsyncMock(), MonotonicClock())
+    on_demand = OnDemand(Rules(), ModelRegistry(("m",)), dict, AsyncMock(), Mock(), MonotonicClock())
     on_demand.metrics.count("a", "loaded", 1.5)
     on_demand.metrics.count("b", "idle")
     metrics.registry.register(on_demand.metrics)

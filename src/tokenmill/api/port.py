@@ -6,8 +6,9 @@ the shape in which the answer is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.requests import Request as HttpRequest
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp
 from ..core.errors import TokenmillError
 from ..core.events import EngineStats, Ready
 from ..text.special_tokens import Rendered
-from ..text.text_model import TextModel
+from ..text.text_model import ModelInfo, TextModel
 from .answer import Answer, Shape
 from .call import Call
 from .encoder import Encoder
@@ -84,6 +85,58 @@ class Running(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A model beside the server's own. info: None where its files cannot be read. loaded: bytes of memory that it may
+    take, and its longest sequence; None: it is not in memory. expires_s: when it is unloaded unless a call comes, in
+    seconds since 1970; None: it stays."""
+
+    name: str
+    info: ModelInfo | None
+    size_bytes: int
+    modified_s: float
+    loaded: tuple[int, int] | None
+    expires_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a model is like. template: of its chats, "": it has none."""
+
+    info: ModelInfo
+    max_model_len: int
+    template: str
+    sampling_defaults: Mapping[str, Any]
+    has_reasoning: bool
+    has_insert: bool
+    gives_vectors: bool
+
+    @classmethod
+    def of(cls, text: TextModel, max_model_len: int, *, gives_vectors: bool) -> Described:
+        template = "" if text.chat is None else text.chat.source
+        has_reasoning, has_insert = bool(text.chat_format.reasoning), text.fim is not None
+        return cls(text.info, max_model_len, template, text.sampling_defaults, has_reasoning, has_insert, gives_vectors)
+
+
+class Listing(Protocol):
+    """The models beside the server's own."""
+
+    async def refresh(self) -> None:
+        """Look for models that have come or gone."""
+        ...
+
+    def others(self) -> Iterator[Beside]: ...
+
+    def expires_s(self, name: str) -> float | None:
+        """As Beside has it; also of the server's own model."""
+        ...
+
+    async def describe(self, name: str) -> Described | None:
+        """What a model is like that calls load; None: there is none of that name beside the server's own. Raises
+        BadCheckpoint."""
+        ...
 
 
 class Server(Protocol):

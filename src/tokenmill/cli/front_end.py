@@ -322,7 +322,7 @@ def _load_on_demand(folder: ModelFolder, rules: Rules, hosting: Hosting, app: St
     from ..net.system import MonotonicClock
 
     models = app.state.models
-    on_demand = OnDemand(rules, models, folder.list_models, hosting.load_listed, MonotonicClock(), home)
+    on_demand = OnDemand(rules, models, folder.list_models, hosting.load_listed, hosting.read, MonotonicClock(), home)
     on_demand.take(folder.list_models())
     models.on_demand = on_demand
     app.state.client.observers.metrics.registry.register(on_demand.metrics)

@@ -197,6 +197,19 @@ class Hosting:
         finally:
             checkpoint.close()
 
+    def read(self, listed: Listed) -> tuple[TextModel, bool]:
+        """A control.models.on_demand.Read."""
+        from ..formats.checkpoint import open_text
+        from ..node.load import choose_pooling
+
+        options = self._launch.options
+        checkpoint = open_text(listed.path)
+        try:
+            pooling = choose_pooling(checkpoint, options.runner, options.pooling)
+        finally:
+            checkpoint.close()
+        return self._load_text(listed.path), pooling is not None
+
     def _sandbox(self, path: str, text: Any) -> SandboxProcess:
         from ..sandbox.parent import SandboxProcess, materials
 

@@ -64,6 +64,7 @@ from .idempotency.store import AnswerStore
 from .kv.routes import pin_always
 from .kv.routes import routes as kv_routes
 from .layers import Traced, layers, signature_routes
+from .listing import Listing
 from .models import ModelDispatch
 from .openapi.routes import routes as openapi_routes
 from .response_store import ResponseStore
@@ -156,6 +157,7 @@ def build_app(
     background = Background()
     routes = [
         *_generating_routes(generation, vectors, resources, background),
+        *ollama_routes(generation, vectors, Listing(models)),
         *_model_routes(service, models, canaries, generation),
         *_operating_routes(generation, service, access, resources),
         *slo_routes(generation.objectives, generation.scorer, idle_time),
@@ -350,7 +352,6 @@ def _generating_routes(
         *openai_routes(generation, vectors, generation.config.tells_tokenizer),
         *responses_routes(generation, resources.store, background),
         *message_routes(generation),
-        *ollama_routes(generation, vectors),
         *llama_routes(generation, vectors),
         *ids_routes(generation),
     ]
@@ -409,4 +410,5 @@ def _show(app: Starlette, generation: Generation, resources: Resources) -> None:
     app.state.measuring = Measuring(generation.client, generation.objectives, resources.clock, resources.new_id)
     app.state.limits = generation.limits
     app.state.client = generation.client
+    app.state.text = generation.text
     app.state.config = generation.config

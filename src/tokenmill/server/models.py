@@ -34,6 +34,8 @@ from ..control.models.registry import ModelRegistry
 from ..control.models.served import LOCAL, ServedModel
 from ..core.errors import ModelNotFound, TokenmillError, Unavailable
 from ..core.ports import Clock
+from ..text.calls import context_limit
+from ..text.text_model import TextModel
 from .http import route_of
 from .limits import Limits
 
@@ -91,6 +93,17 @@ class LocalModel:
 
     async def answer(self, path: str, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app.state.inside(*unread(scope, body, receive), send)
+
+    @property
+    def text(self) -> TextModel:
+        text: TextModel = self._app.state.text
+        return text
+
+    @property
+    def context_length(self) -> int:
+        """The longest sequence."""
+        ready = self._app.state.client.ready
+        return self.text.max_context if ready is None else context_limit(ready)
 
     async def view(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What an operator asks of it."""

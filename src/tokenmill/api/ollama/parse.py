@@ -262,9 +262,9 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, 
 def keep_alive_s(value: Any) -> float | None:
     """For how long a model is to be kept after a call, as Ollama's clients say it: seconds, or a duration of Go's such
     as "5m" or "1h30m"; less than 0: for ever. None: not said. Raises InvalidRequest."""
-    if value is None:
+    if value is None or isinstance(value, bool):
         return None
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, (int, float)):
         return float(value)
     if not isinstance(value, str) or not _DURATION.fullmatch(value[:100]):
         got = repr(value[:40]) if isinstance(value, str) else kind_name(value)

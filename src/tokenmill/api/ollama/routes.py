@@ -1,7 +1,7 @@
 """Which path of Ollama's API leads where, and which models there are in its words.
 
-One model is served, under its names and those of its adapters. It is loaded when the server starts and stays so; what
-would fetch, make or delete models is refused, with what to do instead."""
+The server's own model is there under its names and those of its adapters, and beside it those that this machine has
+loaded or would load for a call. What would fetch, make or delete models is refused, with what to do instead."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from starlette.types import ASGIApp
 
 from ...core.errors import InvalidRequest
 from ...text.calls import Input, context_limit
+from ...text.text_model import ModelInfo
 from ..fields import Fields, said_as
 from ..json_reply import JSONReply
 from ..pooling import PoolingCall, floats
-from ..port import Server, Vectors
+from ..port import Beside, Described, Listing, Server, Vectors
 from ..sandbox import caller_of, parse_small
 from .shape import API_VERSION, OllamaShape, details, nanoseconds, tagged, timestamp
 
@@ -42,6 +43,7 @@ class Catalog:
     """The endpoints of one application."""
 
     server: Server
+    listing: Listing
 
     async def live(self, request: HttpRequest) -> Response:
         """What clients ask for to know that somebody is there; some look for these words. Browsers get the console."""
@@ -53,45 +55,32 @@ class Catalog:
         return JSONReply({"version": API_VERSION})
 
     async def tags(self, request: HttpRequest) -> Response:
-        return JSONReply({"models": [self._card(name) for name in self._names()]})
+        await self.listing.refresh()
+        others = [_card_beside(each) for each in self.listing.others()]
+        return JSONReply({"models": [self._card(name) for name in self._names()] + others})
 
     async def ps(self, request: HttpRequest) -> Response:
-        ready = self.server.client.ready
-        if ready is None:
-            return JSONReply({"models": []})
-        loaded = {
-            "size": sum(size for _, size in ready.memory),
-            "size_vram": 0,
-            "expires_at": _NEVER,
-            "context_length": context_limit(ready),
-        }
-        return JSONReply({"models": [self._card(name) | loaded for name in self._names()]})
+        ready, found = self.server.client.ready, []
+        if ready is not None:
+            size_bytes, expires_s = sum(size for _, size in ready.memory), self.listing.expires_s(self._names()[0])
+            loaded = _loaded_card((size_bytes, context_limit(ready)), expires_s)
+            found += [self._card(name) | loaded for name in self._names()]
+        for each in self.listing.others():
+            if each.loaded is not None:
+                found.append(_card_beside(each) | _loaded_card(each.loaded, each.expires_s))
+        return JSONReply({"models": found})
 
     async def show(self, request: HttpRequest) -> Response:
         async with self.server.limits.body(request) as data:
             fields = Fields(parse_small(data))
         name = fields.text("model") or fields.required_text("name")
-        self.server.check_model({"model": name})
-        about, chat = self.server.text.info, self.server.text.chat
-        defaults = self.server.text.sampling_defaults
-        return JSONReply(
-            {
-                "license": "",
-                "modelfile": f"FROM {tagged(name)}\n",
-                "parameters": "\n".join(f"{setting:<30} {value}" for setting, value in defaults.items()),
-                "template": "" if chat is None else chat.source,
-                "details": details(about),
-                "model_info": {
-                    "general.architecture": about.architecture,
-                    "general.parameter_count": about.num_parameters,
-                    f"{about.architecture}.context_length": self.server.max_model_len,
-                    f"{about.architecture}.embedding_length": about.width,
-                    f"{about.architecture}.block_count": about.num_layers,
-                },
-                "capabilities": self._capabilities(),
-                "modified_at": timestamp(about.modified_s),
-            }
-        )
+        told = await self.listing.describe(name)
+        if told is None:
+            self.server.check_model({"model": name})
+            ready = self.server.client.ready
+            gives_vectors = ready is not None and ready.pooling is not None
+            told = Described.of(self.server.text, self.server.max_model_len, gives_vectors=gives_vectors)
+        return JSONReply(_shown(name, told))
 
     async def pull(self, request: HttpRequest) -> Response:
         """A model that is served needs no pulling: that is a success. Any other cannot be had here."""
@@ -125,15 +114,46 @@ class Catalog:
             "details": details(about),
         }
 
-    def _capabilities(self) -> list[str]:
-        ready, chat = self.server.client.ready, self.server.text.chat
-        if ready is not None and ready.pooling is not None:
-            return ["embedding"]
-        found = ["completion"]
-        found += ["tools"] * (chat is not None)
-        found += ["thinking"] * bool(self.server.text.chat_format.reasoning)
-        found += ["insert"] * (self.server.text.fim is not None)
-        return found
+
+def _card_beside(model: Beside) -> dict[str, Any]:
+    return {
+        "name": tagged(model.name),
+        "model": tagged(model.name),
+        "modified_at": timestamp(model.modified_s),
+        "size": model.size_bytes,
+        "digest": hashlib.sha256(f"{model.name} {model.size_bytes} {model.modified_s}".encode()).hexdigest(),
+        "details": details(model.info or ModelInfo()),
+    }
+
+
+def _loaded_card(loaded: tuple[int, int], expires_s: float | None) -> dict[str, Any]:
+    size_bytes, context_length = loaded
+    expires_at = _NEVER if expires_s is None else timestamp(expires_s)
+    return {"size": size_bytes, "size_vram": 0, "expires_at": expires_at, "context_length": context_length}
+
+
+def _shown(name: str, told: Described) -> dict[str, Any]:
+    about = told.info
+    capabilities = ["completion"]
+    capabilities += ["tools"] * bool(told.template)
+    capabilities += ["thinking"] * told.has_reasoning
+    capabilities += ["insert"] * told.has_insert
+    return {
+        "license": "",
+        "modelfile": f"FROM {tagged(name)}\n",
+        "parameters": "\n".join(f"{setting:<30} {value}" for setting, value in told.sampling_defaults.items()),
+        "template": told.template,
+        "details": details(about),
+        "model_info": {
+            "general.architecture": about.architecture,
+            "general.parameter_count": about.num_parameters,
+            f"{about.architecture}.context_length": told.max_model_len,
+            f"{about.architecture}.embedding_length": about.width,
+            f"{about.architecture}.block_count": about.num_layers,
+        },
+        "capabilities": ["embedding"] if told.gives_vectors else capabilities,
+        "modified_at": timestamp(about.modified_s),
+    }
 
 
 class Embeddings:
@@ -170,8 +190,8 @@ class Embeddings:
             return await self._vectors.embed(request, "ollama_embeddings", body)
 
 
-def routes(server: Server, vectors: Vectors) -> list[Route]:
-    answers, catalog, embeddings = _Answers(server), Catalog(server), Embeddings(server, vectors)
+def routes(server: Server, vectors: Vectors, listing: Listing) -> list[Route]:
+    answers, catalog, embeddings = _Answers(server), Catalog(server, listing), Embeddings(server, vectors)
     return [
         Route("/api/chat", answers.chat, methods=["POST"]),
         Route("/api/generate", answers.generate, methods=["POST"]),

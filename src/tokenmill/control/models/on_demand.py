@@ -16,9 +16,9 @@ from typing import Any, Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ...cluster.on_demand import Effects, ModelSchedule, Rules, State
-from ...core.errors import TokenmillError, Unavailable
+from ...core.errors import BadCheckpoint, TokenmillError, Unavailable
 from ...core.ports import Clock
-from ...text.text_model import ModelInfo
+from ...text.text_model import ModelInfo, TextModel
 from .served import ServedModel
 
 REFRESH_S = 1.0
@@ -42,6 +42,8 @@ class Listed:
 Load = Callable[[Listed, int], Awaitable[ServedModel]]
 """Has a model loaded beside those that are: it may take one of so many equal parts of what memory is left. Raises
 TokenmillError, and Infeasible where it could be loaded if there were fewer others."""
+Read = Callable[[Listed], tuple[TextModel, bool]]
+"""A model's text, and whether it gives vectors instead of tokens, without loading it. Raises TokenmillError."""
 
 
 class Models(Protocol):
@@ -60,7 +62,7 @@ class Models(Protocol):
 
 class OnDemand:
     """home: the model that answers calls which name none, if it is one of these; "": another does.
-    list_models: what there is, in a thread."""
+    list_models, read: are called in a thread."""
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class OnDemand:
         models: Models,
         list_models: Callable[[], Mapping[str, Listed]],
         load: Load,
+        read: Read,
         clock: Clock,
         home: str = "",
     ) -> None:
@@ -79,6 +82,7 @@ class OnDemand:
         self._models = models
         self._list_models = list_models
         self._load_model = load
+        self._read = read
         self._clock = clock
         self._tickets = count()
         self._calls: dict[int, asyncio.Future[None]] = {}
@@ -112,6 +116,10 @@ class OnDemand:
         if name is None:
             return self.home or None
         return next((each for each in (name, name.removesuffix(":latest")) if each in self.schedule.models), None)
+
+    async def read(self, listed: Listed) -> tuple[TextModel, bool]:
+        """A Read."""
+        return await asyncio.to_thread(self._read, listed)
 
     def state(self, name: str) -> State:
         return self.schedule.models[name].state
@@ -224,7 +232,8 @@ class OnDemand:
         num_sharing = max(1, rules.max_loaded - self.schedule.num_with_memory + 1) if rules.max_loaded else 1
         try:
             model = await self._load_model(self.listed[name], num_sharing)
-        except TokenmillError as error:
+        except (TokenmillError, OSError) as found:
+            error = found if isinstance(found, TokenmillError) else BadCheckpoint(f"{name} cannot be read: {found}.")
             _log.warning("The model %s cannot be loaded: %s", name, error.message)
             self.metrics.count(name, "failed")
             self._do(self.schedule.failed(name, error, self._clock.now()))
