@@ -138,9 +138,8 @@ def test_a_unix_socket_is_private_replaces_what_is_dead_and_goes_with_its_server
     dead = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     dead.bind(path)
     dead.close()
-    with listening("", 0, path) as listener:
+    with listening("", 0, path):
         assert Path(path).stat().st_mode & 0o777 == 0o600
-        listener.listen()
         with pytest.raises(ConfigError, match="another server"), listening("", 0, path):
             pass
     assert not Path(path).exists()
@@ -150,6 +149,17 @@ def test_a_unix_socket_is_private_replaces_what_is_dead_and_goes_with_its_server
     assert Path(path).read_text() == "precious"
     with pytest.raises(ConfigError, match="Cannot listen"), listening("", 0, "/" + "long/" * 50):
         pass
+
+
+def test_of_two_that_are_bound_to_one_port_the_second_to_listen_is_told() -> None:
+    with socket.socket() as first:
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        first.bind(("127.0.0.1", 0))
+        with listening("127.0.0.1", first.getsockname()[1]), pytest.raises(OSError, match="in use"):
+            first.listen()
+        first.listen()
+        with pytest.raises(ConfigError, match="Cannot listen"), listening("127.0.0.1", first.getsockname()[1]):
+            pass
 
 
 def test_a_log_length_is_a_count(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -336,6 +338,21 @@ def test_whoever_runs_the_engine_hears_of_a_broken_link_but_not_of_a_closed_one(
 
     assert asyncio.run(main(StepOutputs((None,), EngineStats(), 0.0)))  # type: ignore[arg-type]
     assert not asyncio.run(main(StepOutputs((), EngineStats(), 0.0)))
+
+
+def test_a_client_that_ends_before_its_link_is_read_leaves_no_coroutine_unawaited() -> None:
+    """So it is where the port of a server is taken."""
+
+    async def main() -> None:
+        client, (_, front) = EngineClient(), local_link()
+        client.attach(front)
+        client.close("over")
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        asyncio.run(main())
+        gc.collect()
+    assert not [each for each in told if "never awaited" in str(each.message)]
 
 
 def test_the_end_of_a_process_tells_how_it_died_however_late_it_is_heard_of() -> None:

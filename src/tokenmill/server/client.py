@@ -347,7 +347,7 @@ class EngineClient:
         elif isinstance(message, AdapterLoaded):
             self.adapters.answer(message)
         elif isinstance(message, WantPart):
-            link.spawn(self._give_part(link, message), "part")
+            link.spawn(partial(self._give_part, link, message), "part")
         elif isinstance(message, ExpertLoad):
             self.observers.experts.note(link.number, message)
         elif isinstance(message, CacheShown):
@@ -363,7 +363,7 @@ class EngineClient:
             self.drain(link.number)
         elif isinstance(message, Ready):
             link.epoch = message.worker.epoch
-            link.spawn(self._prepare(link, message), "prepare")
+            link.spawn(partial(self._prepare, link, message), "prepare")
         elif not isinstance(message, get_args(FromEngine)):
             raise ValueError(f"No message of an engine: {type(message).__name__}.")
 

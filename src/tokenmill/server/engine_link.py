@@ -165,8 +165,8 @@ class AttachedEngine:
 
     def open(self) -> None:
         """Read and write from now on; needs a running loop."""
-        self.spawn(self._read(), "read")
-        self.spawn(self._write(), "write")
+        self.spawn(self._read, "read")
+        self.spawn(self._write, "write")
 
     def close(self) -> None:
         """Neither read nor write any more. The link itself is its maker's to close."""
@@ -203,8 +203,9 @@ class AttachedEngine:
         if self._notices:
             self._wake.set()
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Do `work` as long as the link is open; its failure is the link's."""
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """Do `work` as long as the link is open; its failure is the link's. A task that is cancelled before it begins
+        calls nothing, so that no coroutine is left that nobody awaits."""
         task = asyncio.create_task(self._guard(work), name=f"engine-client-{name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -216,7 +217,7 @@ class AttachedEngine:
             await asyncio.sleep(longest_s)
             self.on_broken()
 
-        self.spawn(end(), "end")
+        self.spawn(end, "end")
 
     async def _read(self) -> None:
         """One message at a time, also where several have come: in the first turn between them readers write what they
@@ -241,10 +242,10 @@ class AttachedEngine:
             for notice in notices:
                 await self._link.send(notice)
 
-    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guard(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Whatever ends the link's reading or writing is the end of this engine."""
         try:
-            await work
+            await work()
         except EOFError:
             self._lost(self, "The engine has gone; another is awaited.")
         except Exception:

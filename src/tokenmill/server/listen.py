@@ -16,12 +16,14 @@ from .systemd import inherited_socket
 
 _SPARE_FILES = 128  # for everything that is no connection
 _PROBE_S = 1.0
+BACKLOG = 2048
+"""Connections that the system holds until they are accepted."""
 
 
 @contextlib.contextmanager
 def listening(host: str, port: int, uds: str = "") -> Iterator[socket.socket]:
-    """A bound socket: the one that systemd handed over if it did, a Unix socket at `uds` if that is given, which only
-    this user may use and which is removed at the end. Raises ConfigError when the address cannot be had."""
+    """A socket that listens: the one that systemd handed over if it did, a Unix socket at `uds` if that is given, which
+    only this user may use and which is removed at the end. Raises ConfigError when the address cannot be had."""
     if (inherited := inherited_socket()) is not None:
         yield inherited
         return
@@ -46,6 +48,7 @@ def _bound(host: str, port: int) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
+            listener.listen(BACKLOG)  # two servers can be bound to one port, until the first listens
         except OSError:
             listener.close()
             raise
@@ -69,6 +72,7 @@ def _bound_unix(path: str) -> socket.socket:
             listener.bind(path)
         finally:
             os.umask(mask)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigError(f"Cannot listen on the Unix socket {path}: {error}.", param="uds") from error

@@ -20,7 +20,7 @@ from ..core.errors import Unavailable
 from .access_log import Noting
 from .connection import Connection
 from .connections import Connections
-from .listen import listening, raise_file_limit
+from .listen import BACKLOG, listening, raise_file_limit
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AFTER_DRAIN_S = 5
@@ -109,7 +109,7 @@ def _settings(app: Starlette, connections: Connections, drain_s: float) -> uvico
         proxy_headers=False,
         timeout_keep_alive=cast(int, app.state.config.http.idle_s),
         timeout_graceful_shutdown=int(drain_s) + _AFTER_DRAIN_S,
-        backlog=2048,
+        backlog=BACKLOG,
     )
 
 
