@@ -100,3 +100,17 @@ def test_a_call_that_would_miss_its_targets_hears_which_and_when_it_would_not(
     assert verdict.need == pytest.approx(need)
     plain = replace(POLICY, keeps_targets=False).judge(newcomer, calls, 0.0).refusal
     assert plain is None or plain.reason == "wait"
+
+
+def test_a_target_that_cannot_be_met_is_told_with_what_raises_it() -> None:
+    """In the request, and for a tenant's own; another's target is not the caller's to raise."""
+    terms = Terms("alice", profile="chat", ttft_s=0.05)
+    refusal = POLICY.judge(Newcomer("a", terms=terms), Calls(), 0.0).refusal
+    assert refusal is not None and refusal.message == (
+        "The first token would come after 110 ms, and is wanted within 50 ms (profile chat); to raise the target, "
+        'send "slo": {"ttft_ms": 120}, or type `tokenmill tenants set alice --ttft-ms 120`'
+    )
+    refusal = POLICY.judge(Newcomer("a", terms=Terms(tpot_s=0.02)), Calls(), 0.0).refusal
+    assert refusal is not None and refusal.message.endswith('to raise the target, send "slo": {"tpot_ms": 30}')
+    refusal = POLICY.judge(Newcomer("a", terms=Terms(tpot_s=0.05)), Calls(tightest_s=0.01), 0.0).refusal
+    assert refusal is not None and refusal.message.endswith("wanted within 10 ms")

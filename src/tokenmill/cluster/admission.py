@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..core.policy import ENTERS, Admission, Forecast, Newcomer, OpenCalls, Refusal, Verdict
 from ..core.request import IDLE_PRIORITY
+from ..core.terms import Terms
 from .request_queue import RequestQueue
 
 _PARTS = 8
@@ -71,7 +73,7 @@ class BoundedWait:
             if told_s > terms.ttft_s:
                 message = (
                     f"The first token would come after {1e3 * told_s:.0f} ms, "
-                    f"and is wanted within {1e3 * terms.ttft_s:.0f} ms"
+                    f"and is wanted within {1e3 * terms.ttft_s:.0f} ms{_raising(terms, 'ttft_ms', told_s)}"
                 )
                 refusal = Refusal("ttft", message, told_s - terms.ttft_s, in_turn=True)
         tpot_s, told_s = calls.tpot_target_s(terms), seen.tpot_upper_s
@@ -79,6 +81,8 @@ class BoundedWait:
             need = max(need, told_s / tpot_s)
             if refusal is None and told_s > tpot_s:
                 message = f"Tokens would come every {1e3 * told_s:.0f} ms, and are wanted within {1e3 * tpot_s:.0f} ms"
+                if tpot_s == terms.tpot_s:  # else it is a target of those that draw already
+                    message += _raising(terms, "tpot_ms", told_s)
                 retry_s = (1 - tpot_s / told_s) * calls.num_open * calls.choice_s
                 refusal = Refusal("tpot", message, retry_s, in_turn=True)
         return Verdict(refusal, seen, need)
@@ -95,6 +99,16 @@ class BoundedWait:
             message = f"{calls.num_tokens} prompt tokens are held for open choices"
             return Refusal("tokens", message, calls.num_open * calls.choice_s / 2)
         return None
+
+
+def _raising(terms: Terms, name: str, told_s: float) -> str:
+    """Whose target it is, and what raises it to one that this machine meets: a field of the request, or a flag of the
+    command that sets the tenant's."""
+    wanted_ms = 10 * math.ceil(1e3 * told_s / 10)
+    profile = f" (profile {terms.profile})" if terms.profile else ""
+    tenant = f", or type `tokenmill tenants set {terms.tenant} --{name.replace('_', '-')} {wanted_ms}`"
+    how = f'send "slo": {{"{name}": {wanted_ms}}}{tenant if terms.tenant else ""}'
+    return f"{profile}; to raise the target, {how}"
 
 
 def judged(admission: Admission, newcomer: Newcomer, request_queue: RequestQueue, now: float) -> Verdict:
