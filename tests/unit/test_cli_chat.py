@@ -1,4 +1,4 @@
-"""The terminal conversation over a server that misbehaves, and how lines become messages."""
+"""The terminal conversation: over a server that misbehaves, how lines become messages, and what its commands do."""
 
 from __future__ import annotations
 
@@ -6,37 +6,59 @@ import http.server
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
-from tokenmill.cli.chat import Said, ServerPartner, _ask, _converse
+from commands import run_command
+from tokenmill.cli.chat import Conversation, ask
+from tokenmill.cli.partners import Message, Said, ServerPartner
 from tokenmill.core.errors import ConfigError, ContextTooLong, Unavailable
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Lists its models; the first message decides how it answers."""
+    """Lists its models; the last message decides how it answers. /see reads images, and / says nothing of them."""
 
     protocol_version = "HTTP/1.1"
+    heard: ClassVar[list[dict[str, Any]]] = []
+    keys: ClassVar[list[str | None]] = []
 
     def log_message(self, *args: object) -> None:
         pass
 
-    def do_GET(self) -> None:
-        body = b"<html>" if self.path.startswith("/html") else b'{"data": [{"id": "m[/x]"}]}'
-        self.send_response(200)
+    def _give(self, status: int, body: bytes) -> None:
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
+    def do_GET(self) -> None:
+        if self.path.endswith("/props"):
+            sees = {"/see/props": True, "/blind/props": False}.get(self.path)
+            self._give(
+                *((404, b"{}") if sees is None else (200, json.dumps({"modalities": {"vision": sees}}).encode()))
+            )
+        elif self.path.startswith("/html"):
+            self._give(200, b"<html>")
+        elif self.path.startswith("/none"):
+            self._give(200, b'{"data": []}')
+        else:
+            self._give(200, b'{"data": [{"id": "m[/x]"}, {"id": "other"}]}')
+
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][-1]["content"]
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.heard.append(body)
+        self.keys.append(self.headers["Authorization"])
+        asked = body["messages"][-1]["content"]
         event = b'data: {"choices": [{"delta": {"content": "part"}}]}\n\n'
-        if asked == "refuse":
-            body = json.dumps({"error": {"message": "no [/such] thing"}}).encode()
-            self.send_response(400)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+        if asked in ("refuse", "locked", "long"):
+            status, code = {"refuse": (400, None), "locked": (401, None), "long": (400, "context_length_exceeded")}[
+                asked
+            ]
+            self._give(status, json.dumps({"error": {"message": "no [/such] thing", "code": code}}).encode())
         else:
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
@@ -71,31 +93,61 @@ def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     monkeypatch.setattr("builtins.input", give)
 
 
+def talk(monkeypatch: pytest.MonkeyPatch, url: str, *lines: str) -> Conversation:
+    typed(monkeypatch, *lines)
+    conversation = Conversation(ServerPartner(url, None, {}))
+    assert conversation.run() == 0
+    return conversation
+
+
+class Echo:
+    """Answers with what it heard."""
+
+    name = "echo"
+    reads_images = False
+
+    def __init__(self) -> None:
+        self.heard: list[list[Message]] = []
+
+    def answer(self, messages: list[Message]) -> Iterator[Said]:
+        self.heard.append(list(messages))
+        yield Said(f"re: {messages[-1]['content']}", 1, finish="stop")
+
+
+def echoed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> tuple[Echo, Conversation]:
+    typed(monkeypatch, *lines)
+    partner = Echo()
+    conversation = Conversation(partner)
+    assert conversation.run() == 0
+    return partner, conversation
+
+
+# ---- servers ----
+
+
 def test_a_connection_that_breaks_off_is_said_and_the_conversation_goes_on(url, monkeypatch, capsys):
-    typed(monkeypatch, "break", "whole")
-    assert _converse(ServerPartner(url, None, {}), None) == 0
+    talk(monkeypatch, url, "break", "whole")
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "part" and lines[2].startswith("The connection broke off") and lines[3] == "part"
 
 
 def test_brackets_in_names_and_errors_are_shown_as_they_are(url, monkeypatch, capsys):
-    typed(monkeypatch, "refuse")
-    assert _converse(ServerPartner(url, None, {}), None) == 0
+    talk(monkeypatch, url, "refuse")
     said = capsys.readouterr().out
     assert "m[/x]" in said and "no [/such] thing" in said
 
 
-def test_a_full_context_names_the_way_out(monkeypatch, capsys):
-    class Full:
-        name = "full"
+def test_a_full_context_names_the_way_out(url, monkeypatch, capsys):
+    talk(monkeypatch, url, "long")
+    assert "/clear" in capsys.readouterr().out
+    with pytest.raises(ContextTooLong):
+        list(ServerPartner(url, None, {}).answer([{"role": "user", "content": "long"}]))
 
-        def answer(self, messages):
-            raise ContextTooLong("Too long.")
-            yield
 
-    typed(monkeypatch, "hello")
-    assert _converse(Full(), None) == 0
-    assert "/reset" in capsys.readouterr().out
+def test_a_server_that_asks_for_a_key_says_how_to_give_it(url, monkeypatch, capsys):
+    talk(monkeypatch, url, "locked")
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert "--api-key" in said and "OPENAI_API_KEY" in said
 
 
 @pytest.mark.parametrize("wrong", ["http://127.0.0.1:port", "ftp://there", "http://", "http://[::1"])
@@ -107,27 +159,80 @@ def test_a_wrong_url_is_named(wrong):
 def test_a_server_of_something_else_is_refused(url):
     with pytest.raises(ConfigError, match="models"):
         ServerPartner(f"{url}/html", None, {})
+    with pytest.raises(ConfigError, match="no model"):
+        ServerPartner(f"{url}/none", None, {})
     with pytest.raises(Unavailable, match="no answer"):
         ServerPartner("http://127.0.0.1:1", None, {})
 
 
-def test_a_backslash_continues_the_message(monkeypatch):
-    typed(monkeypatch, "one \\", "two\\", "three", "four")
-    assert _ask() == "one \ntwo\nthree"
-    assert _ask() == "four"
-    assert _ask() is None
+def test_a_server_that_has_gone_is_started_again(url):
+    partner = ServerPartner("http://127.0.0.1:1", None, {}, "m", lambda: url)
+    assert "".join(said.text for said in partner.answer([{"role": "user", "content": "hi"}])) == "part"
+
+
+@pytest.mark.parametrize("how", [("URL",), ("--url", "URL"), ("URL", "--model", "other"), ("URL", "--url", "URL")])
+def test_an_address_is_a_server_and_the_key_may_be_in_the_environment(how, url, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    monkeypatch.delenv("TOKENMILL_API_KEY", raising=False)
+    typed(monkeypatch, "hello")
+    Handler.heard.clear()
+    Handler.keys.clear()
+    ended = run_command("chat", *(url if word == "URL" else word for word in how), "-n", "7")
+    assert ended.returncode == 0, ended.stderr
+    (body,) = Handler.heard
+    named = "--model" in how
+    assert body["model"] == ("other" if named else "m[/x]") and body["max_tokens"] == 7 and body["stream"] is True
+    assert Handler.keys == ["Bearer sk-1"]
+    assert ("the first of 2 models" in ended.stdout) == (not named)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("http://127.0.0.1:1", "http://127.0.0.1:2"), "unknown argument"), (("http://127.0.0.1:1",), "no answer")],
+)
+def test_an_address_that_is_wrong_is_one_line(words, says):
+    ended = run_command("chat", *words)
+    assert ended.returncode == 2 and says in ended.stderr and ended.stderr.count("\n") == 1
+
+
+def test_an_address_of_a_model_is_no_server():
+    ended = run_command("chat", "https://127.0.0.1:1/model.gguf")
+    assert ended.returncode == 2 and "pass its path" in ended.stderr
+
+
+# ---- lines ----
+
+
+def test_a_backslash_or_quotes_continue_the_message(monkeypatch):
+    typed(
+        monkeypatch,
+        "one \\",
+        "two\\",
+        "three",
+        "four",
+        '"""five',
+        "  six",
+        "",
+        'seven"""',
+        '"""',
+        "8",
+        '"""',
+        '"""9"""',
+    )
+    assert [ask() for _ in range(6)] == ["one \ntwo\nthree", "four", "five\n  six\n\nseven", "8", "9", None]
 
 
 def test_why_an_answer_was_ended_is_shown(monkeypatch, capsys):
     class Looping:
         name = "m"
+        reads_images = None
 
         def answer(self, messages):
             yield Said("so so so", 3)
             yield Said("", 0, warning="It repeats [itself].")
 
     typed(monkeypatch, "hello")
-    assert _converse(Looping(), None) == 0
+    assert Conversation(Looping()).run() == 0
     assert capsys.readouterr().out.splitlines()[-2:] == ["so so so", "It repeats [itself]."]
 
 
@@ -136,6 +241,7 @@ def test_reasoning_is_shown_and_no_part_of_what_is_kept(monkeypatch, capsys):
 
     class Thinker:
         name = "m"
+        reads_images = None
 
         def answer(self, messages):
             heard.append([message["content"] for message in messages])
@@ -145,6 +251,100 @@ def test_reasoning_is_shown_and_no_part_of_what_is_kept(monkeypatch, capsys):
             yield Said(".", 1)
 
     typed(monkeypatch, "one", "two")
-    assert _converse(Thinker(), None) == 0
+    assert Conversation(Thinker()).run() == 0
     assert "Hm. So.\n\nYes.\n" in capsys.readouterr().out
     assert heard == [["one"], ["one", "Yes.", "two"]]
+
+
+def test_what_has_come_when_an_answer_is_stopped_is_kept_and_nothing_leaves_no_trace(monkeypatch, capsys):
+    class Slow:
+        name = "m"
+        reads_images = None
+
+        def answer(self, messages):
+            if messages[-1]["content"] == "one":
+                yield Said("so far", 1)
+            raise KeyboardInterrupt
+
+    typed(monkeypatch, "one", "two")
+    conversation = Conversation(Slow())
+    assert conversation.run() == 0
+    assert "so far [stopped]" in capsys.readouterr().out
+    assert [each["content"] for each in conversation.turns] == ["one", "so far"]
+
+
+# ---- commands ----
+
+
+def test_commands_change_what_the_model_hears(monkeypatch):
+    lines = ("one", "two", "/undo", "three", "/regen", "/system Be brief.", "four", "/reset", "five", "/bye", "never")
+    partner, _ = echoed(monkeypatch, *lines)
+    contents = [[each["content"] for each in messages] for messages in partner.heard]
+    assert contents[2] == contents[3] == ["one", "re: one", "three"]
+    assert contents[4:] == [["Be brief.", "four"], ["Be brief.", "five"]]
+
+
+def test_a_wrong_command_is_named_and_a_path_is_a_message(monkeypatch, capsys):
+    partner, _ = echoed(monkeypatch, "/sytem x", "/zzz", "/undo", "/retry", "/file", "/etc/hosts is what?")
+    said = capsys.readouterr().out
+    assert "did you mean /system?" in said and "no command /zzz; /help" in said
+    assert "nothing to take back" in said and "no answer yet" in said and "Name a file." in said
+    assert len(partner.heard) == 1
+
+
+def test_files_go_into_the_next_message_alone(monkeypatch, capsys, tmp_path: Path):
+    (tmp_path / "a b.py").write_text("print('```')\n")
+    (tmp_path / "bin").write_bytes(b"\xff\xfe")
+    with open(tmp_path / "huge", "wb") as file:
+        file.truncate((1 << 20) + 1)
+    escaped = str(tmp_path / "a b.py").replace(" ", "\\ ")
+    lines = (
+        f"/file {escaped}",
+        f"/file {tmp_path}/bin",
+        f"/file {tmp_path}/huge",
+        f"/file {tmp_path}/none",
+        "Why?",
+        "So?",
+    )
+    partner, _ = echoed(monkeypatch, *lines)
+    assert partner.heard[0][-1]["content"] == "a b.py:\n````\nprint('```')\n````\n\nWhy?"
+    assert partner.heard[1][-1]["content"] == "So?"
+    said = " ".join(capsys.readouterr().out.split())
+    assert "not a text file" in said and "larger than 1.0 MiB" in said and "cannot be read (No such file" in said
+
+
+def test_images_go_to_servers_that_read_them(url, monkeypatch, capsys, tmp_path: Path):
+    (tmp_path / "a.png").write_bytes(PNG)
+    (tmp_path / "a.txt").write_text("no image")
+    Handler.heard.clear()
+    talk(
+        monkeypatch, f"{url}/see/v1", f"/image {tmp_path}/a.txt", f"/image {tmp_path}/a.png", "What is it?", "And now?"
+    )
+    assert "not an image" in capsys.readouterr().out
+    first, second = (body["messages"] for body in Handler.heard)
+    image, text = first[0]["content"]
+    assert image["image_url"]["url"].startswith("data:image/png;base64,iVBORw0KGgo") and text["text"] == "What is it?"
+    assert second[2]["content"] == "And now?"
+    talk(monkeypatch, f"{url}/blind/v1", f"/image {tmp_path}/a.png")
+    assert "reads no images" in capsys.readouterr().out
+    talk(monkeypatch, url, f"/image {tmp_path}/a.png")  # a server that does not tell is asked
+    assert "goes with the next message" in capsys.readouterr().out
+    echoed(monkeypatch, f"/image {tmp_path}/a.png")
+    assert "echo reads no images" in capsys.readouterr().out
+
+
+def test_a_conversation_is_saved_and_goes_on(monkeypatch, capsys, tmp_path: Path):
+    saved, text = tmp_path / "c.json", tmp_path / "c.md"
+    text.write_text("precious")
+    saves = (f"/save {path}" for path in (saved, saved, text, tmp_path / "d.md", tmp_path / "no" / "such"))
+    echoed(monkeypatch, "/system Be brief.", "one", *saves)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "already" in said and text.read_text() == "precious" and "cannot be written" in said
+    assert json.loads(saved.read_text())["model"] == "echo"
+    assert (tmp_path / "d.md").read_text() == "## system\n\nBe brief.\n\n## user\n\none\n\n## assistant\n\nre: one\n"
+    partner, _ = echoed(monkeypatch, f"/load {text}", f"/load {saved}", "two")
+    assert "not a conversation" in capsys.readouterr().out
+    assert [each["content"] for each in partner.heard[0]] == ["Be brief.", "one", "re: one", "two"]
+    saved.write_text(json.dumps({"messages": [{"role": "user", "content": "alone"}]}))
+    _, conversation = echoed(monkeypatch, f"/load {saved}")
+    assert not conversation.turns and "take turns" in capsys.readouterr().out

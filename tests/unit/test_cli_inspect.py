@@ -117,3 +117,28 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert local_model("org/name") == Path("org/name")
     with pytest.raises(ConfigError, match="no file"):
         local_model("missing.gguf")
+
+
+def test_show_says_in_short_what_a_model_is_and_can_do(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["show", str(smollm2)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for fact in ("architecture llama", "parameters 134.5M", "quantization Q4_1", "context length 8,192"):
+        assert fact in said
+    assert "Capabilities completion tools" in said and "License apache-2.0" in said
+    for flag, begins in (("--license", "apache-2.0"), ("--template", "{% for"), ("--parameters", "temperature")):
+        assert cli.main(["show", str(smollm2), flag]) == 0
+        assert capsys.readouterr().out.startswith(begins)
+
+
+def test_show_reads_what_a_folder_says_of_its_license_and_names_what_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = hf_folder(tmp_path / "hf")
+    assert cli.main(["show", str(folder), "--license"]) == 2
+    assert capsys.readouterr().err == "tokenmill: The model's files tell no license.\n"
+    (folder / "README.md").write_text("---\nlibrary_name: x\nlicense: mit\n---\nlicense: none of this\n")
+    assert cli.main(["show", str(folder)]) == 0
+    assert "License\n  mit\n" in capsys.readouterr().out
+    (folder / "LICENSE").write_text("Permission is granted\n")
+    assert cli.main(["show", str(folder), "--license"]) == 0
+    assert capsys.readouterr().out == "Permission is granted\n\n"

@@ -1,5 +1,5 @@
-"""Start lines of vLLM, llama-server and Ollama, with the program's name replaced: each starts, or says in one line what
-to change. The lines are those of the servers' own documentation."""
+"""Start lines of vLLM, llama.cpp, Ollama and LM Studio, with the program's name replaced: each starts, or says in one
+line what to change. The lines are those of the servers' own documentation."""
 
 from __future__ import annotations
 
@@ -139,23 +139,49 @@ LLAMA: list[tuple[str, dict[str, Any] | str]] = [
     ("llama-server -m model.gguf --mirostat 2", "--mirostat 2: there is no such sampler"),
 ]
 
-OLLAMA = {
-    "ollama run llama3.2": "tokenmill chat",
-    "ollama show llama3.2": "tokenmill inspect",
-    "ollama ps": "/v1/models",
-    "ollama stop llama3.2": "Ctrl-C",
-    "ollama create mario -f ./Modelfile": ".gguf file",
-    "ollama cp llama3.2 my-model": "--served-model-name",
-    "ollama push me/mario": "not uploaded",
-    "ollama launch": "tokenmill serve",
-}
+OTHERS: list[tuple[str, dict[str, Any] | str]] = [
+    ("ollama run llama3.2", {"model": "llama3.2", "prompt": []}),
+    ('ollama run llama3.2 "Why is the sky blue?"', {"model": "llama3.2", "prompt": ["Why is the sky blue?"]}),
+    ("ollama run llama3.2 --verbose Why not", {"verbose": True, "prompt": ["Why", "not"]}),
+    ("ollama run gemma3 --keepalive 1h30m --format json", {"keepalive": 5400, "format": "json"}),
+    ('ollama run qwen3 --think "Is it?"', {"think": "true", "prompt": ["Is it?"]}),
+    ("ollama run qwen3 --think=false --hidethinking", {"think": "false", "hidethinking": True}),
+    ("ollama run qwen3 --keepalive -1", {"keepalive": 0}),
+    ("ollama run qwen3 --keepalive soon", "must be a duration such as 5m"),
+    ("ollama serve", {"port": 8000}),
+    ("ollama pull llama3.2", {"model": "llama3.2"}),
+    ("ollama list", {}),
+    ("ollama rm llama3.2", {"model": "llama3.2"}),
+    ("ollama ps", {"json": False}),
+    ("ollama stop llama3.2", {"server": "llama3.2"}),
+    ("ollama show llama3.2 --template", {"model": "llama3.2", "template": True}),
+    ("ollama create mario -f ./Modelfile", ".gguf file"),
+    ("ollama cp llama3.2 my-model", "--served-model-name"),
+    ("ollama push me/mario", "not uploaded"),
+    ("ollama launch", "tokenmill serve"),
+    ("lms server start --port 1234", "tokenmill serve MODEL"),
+    ("lms load llama-3.2-1b-instruct --ttl 300", "tokenmill run MODEL"),
+    ("lms unload --all", "tokenmill stop"),
+    ("lms status", "tokenmill ps"),
+    ("lms get qwen3-4b", "tokenmill pull"),
+    ("lms ls", "tokenmill list"),
+    ("lms ps", {"json": False}),
+    ("lms chat", {"url": None}),
+    ("vllm chat --url http://localhost:8000/v1 --model-name m", {"url": "http://localhost:8000/v1", "model": "m"}),
+    ("vllm chat --quick hi", "tokenmill run MODEL PROMPT"),
+    ("vllm complete --quick hi", "tokenmill generate"),
+    ("vllm collect-env", "tokenmill doctor"),
+    ("llama-cli -m model.gguf", "after `tokenmill chat`"),
+    ("llama-server -m model.gguf --port 8080 -c 4096 -ngl 99", "after `tokenmill serve`"),
+]
+"""With nothing replaced but the program's name."""
 
 
 def typed(line: str) -> list[str]:
     """The line as it is typed here."""
     for program in ("vllm serve ", "python -m vllm.entrypoints.openai.api_server ", "llama-server "):
         line = line.replace(program, "tokenmill serve ")
-    return shlex.split(line.replace("ollama ", "tokenmill "))[1:]
+    return shlex.split(line)[1:]
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -179,17 +205,41 @@ def test_there_are_ten_of_each():
     assert len(VLLM) >= 10 and len(LLAMA) >= 10
 
 
-@pytest.mark.parametrize("line", OLLAMA)
-def test_a_command_of_another_program_says_what_to_type(line, capsys):
-    assert cli.main(typed(line)) == 2
+@pytest.mark.parametrize(("line", "means"), OTHERS, ids=[line for line, _ in OTHERS])
+def test_a_command_of_another_program_runs_or_says_what_to_type(line, means, capsys):
+    argv = shlex.split(line)[1:]
+    if isinstance(means, dict):
+        args = parse(argv)
+        assert {name: getattr(args, name) for name in means} == means
+        return
+    try:
+        assert cli.main(argv) == 2
+    except SystemExit as ended:
+        assert ended.code == 2
     said = capsys.readouterr().err
-    assert OLLAMA[line] in said and said.count("\n") == 1
+    assert means in said and said.count("\n") == 1
 
 
-def test_commands_that_are_the_same_here_are_known():
-    for line in ("ollama serve", "ollama pull smollm2", "ollama list", "ollama rm smollm2"):
-        parse(typed(line))
-    assert foreign.COMMANDS.keys().isdisjoint({"serve", "chat", "pull", "list", "rm", "inspect", "bench", "doctor"})
+@pytest.mark.parametrize(
+    ("line", "means"),
+    [
+        ('llama-cli -m model.gguf -p "I believe" -n 128', {"prompt": "I believe", "max_tokens": 128}),
+        ("llama-cli -hf org/name:Q4_K_M -no-cnv -st -p Hi --temp 0", {"model": "org/name:Q4_K_M", "temperature": 0}),
+    ],
+)
+def test_flags_of_llama_cli_go_after_generate(line, means):
+    args = parse(["generate", *shlex.split(line)[1:]])
+    assert {name: getattr(args, name) for name in means} == means
+
+
+def test_flags_of_llama_cli_go_after_chat():
+    args = parse(["chat", *shlex.split('-m model.gguf -cnv -sys "Be brief." -c 4096 -ngl 99 -t 4')])
+    assert (args.model, args.system, args.max_model_len, args.threads) == ("model.gguf", "Be brief.", 4096, 4)
+
+
+def test_commands_that_are_here_are_not_said_to_be_missing():
+    commands = next(each for each in cli._parser([])._actions if isinstance(each, argparse._SubParsersAction))
+    assert foreign.COMMANDS.keys().isdisjoint(commands.choices)
 
 
 def test_variables_of_other_servers_are_named_unless_their_flag_is_given():

@@ -1,165 +1,80 @@
 """`chat`: a conversation in the terminal, with a model loaded here or a server's.
 
-A pasted text of several lines is one message where the terminal can bracket what is pasted; a line that ends with a
-backslash goes on in the next.
+A pasted text of several lines is one message where the terminal can bracket what is pasted; so is what stands between
+two lines of three quotes, and a line that ends with a backslash goes on in the next. Files that are attached go with
+the next message. What is said so far can be written to a file, and read again.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
-import http.client
+import difflib
 import json
+import shlex
 import sys
 import time
-import urllib.parse
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from ..api.openai.shape import delta_of
-from ..core.errors import ConfigError, ContextTooLong, TokenmillError, Unavailable
-from ..core.sampling import CHAT_TOKENS
-from ..llm.llm import LLM
-from ..text.calls import require_tokens
+from ..core.errors import ConfigError, ContextTooLong, TokenmillError
+from ..core.units import format_bytes
 from .generate import speed
-from .models import progress_bar, tell_if_small
 from .options import llm_options, sampling_overrides
+from .partners import LocalPartner, Message, Partner, ServerPartner, api_key
+from .servers import READY, running
 
-Message = dict[str, str]
 HELP = """\
-/reset          forget the conversation
+/clear          forget the conversation
 /system TEXT    set the system message, and start over
 /undo           take back the last exchange
+/regen          answer the last message anew
+/file FILE      put a text file into the next message
+/image FILE     put an image into the next message, where the model reads images
+/save FILE      write the conversation: JSON, or Markdown where FILE ends in .md
+/load FILE      go on with a conversation that was saved as JSON
 /help           this list
-/exit           leave (so does Ctrl-D)
-Ctrl-C          stop the answer that is being written
-\\               at the end of a line: the message goes on in the next"""
+/bye            leave (so does Ctrl-D)
+Ctrl-C          stop the answer that is being written; what has come is kept
+\\               at the end of a line: the message goes on in the next
+\"\"\"             before and after a message of several lines"""
+ALIASES = {
+    "/reset": "/clear",
+    "/new": "/clear",
+    "/retry": "/regen",
+    "/read": "/file",
+    "/exit": "/bye",
+    "/quit": "/bye",
+    "/?": "/help",
+}
+"""Words of other terminals for the same."""
 
-
-class Said(NamedTuple):
-    """A piece of an answer. `thought`: reasoning that came before it; `warning`: why it was ended here."""
-
-    text: str
-    num_tokens: int
-    thought: str = ""
-    warning: str = ""
-
-
-class Partner(Protocol):
-    """Whoever answers: a loaded model, or a server."""
-
-    name: str
-
-    def answer(self, messages: list[Message]) -> Iterator[Said]:
-        """The answer piece by piece."""
-        ...
-
-
-class LocalPartner:
-    """Without a number of the user's, an answer is shown up to CHAT_TOKENS, or as far as the context has room."""
-
-    def __init__(self, llm: LLM, overrides: dict[str, Any]) -> None:
-        self.name = llm.ready.model
-        self._llm = llm
-        self._is_bounded = overrides["max_tokens"] == CHAT_TOKENS
-        self._sampling = llm.default_sampling(**_without_default(overrides))
-
-    def answer(self, messages: list[Message]) -> Iterator[Said]:
-        num_shown = 0
-        with contextlib.closing(self._llm.stream(messages, self._sampling)) as pieces:  # type: ignore[type-var]
-            for piece in pieces:
-                delta = delta_of(piece.parts)
-                warning = piece.warning.get("warning", "")
-                num_shown += len(piece.tokens)
-                is_cut = self._is_bounded and num_shown >= CHAT_TOKENS and piece.finish_reason is None
-                if is_cut:
-                    warning = f"The answer was ended after {num_shown:,} tokens; -n says after how many, -1 never."
-                yield Said(delta.get("content", ""), len(piece.tokens), delta.get("reasoning", ""), warning)
-                if is_cut:
-                    return
-
-
-def _without_default(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Without CHAT_TOKENS, which an answer need not have room for, and for which a server has a number of its own."""
-    return overrides | {"max_tokens": None} if overrides.get("max_tokens") == CHAT_TOKENS else overrides
-
-
-class ServerPartner:
-    """Speaks /v1/chat/completions with the standard library alone."""
-
-    def __init__(self, url: str, api_key: str | None, overrides: dict[str, Any], guards_loops: bool = False) -> None:
-        wrong = ConfigError(f"--url must be like http://127.0.0.1:8000/v1, got {url!r}.", param="url")
-        try:
-            parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
-            self._address = (parts.hostname or "", parts.port)
-        except ValueError:
-            raise wrong from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise wrong
-        self._connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._base = parts.path.rstrip("/") or "/v1"
-        self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._fields = {name: value for name, value in _without_default(overrides).items() if value is not None}
-        with self._send("GET", "/models", None) as response:
-            try:
-                model = json.load(response)["data"][0]
-                self.name = str(model["id"])
-            except (ValueError, LookupError, TypeError, http.client.HTTPException):
-                raise ConfigError(f"{url} does not list its models as OpenAI's API does.", param="url") from None
-        if guards_loops and model.get("owned_by") == "tokenmill":
-            self._fields["loop_guard"] = True
-
-    def answer(self, messages: list[Message]) -> Iterator[Said]:
-        body = {"model": self.name, "messages": messages, "stream": True, **self._fields}
-        with self._send("POST", "/chat/completions", body) as response:
-            try:
-                for line in response:
-                    data = line.removeprefix(b"data: ").strip()
-                    if data == b"[DONE]":
-                        return
-                    if not line.startswith(b"data: "):
-                        continue
-                    event = json.loads(data)
-                    if "error" in event:
-                        raise Unavailable(event["error"]["message"])
-                    for choice in event["choices"]:
-                        delta = choice["delta"]
-                        text = delta.get("content") or ""
-                        thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
-                        yield Said(text, 1 if text or thought else 0, thought, choice.get("warning", ""))
-            except (OSError, http.client.HTTPException) as error:
-                raise Unavailable(f"The connection broke off ({type(error).__name__}).") from None
-            # http.client takes a connection that ends between chunks for the end of the body.
-            raise Unavailable("The connection broke off before the answer was complete.")
-
-    @contextlib.contextmanager
-    def _send(self, method: str, path: str, body: Any) -> Iterator[http.client.HTTPResponse]:
-        """One call, on a connection of its own. Raises Unavailable unless it is answered with 200."""
-        with contextlib.closing(self._connect(*self._address, timeout=300)) as connection:
-            try:
-                data = None if body is None else json.dumps(body)
-                connection.request(method, self._base + path, data, self._headers)
-                response = connection.getresponse()
-            except (OSError, http.client.HTTPException) as error:
-                raise Unavailable(f"There is no answer from {self._address[0]}:{self._address[1]} ({error}).") from None
-            with contextlib.closing(response):
-                if response.status != 200:
-                    text = response.read().decode(errors="replace")
-                    with contextlib.suppress(ValueError, KeyError, TypeError):
-                        text = json.loads(text)["error"]["message"]
-                    raise Unavailable(f"The server answered {response.status}: {text[:500]}")
-                yield response
+MAX_TEXT_BYTES = 1 << 20
+MAX_IMAGE_BYTES = 20 << 20
+_QUOTES = '"""'
+_IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+_FULL = "/clear forgets the conversation, /undo its last exchange."
 
 
 def chat(args: argparse.Namespace) -> int:
     overrides = sampling_overrides(args)
     if args.url:
-        return _converse(ServerPartner(args.url, args.api_key, overrides, args.loop_guard), args.system)
+        model = getattr(args, "model_given", "")
+        partner = ServerPartner(args.url, api_key(args), overrides, model, guards_loops=args.loop_guard)
+        others = [] if model else partner.models[1:]
+        note = f"the first of {1 + len(others)} models; --model NAME takes another" if others else ""
+        return Conversation(partner, args.system).run(note)
+    from ..llm.llm import LLM
+    from ..text.calls import require_tokens
+    from .models import progress_bar, tell_if_small
+
+    has_it = next((each for each in running() if each.has(args.model) and each.state() == READY), None)
+    note = f"{has_it.address} serves this model: --url {has_it.address} takes no memory for it again" if has_it else ""
     with progress_bar(f"fetching {args.model}") as progress:
         llm = LLM(args.model, progress=progress, **llm_options(args))
     with llm:
@@ -167,55 +82,204 @@ def chat(args: argparse.Namespace) -> int:
         if llm.text.chat is None:
             raise ConfigError(f"The model {llm.ready.model!r} has no chat template; type `tokenmill generate`.")
         tell_if_small(llm.text.info.num_parameters)
-        return _converse(LocalPartner(llm, overrides), args.system)
+        return Conversation(LocalPartner(llm, overrides), args.system).run(note)
 
 
-def _converse(partner: Partner, system: str | None) -> int:
-    """Reads lines until /exit or the end of input."""
-    # Importing it gives input() its line editing and history.
-    with contextlib.suppress(ImportError):
-        import readline
+class Conversation:
+    """system: "": there is none. turns: messages of user and assistant in turn. attached: parts of the next message."""
 
-        readline.parse_and_bind("set enable-bracketed-paste on")
-    console = Console(highlight=False)
-    console.print(f"[bold]{escape(partner.name)}[/]  [dim]/help lists commands, Ctrl-D leaves[/]")
-    opening: list[Message] = [{"role": "system", "content": system}] if system else []
-    messages = list(opening)
-    while True:
-        line = _ask()
-        if line is None or line == "/exit":
-            return 0
-        if not line:
-            continue
-        if line.startswith("/"):
-            command, _, rest = line.partition(" ")
-            if command == "/system":
-                opening = [{"role": "system", "content": rest}] if rest else []
-                messages = list(opening)
-            elif command == "/reset":
-                messages = list(opening)
-            elif command == "/undo":
-                del messages[max(len(opening), len(messages) - 2) :]
-            else:
-                console.print(HELP, style="dim", markup=False)
-            continue
-        messages.append({"role": "user", "content": line})
+    def __init__(self, partner: Partner, system: str | None = None) -> None:
+        self.partner = partner
+        self.system = system or ""
+        self.turns: list[Message] = []
+        self.attached: list[dict[str, Any]] = []
+        self._written: set[Path] = set()
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/clear": self._clear,
+            "/system": self._set_system,
+            "/undo": self._undo,
+            "/regen": self._regenerate,
+            "/file": self._attach_text,
+            "/image": self._attach_image,
+            "/save": self._save,
+            "/load": self._load,
+            "/help": lambda rest: self._console.print(HELP, style="dim", markup=False),
+        }
+
+    def run(self, note: str = "") -> int:
+        """Reads messages and commands until /bye or the end of input. note: to be told first."""
+        # Importing it gives input() its line editing and history.
+        with contextlib.suppress(ImportError):
+            import readline
+
+            readline.parse_and_bind("set enable-bracketed-paste on")
+        self._console.print(f"[bold]{escape(self.partner.name)}[/]  [dim]/help lists commands, Ctrl-D leaves[/]")
+        if note:
+            self._tell(note)
+        while True:
+            line = ask()
+            command, _, rest = (line or "").partition(" ")
+            command = ALIASES.get(command, command)
+            if line is None or command == "/bye":
+                return 0
+            if command in self._commands:
+                try:
+                    self._commands[command](rest.strip())
+                except TokenmillError as error:
+                    self._console.print(error.message, style="red", markup=False)
+            elif command.startswith("/") and "/" not in command[1:]:
+                near = difflib.get_close_matches(command, [*self._commands, *ALIASES], n=1)
+                hint = f"; did you mean {near[0]}?" if near else "; /help lists them."
+                self._console.print(f"There is no command {command}{hint}", style="red", markup=False)
+            elif line:
+                self._say(self._with_attached(line))
+
+    def messages(self) -> list[Message]:
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
+
+    def _tell(self, text: str) -> None:
+        self._console.print(text, style="dim", markup=False)
+
+    def _say(self, content: Any) -> bool:
+        """Ask, and keep question and answer, or neither of them: whether there is an answer."""
+        self.turns.append({"role": "user", "content": content})
+        answer = ""
         try:
-            answer = _show(partner, messages, console)
+            answer = show(self.partner, self.messages(), self._console)
         except TokenmillError as error:
-            console.print(error.message, style="red", markup=False)
+            self._console.print(error.message, style="red", markup=False)
             if isinstance(error, ContextTooLong):
-                console.print("/reset forgets the conversation, /undo its last exchange.", style="dim")
-            messages.pop()
-            continue
-        messages.append({"role": "assistant", "content": answer})
+                self._tell(_FULL)
+        if not answer:
+            self.turns.pop()
+            return False
+        self.turns.append({"role": "assistant", "content": answer})
+        self.attached = []
+        return True
+
+    # ---- commands ----
+
+    def _clear(self, rest: str) -> None:
+        self.turns, self.attached = [], []
+
+    def _set_system(self, text: str) -> None:
+        self.system = text
+        self._clear("")
+
+    def _undo(self, rest: str) -> None:
+        if not self.turns:
+            raise ConfigError("There is nothing to take back.")
+        del self.turns[-2:]
+
+    def _regenerate(self, rest: str) -> None:
+        if not self.turns:
+            raise ConfigError("There is no answer yet.")
+        kept = self.turns[-2:]
+        del self.turns[-2:]
+        if not self._say(kept[0]["content"]):
+            self.turns += kept
+
+    def _attach_text(self, rest: str) -> None:
+        path, data = _read_file(rest, MAX_TEXT_BYTES)
+        try:
+            text = data.decode("utf8")
+        except UnicodeDecodeError:
+            raise ConfigError(f"{path} is not a text file in UTF-8.") from None
+        fence = "```"
+        while fence in text:
+            fence += "`"
+        self.attached.append({"type": "text", "text": f"{path.name}:\n{fence}\n{text.rstrip()}\n{fence}"})
+        self._tell(f"{path.name} ({len(text):,} characters) goes with the next message.")
+
+    def _attach_image(self, rest: str) -> None:
+        if self.partner.reads_images is False:
+            raise ConfigError(f"{self.partner.name} reads no images; a vision model behind --url URL may.")
+        path, data = _read_file(rest, MAX_IMAGE_BYTES)
+        kind = next((kind for head, kind in _IMAGES.items() if data.startswith(head)), None)
+        if kind is None:
+            raise ConfigError(f"{path} is not an image that servers read: PNG, JPEG, GIF or WebP.")
+        url = f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
+        self.attached.append({"type": "image_url", "image_url": {"url": url}})
+        self._tell(f"{path.name} ({format_bytes(len(data))}) goes with the next message.")
+
+    def _with_attached(self, line: str) -> Any:
+        """A text where there are only texts: not every template reads parts."""
+        parts = [*self.attached, {"type": "text", "text": line}]
+        if any(part["type"] != "text" for part in parts):
+            return parts
+        return "\n\n".join(part["text"] for part in parts)
+
+    def _save(self, rest: str) -> None:
+        path = _path(rest)
+        if path.suffix.lower() in (".md", ".markdown"):
+            text = (
+                "\n\n".join(f"## {each['role']}\n\n{_as_markdown(each['content'])}" for each in self.messages()) + "\n"
+            )
+        else:
+            said = {"model": self.partner.name, "messages": self.messages()}
+            text = json.dumps(said, indent=1, ensure_ascii=False) + "\n"
+        try:
+            with open(path, "w" if path in self._written else "x", encoding="utf8") as file:
+                file.write(text)
+        except FileExistsError:
+            raise ConfigError(f"There is a file {path} already; name another.") from None
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written ({error.strerror}).") from error
+        self._written.add(path)
+        self._tell(f"written to {path}")
+
+    def _load(self, rest: str) -> None:
+        path, data = _read_file(rest, MAX_IMAGE_BYTES)
+        try:
+            messages = [{"role": each["role"], "content": each["content"]} for each in json.loads(data)["messages"]]
+        except (ValueError, LookupError, TypeError):
+            raise ConfigError(f"{path} is not a conversation that /save has written as JSON.") from None
+        system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
+        if [each["role"] for each in messages] != ["user", "assistant"] * (len(messages) // 2):
+            raise ConfigError(f"{path} is no conversation: user and assistant do not take turns.")
+        self.system, self.turns, self.attached = system, messages, []
+        self._tell(f"read {path}: the conversation goes on after {len(messages)} messages")
 
 
-def _ask() -> str | None:
+def _path(text: str) -> Path:
+    """A name that may be quoted, or have its spaces escaped, as terminals give what is dropped on them."""
+    with contextlib.suppress(ValueError):
+        words = shlex.split(text)
+        text = words[0] if len(words) == 1 else text
+    if not text:
+        raise ConfigError("Name a file.")
+    return Path(text).expanduser()
+
+
+def _read_file(text: str, max_bytes: int) -> tuple[Path, bytes]:
+    path = _path(text)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}).") from error
+    if len(data) > max_bytes:
+        raise ConfigError(f"{path} is larger than {format_bytes(max_bytes)}.")
+    return path, data
+
+
+def _as_markdown(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n\n".join(f"![]({each['image_url']['url']})" if "image_url" in each else each["text"] for each in content)
+
+
+def ask() -> str | None:
     """The next message; "" after Ctrl-C, None at the end of input."""
     first, more = ("> ", ". ") if sys.stdin.isatty() else ("", "")
     try:
         text = input(first)
+        if text.lstrip().startswith(_QUOTES):
+            text = text.lstrip().removeprefix(_QUOTES)
+            while not text.rstrip().endswith(_QUOTES):
+                text += "\n" + input(more)
+            return text.rstrip().removesuffix(_QUOTES).strip()
         while text.endswith("\\"):
             text = text[:-1] + "\n" + input(more)
         return text.strip()
@@ -226,10 +290,13 @@ def _ask() -> str | None:
         return ""
 
 
-def _show(partner: Partner, messages: list[Message], console: Console) -> str:
-    """Writes the answer as it comes, reasoning dimmed before it; what has come when Ctrl-C is pressed is the answer."""
+def show(
+    partner: Partner, messages: list[Message], console: Console, *, thoughts: bool = True, figures: bool | None = None
+) -> str:
+    """Writes the answer as it comes, reasoning dimmed before it; what has come when Ctrl-C is pressed is the answer.
+    figures: tell tokens and speed; None: on a terminal."""
     start_s = time.monotonic()
-    first_s, num_tokens, has_thought, warning = start_s, 0, False, ""
+    first_s, num_tokens, has_thought, finish, warning = start_s, 0, False, "", ""
     parts: list[str] = []
     try:
         with contextlib.closing(partner.answer(messages)) as pieces:  # type: ignore[type-var]
@@ -237,21 +304,24 @@ def _show(partner: Partner, messages: list[Message], console: Console) -> str:
                 if num_tokens == 0 and said.num_tokens:
                     first_s = time.monotonic()
                 num_tokens += said.num_tokens
-                console.out(said.thought, style="dim", end="")
-                has_thought = has_thought or bool(said.thought)
+                finish, warning = said.finish or finish, said.warning or warning
+                if thoughts and said.thought:
+                    console.out(said.thought, style="dim", end="")
+                    has_thought = True
                 if has_thought and said.text and not parts:
                     console.out("\n")
                 if said.text:
                     parts.append(said.text)
                 console.out(said.text, end="")
                 console.file.flush()
-                warning = said.warning
     except KeyboardInterrupt:
         console.out(" [stopped]", end="")
     finally:
         console.out("")
     if warning:
-        console.print(warning, style="dim", markup=False)
-    if console.is_terminal:
-        console.print(f"[dim]{speed(num_tokens, first_s - start_s, time.monotonic() - first_s)}[/]")
+        Console(stderr=figures is not None, highlight=False).print(warning, style="dim", markup=False)
+    if console.is_terminal if figures is None else figures:
+        cut = "; cut off by its limit of tokens (-n)" if finish == "length" and not warning else ""
+        told = speed(num_tokens, first_s - start_s, time.monotonic() - first_s)
+        Console(stderr=figures is not None, highlight=False).print(f"[dim]{told}{cut}[/]")
     return "".join(parts)

@@ -38,6 +38,7 @@ from .kv.documents import Document
 from .kv_tiers import KVTiers
 from .logs import print_facts
 from .serve_options import HttpOptions, ServeOptions
+from .servers import Registration, wait_idle
 from .state import file_records, open_accounting, open_kept_stores, open_resume_store
 from .upstream_options import UpstreamOptions
 
@@ -117,6 +118,7 @@ async def run_front_end(given: Given, engines: Engines, launch: Launch, machine:
     async with contextlib.AsyncExitStack() as held:
         resources = _open_resources(given, client, text, sandbox, held)
         app = _build(given, text, client, sandbox, resources, held)
+        registration = held.enter_context(Registration())
         expert_load = LoadWriter(given.options.expert_load, given.config.model_names[0], client)
         hosting = _hosting(given, launch, machine, app, resources, progress.first_ready if engines.are_here else None)
         if given.folder is not None:
@@ -126,7 +128,9 @@ async def run_front_end(given: Given, engines: Engines, launch: Launch, machine:
         gc.collect()
         gc.freeze()  # what is loaded stays: to walk it again holds all streams up for milliseconds
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, engines.keep_flight)
-        front_end = FrontEnd(given, engines, text, sampling, client, sandbox, app, hosting, expert_load, progress)
+        front_end = FrontEnd(
+            given, engines, text, sampling, client, sandbox, app, hosting, expert_load, progress, registration
+        )
         await until_first_ends(
             front_end.serve(),
             engines.run(client, front_end.complete, progress.prepared),
@@ -342,6 +346,7 @@ class FrontEnd:
     hosting: Hosting
     expert_load: LoadWriter
     progress: Progress
+    registration: Registration
     stops_at_s: float = 0.0
 
     def complete(self, ready: Ready) -> Ready:
@@ -398,7 +403,17 @@ class FrontEnd:
         print(f"tokenmill: ready at {url} after {time.monotonic() - given.started_s:.2f} s{console}", flush=True)
         notify("READY=1")
         await self._warm_up(ready)
+        if given.options.exit_idle_s:
+            await self._exit_when_idle(given.options.exit_idle_s)
         await asyncio.get_running_loop().create_future()  # Never: the others decide when to end.
+
+    async def _exit_when_idle(self, idle_s: float) -> None:
+        def use() -> tuple[int, int]:
+            return self.client.num_open + self.app.state.models.num_open, self.client.stats.num_steps
+
+        await wait_idle(idle_s, use, self.registration.note_use)
+        print(f"tokenmill: no call for {idle_s:g} s", flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     async def _warm_up(self, ready: Ready | None) -> None:
         self.sandbox.warm_up()
@@ -420,7 +435,15 @@ class FrontEnd:
         )
 
     def _note_listening(self, host: str, port: int) -> None:
-        self.progress.listening.set_result(self.given.http.shown_address(host, port, self.given.config.root_path))
+        given = self.given
+        address = given.http.shown_address(host, port, given.config.root_path)
+        self.progress.listening.set_result(address)
+        self.registration.write(
+            os.path.abspath(host) if given.http.uds else address,
+            given.config.model_names,
+            os.path.abspath(given.model.path),
+            given.options.exit_idle_s,
+        )
 
     def _note_draining(self, num_open: int) -> None:
         notify("STOPPING=1")

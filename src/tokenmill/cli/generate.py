@@ -15,6 +15,8 @@ from .options import llm_options, sampling_overrides
 
 
 def generate(args: argparse.Namespace) -> int:
+    if args.prompt is None and sys.stdin.isatty():
+        print("tokenmill: type the text to continue; Ctrl-D on a new line ends it (-p TEXT gives it)", file=sys.stderr)
     prompt = sys.stdin.read() if args.prompt is None else args.prompt
     if not prompt:
         raise ConfigError("There is no prompt: give one with -p or on standard input.", param="prompt")

@@ -32,6 +32,19 @@ def duration(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
+def keep_alive(text: str) -> int:
+    """Ollama's: '5m', '1h30m', seconds; -1: for ever, which is 0 here; 0: no longer than now. Raises ValueError."""
+    if re.fullmatch(r"-\d+[smh]?", text):
+        return 0
+    if text.isdigit():
+        return int(text) or 1
+    units = {"h": 3600, "m": 60, "s": 1}
+    parts = re.findall(r"(\d{1,9})([hms])", text)
+    if not parts or "".join(map("".join, parts)) != text:
+        raise ValueError(f"must be a duration such as 5m or 1h30m, or -1 for ever, got {text!r}.")
+    return sum(int(number) * units[unit] for number, unit in parts) or 1
+
+
 @contextlib.contextmanager
 def opened(args: argparse.Namespace) -> Iterator[TenantStore]:
     """The store that `--tenants` names, or that servers of this user have. Raises ConfigError."""

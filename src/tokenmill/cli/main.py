@@ -23,11 +23,11 @@ from ..node.foreign import COMMANDS
 from ..node.options import TIERS, EngineOptions, TextOptions
 from ..plugins.load import VARIABLE as PLUGINS
 from ..server.config import AUDIT, KEPT, KEYS, LOAD, LOGS, ServerConfig
-from .keys import duration
+from .keys import duration, keep_alive
 from .kv_events_options import KVEventsOptions
 from .launchers.ray_options import RayOptions
 from .options import SHAPE, SamplingOptions, add_options, argument_type
-from .parser import Parser, add_foreign_flags, add_model, add_plugins
+from .parser import LEVELS, Parser, add_foreign_flags, add_model, add_plugins
 from .serve_options import HttpOptions, ServeOptions, port_number
 from .upstream_options import UPSTREAMS, UpstreamOptions
 from .worker_options import LinkOptions, ListenOptions, WorkerOptions
@@ -35,9 +35,9 @@ from .worker_options import LinkOptions, ListenOptions, WorkerOptions
 _Commands = argparse._SubParsersAction
 
 HEADINGS = {
-    "Serve": ("serve", "worker", "keys", "tenants"),
-    "Ask": ("chat", "generate"),
-    "Models": ("pull", "list", "search", "rm", "inspect"),
+    "Serve": ("serve", "worker", "ps", "stop", "keys", "tenants"),
+    "Ask": ("run", "chat", "generate"),
+    "Models": ("pull", "list", "search", "rm", "show", "inspect"),
     "Measure": ("bench", "calibrate"),
     "Plan": ("simulate",),
     "Operate": ("doctor", "top", "usage", "flight", "kv", "state", "audit", "verify-response"),
@@ -45,10 +45,20 @@ HEADINGS = {
 """Of `tokenmill --help`, and the commands below each."""
 
 
+SYSTEM = ("--system", "--system-prompt", "-sys")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv and argv[0] in COMMANDS:
         print(f"tokenmill: there is no command {argv[0]}: {COMMANDS[argv[0]]}.", file=sys.stderr)
+        return 2
+    if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
+        print(
+            "tokenmill: name a command first: flags of a server go after `tokenmill serve`, those of llama-cli after "
+            "`tokenmill chat` or `tokenmill generate`.",
+            file=sys.stderr,
+        )
         return 2
     try:
         args = _parser(argv).parse_args(argv)  # a flag may name a file that cannot be read
@@ -136,13 +146,48 @@ def _add_serving(commands: _Commands) -> None:
         worker, ServeOptions, ("engine_timeout_s", "journal", "flight_recorder", "step_log", "log_level", "log_format")
     )
 
+    listed = _command(commands, "ps", "list your running servers of this machine", "servers", "ps")
+    listed.add_argument("--json", action="store_true", help="print JSON")
+    stop = _command(commands, "stop", "end a running server, when its calls have ended", "servers", "stop")
+    stop.add_argument(
+        "server", nargs="?", default="", metavar="MODEL|URL",
+        help="the model that it has, its address, port or process id (default: the only one)",
+    )  # fmt: skip
+    stop.add_argument("--all", action="store_true", help="all of them")
+
 
 def _add_talking(commands: _Commands) -> None:
-    chat = _command(commands, "chat", "talk with a model in the terminal", "chat", "chat")
-    add_model(chat)
-    chat.add_argument("--system", metavar="TEXT", help="system message to start with")
-    chat.add_argument("--url", metavar="URL", help="talk to a running server, such as http://127.0.0.1:8000/v1")
-    chat.add_argument("--api-key", metavar="KEY", help="for --url")
+    about = "talk with a model by its name; a server of it is found, or started in the background"
+    run = _command(commands, "run", about, "run", "run")
+    add_model(run)
+    run.rest = "prompt"
+    run.add_argument("prompt", nargs="*", metavar="PROMPT", help="answer this, after what is piped, and end")
+    run.add_argument(*SYSTEM, metavar="TEXT", help="system message to start with")
+    run.add_argument("--api-key", metavar="KEY", help="for a server that asks for one (default: from the environment)")
+    run.add_argument(
+        "--keepalive", type=argument_type(keep_alive), default="5m", metavar="TIME",
+        help="a server that is started ends when unused so long; -1: never (default: 5m)",
+    )  # fmt: skip
+    run.add_argument("--format", metavar="json|SCHEMA", help="the answer is JSON, or fits this JSON schema")
+    run.add_argument(
+        "--think", choices=LEVELS,
+        help="whether, and how much, a model that reasons does (default: as it does by itself)",
+    )  # fmt: skip
+    run.add_argument("--hidethinking", action="store_true", help="do not show reasoning")
+    run.add_argument("--verbose", action="store_true", help="tell tokens and speed after the answer")
+    _groups(run, sampling=(SamplingOptions,))
+    run.set_defaults(max_tokens=CHAT_TOKENS, loop_guard=True)
+    for flag in ("--nowordwrap", "--insecure"):
+        run.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
+
+    chat = _command(commands, "chat", "talk with a model loaded here, or with any server", "chat", "chat")
+    add_model(chat, takes_url=True)
+    chat.add_argument(*SYSTEM, metavar="TEXT", help="system message to start with")
+    chat.add_argument(
+        "--url", metavar="URL",
+        help="talk to a running server with OpenAI's API, such as http://127.0.0.1:8000/v1, about --model or its first",
+    )  # fmt: skip
+    chat.add_argument("--api-key", metavar="KEY", help="for --url (default: from the environment)")
     _groups(chat, text=(TextOptions,), sampling=(SamplingOptions,), engine=(EngineOptions,), **{TIERS: (TierOptions,)})
     chat.set_defaults(max_tokens=CHAT_TOKENS, loop_guard=True)
     add_foreign_flags(chat)
@@ -171,6 +216,12 @@ def _add_models(commands: _Commands) -> None:
     searched.add_argument("--limit", type=int, default=20, metavar="N", help="at most so many (20)")
     remove = _command(commands, "rm", "remove a cached model", "models", "remove")
     remove.add_argument("model", metavar="MODEL")
+
+    show = _command(commands, "show", "what a model is and can do, in short", "show", "show")
+    add_model(show)
+    only = show.add_mutually_exclusive_group()
+    for part in ("license", "template", "parameters"):
+        only.add_argument(f"--{part}", action="store_true", help=f"its {part} alone")
 
     inspect = _command(
         commands, "inspect", "what a model is, what it takes and what will compute it", "inspect", "inspect"

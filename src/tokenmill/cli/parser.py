@@ -10,6 +10,7 @@ import difflib
 import json
 import re
 import sys
+import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -21,6 +22,9 @@ OPTIONAL_WORDS = {"-fa", "--flash-attn", "-fit", "--fit", "--log-colors"}
 """Flags without values here that may be followed by one of `WORDS`."""
 WORDS = ("on", "off", "auto", "true", "false", "0", "1")
 
+LEVELS = ("true", "false", "low", "medium", "high")
+"""Values of --think; without one, it means the first."""
+
 _SAMPLING = "--override-generation-config."
 SPELLED: Mapping[str, tuple[str, ...]] = {
     "-hf": ("--model",),
@@ -28,6 +32,7 @@ SPELLED: Mapping[str, tuple[str, ...]] = {
     "--hf-repo": ("--model",),
     "-mu": ("--model",),
     "--model-url": ("--model",),
+    "--model-name": ("--model",),
     "-a": ("--served-model-name",),
     "--alias": ("--served-model-name",),
     "-q": ("--quantization",),
@@ -115,6 +120,9 @@ def spell(argv: Sequence[str], knows: Callable[[str], bool]) -> list[str]:
             name = base.replace("_", "-") + dot + rest
         if name == "--help":
             inline = equals = ""
+        if word == "--think" and knows(word) and (not words or words[0] not in LEVELS):
+            spelled.append(f"{word}={LEVELS[0]}")
+            continue
         target, value_here = SPELLED.get(name, ()), []
         values = {} if knows(name) else SPELLED_VALUES.get(name, {})
         if target and not knows(name) and knows(target[0].partition(".")[0]):
@@ -187,6 +195,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
+        self.rest = ""
+        """The argument that has all further words, also those behind flags, which argparse finds no place for."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
@@ -207,6 +217,9 @@ class Parser(argparse.ArgumentParser):
         if self._subparsers is None and args is not None:
             args = spell(args, self._option_string_actions.__contains__)
         namespace, extras = super().parse_known_args(args, namespace)
+        if self.rest and not any(word.startswith("-") for word in extras):
+            setattr(namespace, self.rest, [*getattr(namespace, self.rest), *extras])
+            extras = []
         if extras:
             flag = extras[0].split("=")[0]
             known = [option for option in self._option_string_actions if option.startswith("--")]
@@ -243,12 +256,34 @@ class _Model(argparse.Action):
         namespace.model = namespace.model_given = values
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+class _ModelOrURL(_Model):
+    """An address of a server is --url, not a model."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if not is_server(values):
+            super().__call__(parser, namespace, values, option_string)
+        elif getattr(namespace, "url", None) not in (None, values):
+            parser.error(f"the server is named twice: {namespace.url} and {values}")
+        else:
+            namespace.url = values
+
+
+def is_server(name: str) -> bool:
+    """Whether it is an address, but not one that a model is fetched from."""
+    host = urllib.parse.urlsplit(name).netloc if name.startswith(("http://", "https://")) else ""
+    return bool(host) and not name.endswith(".gguf") and host not in _HUBS
+
+
+_HUBS = ("huggingface.co", "www.huggingface.co", "hf.co", "ollama.com")
+
+
+def add_model(parser: argparse.ArgumentParser, *, takes_url: bool = False) -> None:
+    """takes_url: it may be the address of a server instead."""
     parser.set_defaults(model=DEFAULT_MODEL)
     parser.add_argument(
         "model",
         nargs="?",
-        action=_Model,
+        action=_ModelOrURL if takes_url else _Model,
         default=argparse.SUPPRESS,
         metavar="MODEL",
         help="name (tokenmill list --available), .gguf file or its address, folder in Hugging Face format, or "

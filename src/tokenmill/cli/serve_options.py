@@ -23,6 +23,7 @@ from ..core.options import check, option, seconds
 from ..node.options import TIERS
 from ..node.policy_file import take_own_policies
 from ..server.config import KEYS, LOAD, LOGS, ServerConfig
+from .keys import duration
 from .logs import FORMATS
 from .options import given_options, read_seed
 from .parser import DEFAULT_MODEL
@@ -160,6 +161,13 @@ class ServeOptions:
         " when all have ended, and ends with the server (default: none)",
         metavar="CMD",
         group=LOAD,
+    )
+    exit_idle_s: float = option(
+        0.0,
+        "end when no call has been open this long, such as 5m; 0: never (default: 0)",
+        flag="--exit-idle-time",
+        read=duration,
+        metavar="TIME",
     )
     kv_pin: tuple[str, ...] = option(
         (),

@@ -25,11 +25,12 @@ class ServerURL(NamedTuple):
 
 def read_url(url: str, name: str, like: str) -> ServerURL:
     """`url` may lack its scheme. name, like: what it is called and an example, for the ConfigError where it is none."""
-    parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+    wrong = ConfigError(f"{name} must be like {like}, got {url!r}.", param="url")
     try:
+        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname or "", parts.port
     except ValueError:
-        host, port = "", None
+        raise wrong from None
     if parts.scheme not in ("http", "https") or not host:
-        raise ConfigError(f"{name} must be like {like}, got {url!r}.", param="url")
+        raise wrong
     return ServerURL(parts.scheme == "https", host, port, parts.path.rstrip("/").removesuffix("/v1"))

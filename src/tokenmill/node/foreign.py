@@ -1,4 +1,4 @@
-"""Commands, environment variables and flags of vLLM, llama-server and Ollama: what each is here.
+"""Commands, environment variables and flags of vLLM, llama.cpp, Ollama and LM Studio: what each is here.
 
 Data, and no more than it takes to read it. A start script is kept by changing the program's name to `tokenmill serve`:
 each flag of those servers is one of ours under another spelling (cli/parser.py), or has nothing to steer here and is
@@ -12,10 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 COMMANDS: Mapping[str, str] = {
-    "run": "talk with a model by `tokenmill chat MODEL`, or serve it by `tokenmill serve MODEL`",
-    "ps": "a server has one model: GET /v1/models names it, /metrics has the figures",
-    "show": "type `tokenmill inspect MODEL`",
-    "stop": "a server ends with Ctrl-C or SIGTERM",
+    "server": "type `tokenmill serve MODEL` to start one, `tokenmill stop` to end it, `tokenmill ps` to see it",
+    "load": "type `tokenmill run MODEL` to talk with it, `tokenmill serve MODEL` to serve it",
+    "unload": "type `tokenmill stop MODEL`",
+    "status": "type `tokenmill ps`",
+    "get": "type `tokenmill pull MODEL`",
+    "ls": "type `tokenmill list`",
+    "import": "a .gguf file or a folder is taken by its path: `tokenmill run FILE`",
     "create": "serve a .gguf file or a folder by its path; requests bring system messages and settings",
     "push": "models are not uploaded",
     "cp": "give a served model the name you want by --served-model-name",
@@ -383,6 +386,14 @@ GROUPS: tuple[Group, ...] = (
     Group(0, "--ignore-eos", f"{_PER_REQUEST} ignore_eos", refused=True),
     Group(0, "-sp --special", f"{_PER_REQUEST} skip_special_tokens", refused=True),
     Group(0, "-bs --backend-sampling -e --escape --no-escape", "prompts and draws are taken as they come"),
+    # llama-cli, vllm chat
+    Group(
+        0,
+        "-cnv --conversation -no-cnv --no-conversation -st --single-turn -i --interactive -if --interactive-first "
+        "--simple-io -co --color --no-display-prompt -mli --multiline-input",
+        "`chat` talks, `generate` continues a prompt and `run MODEL PROMPT` answers once",
+    ),
+    Group(1, "--quick", "type `tokenmill run MODEL PROMPT`, or `tokenmill generate -p TEXT`", refused=True),
     # llama-server: the API
     Group(1, "--embd-normalize", f"{_PER_REQUEST} normalize", refused=True, neutral=("2",)),
     Group(1, "--reasoning-format", _THOUGHTS, refused=True, neutral=("none", "auto")),

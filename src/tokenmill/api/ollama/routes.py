@@ -24,7 +24,7 @@ from ..json_reply import JSONReply
 from ..pooling import PoolingCall, floats
 from ..port import Beside, Described, Listing, Server, Vectors
 from ..sandbox import caller_of, parse_small
-from .shape import API_VERSION, OllamaShape, details, nanoseconds, tagged, timestamp
+from .shape import API_VERSION, OllamaShape, capabilities, details, nanoseconds, tagged, timestamp
 
 _NEVER = "9999-12-31T23:59:59Z"
 """When a model is unloaded that stays loaded."""
@@ -134,10 +134,6 @@ def _loaded_card(loaded: tuple[int, int], expires_s: float | None) -> dict[str, 
 
 def _shown(name: str, told: Described) -> dict[str, Any]:
     about = told.info
-    capabilities = ["completion"]
-    capabilities += ["tools"] * bool(told.template)
-    capabilities += ["thinking"] * told.has_reasoning
-    capabilities += ["insert"] * told.has_insert
     return {
         "license": "",
         "modelfile": f"FROM {tagged(name)}\n",
@@ -151,7 +147,7 @@ def _shown(name: str, told: Described) -> dict[str, Any]:
             f"{about.architecture}.embedding_length": about.width,
             f"{about.architecture}.block_count": about.num_layers,
         },
-        "capabilities": ["embedding"] if told.gives_vectors else capabilities,
+        "capabilities": capabilities(told),
         "modified_at": timestamp(about.modified_s),
     }
 

@@ -20,6 +20,7 @@ from ..json_encoder import encode_json
 from ..llama_cpp import durations
 from ..logprobs import chat_entries
 from ..pieces import Work
+from ..port import Described
 
 API_VERSION = "0.13.0"
 """Of Ollama, whose API is spoken here. Clients ask for it before they use what later versions have."""
@@ -50,6 +51,17 @@ def details(about: ModelInfo) -> dict[str, object]:
         "parameter_size": about.parameter_size,
         "quantization_level": about.quantization,
     }
+
+
+def capabilities(told: Described) -> list[str]:
+    """In Ollama's words."""
+    if told.gives_vectors:
+        return ["embedding"]
+    found = ["completion"]
+    found += ["tools"] * bool(told.template)
+    found += ["thinking"] * told.has_reasoning
+    found += ["insert"] * told.has_insert
+    return found
 
 
 class OllamaShape:

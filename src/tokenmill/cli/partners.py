@@ -1,0 +1,211 @@
+"""Who answers in the terminal: a model loaded in this process, or a server that speaks /v1/chat/completions."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import urllib.parse
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ..core.errors import ConfigError, ContextTooLong, TokenmillError, Unavailable
+from ..core.sampling import CHAT_TOKENS
+from .server_url import read_url
+
+if TYPE_CHECKING:
+    from ..llm.llm import LLM
+
+Message = dict[str, Any]
+KEYS = ("TOKENMILL_API_KEY", "OPENAI_API_KEY")
+"""Variables of the environment with the key for a server, where --api-key gives none."""
+
+_NEEDS_KEY = f"Give its key by --api-key, or in the environment as {' or '.join(KEYS)}."
+_TIMEOUT_S = 300.0
+
+
+class Said(NamedTuple):
+    """A piece of an answer. thought: reasoning that came before it; warning: why it was ended here; finish: in its last
+    piece, how it has ended."""
+
+    text: str
+    num_tokens: int
+    thought: str = ""
+    warning: str = ""
+    finish: str = ""
+
+
+class Partner(Protocol):
+    """name: of the model. reads_images: whether messages may have any; None: it has to be tried."""
+
+    name: str
+
+    @property
+    def reads_images(self) -> bool | None: ...
+
+    def answer(self, messages: list[Message]) -> Iterator[Said]:
+        """The answer piece by piece."""
+        ...
+
+
+class LocalPartner:
+    """Without a number of the user's, an answer is shown up to CHAT_TOKENS, or as far as the context has room."""
+
+    reads_images = False
+
+    def __init__(self, llm: LLM, overrides: dict[str, Any]) -> None:
+        self.name = llm.ready.model
+        self._llm = llm
+        self._is_bounded = overrides["max_tokens"] == CHAT_TOKENS
+        self._sampling = llm.default_sampling(**_without_default(overrides))
+
+    def answer(self, messages: list[Message]) -> Iterator[Said]:
+        from ..api.openai.shape import delta_of
+
+        num_shown = 0
+        with contextlib.closing(self._llm.stream(messages, self._sampling)) as pieces:  # type: ignore[type-var]
+            for piece in pieces:
+                delta = delta_of(piece.parts)
+                warning = piece.warning.get("warning", "")
+                num_shown += len(piece.tokens)
+                is_cut = self._is_bounded and num_shown >= CHAT_TOKENS and piece.finish_reason is None
+                if is_cut:
+                    warning = f"The answer was ended after {num_shown:,} tokens; -n says after how many, -1 never."
+                content, thought = delta.get("content", ""), delta.get("reasoning", "")
+                yield Said(content, len(piece.tokens), thought, warning, piece.finish_reason or "")
+                if is_cut:
+                    return
+
+
+def _without_default(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Without CHAT_TOKENS, which an answer need not have room for, and for which a server has a number of its own."""
+    return overrides | {"max_tokens": None} if overrides.get("max_tokens") == CHAT_TOKENS else overrides
+
+
+class ServerPartner:
+    """Speaks OpenAI's API with the standard library alone.
+
+    overrides: fields of each call; None: left out. model: "": the first that the server lists. restarted: starts the
+    server again where it has gone, and gives its URL. guards_loops: have it end what repeats itself, if it can."""
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None,
+        overrides: dict[str, Any],
+        model: str = "",
+        restarted: Callable[[], str] | None = None,
+        guards_loops: bool = False,
+    ) -> None:
+        self._find(url)
+        self._restarted = restarted
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._fields = {name: value for name, value in _without_default(overrides).items() if value is not None}
+        cards = self._cards()
+        self.models = [str(card["id"]) for card in cards]
+        self.name = model or self.models[0]
+        if guards_loops and cards[0].get("owned_by") == "tokenmill":
+            self._fields["loop_guard"] = True
+
+    def _find(self, url: str) -> None:
+        self._url = read_url(url, "--url", "http://127.0.0.1:8000/v1")
+        self._base = urllib.parse.urlsplit(url if "://" in url else f"http://{url}").path.rstrip("/") or "/v1"
+
+    def _cards(self) -> list[Any]:
+        """All models that the server lists; there is one. Raises ConfigError, Unavailable."""
+        with self._send("GET", f"{self._base}/models", None) as response:
+            try:
+                cards = list(json.load(response)["data"])
+                has_ids = all(card["id"] for card in cards)
+            except (ValueError, LookupError, TypeError, http.client.HTTPException):
+                has_ids = False
+            if not has_ids:
+                raise ConfigError(f"{self._where} does not list its models as OpenAI's API does.", param="url")
+        if not cards:
+            raise ConfigError(f"{self._where} has no model now.", param="url")
+        return cards
+
+    @property
+    def reads_images(self) -> bool | None:
+        """As llama-server tells of itself, and what has its /props."""
+        try:
+            with self._send("GET", f"{self._base.removesuffix('/v1')}/props", None) as response:
+                return bool(json.load(response)["modalities"]["vision"])
+        except (Unavailable, ValueError, LookupError, TypeError, http.client.HTTPException):
+            return None
+
+    def answer(self, messages: list[Message]) -> Iterator[Said]:
+        body = {"model": self.name, "messages": messages, "stream": True, **self._fields}
+        with self._send("POST", f"{self._base}/chat/completions", body) as response:
+            try:
+                for line in response:
+                    data = line.removeprefix(b"data:").strip()
+                    if data == b"[DONE]":
+                        return
+                    if line.startswith(b"data:"):
+                        yield from _said(json.loads(data))
+            except (OSError, http.client.HTTPException) as error:
+                raise Unavailable(f"The connection broke off ({type(error).__name__}).") from None
+            except (ValueError, LookupError, TypeError, AttributeError):
+                raise Unavailable(f"{self._where} does not stream as OpenAI's API does.") from None
+            # http.client takes a connection that ends between chunks for the end of the body.
+            raise Unavailable("The connection broke off before the answer was complete.")
+
+    @property
+    def _where(self) -> str:
+        return self._url.host if self._url.port is None else f"{self._url.host}:{self._url.port}"
+
+    @contextlib.contextmanager
+    def _send(self, method: str, path: str, body: Any) -> Iterator[http.client.HTTPResponse]:
+        """One call, on a connection of its own. Raises Unavailable unless it is answered with 200."""
+        data = None if body is None else json.dumps(body)
+        with contextlib.ExitStack() as held:
+            try:
+                try:
+                    response = self._begin(method, path, data, held)
+                except ConnectionRefusedError:
+                    if self._restarted is None:
+                        raise
+                    self._find(self._restarted())
+                    response = self._begin(method, path, data, held)
+            except (OSError, http.client.HTTPException) as error:
+                raise Unavailable(f"There is no answer from {self._where} ({error}).") from None
+            if response.status != 200:
+                raise _refusal(response)
+            yield response
+
+    def _begin(self, method: str, path: str, data: str | None, held: contextlib.ExitStack) -> http.client.HTTPResponse:
+        connection = held.enter_context(contextlib.closing(self._url.connect(_TIMEOUT_S)))
+        connection.request(method, path, data, self._headers)
+        return held.enter_context(contextlib.closing(connection.getresponse()))
+
+
+def _said(event: Any) -> Iterator[Said]:
+    if "error" in event:
+        raise Unavailable(str(event["error"]["message"]))
+    for choice in event["choices"]:
+        delta = choice.get("delta") or {}
+        text = delta.get("content") or ""
+        thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
+        count = 1 if text or thought else 0
+        yield Said(text, count, thought, choice.get("warning") or "", choice.get("finish_reason") or "")
+
+
+def _refusal(response: http.client.HTTPResponse) -> TokenmillError:
+    text, code = response.read().decode(errors="replace"), None
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        error = json.loads(text)["error"]
+        text, code = (error, None) if isinstance(error, str) else (str(error["message"]), error.get("code"))
+    hint = f" {_NEEDS_KEY}" if response.status == 401 else ""
+    told = f"The server answered {response.status}: {text[:500]}{hint}"
+    return ContextTooLong(told) if code == "context_length_exceeded" else Unavailable(told)
+
+
+def api_key(args: argparse.Namespace) -> str | None:
+    """That of --api-key, or of the environment."""
+    given: str | None = args.api_key
+    return given or next((value for name in KEYS if (value := os.environ.get(name))), None)
