@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import doc_commands
+from tokenmill.cli import main as cli
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
@@ -112,6 +115,20 @@ def test_central_types_are_where_the_table_says() -> None:
             source += "\n".join(file.read_text(encoding="utf8") for file in files)
         wrong += [name for name in names.split(", ") if not re.search(rf"^(class )?{name}\b( =|\(|:)", source, re.M)]
     assert len(rows) > 60 and not wrong
+
+
+def test_every_command_is_understood(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """tests/live/test_docs_commands.py runs those of some pages."""
+    refused, num = [], 0
+    for page in doc_commands.pages():
+        for words in doc_commands.program_lines(page, tmp_path):
+            num += 1
+            try:
+                cli._parser(words).parse_args(words)
+            except SystemExit as ended:
+                said = capsys.readouterr().err
+                refused += [f"{page.relative_to(ROOT)}: {' '.join(words)}\n    {said}"] if ended.code else []
+    assert num > 100 and not refused, "\n".join(refused)
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
