@@ -299,6 +299,10 @@ def test_a_conversation_is_kept_as_a_file_and_opened_again(browser: Browser, tmp
             assert {name: value for name, value in sent.items() if not name.startswith("stream")} == body | {
                 "messages": [*body["messages"], {"role": "user", "content": "And then?"}]
             }
+            further = {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}, "user": "u"}
+            choose_file(page, json.dumps(body | further))
+            field = "[...document.querySelectorAll('label')].find(e => e.textContent == 'Further fields').control.value"
+            page.wait(f"{field}.includes('get_weather')")
             choose_file(page, json.dumps(body | {"model": "gone"}))
             page.wait_text("Not served here: gone")
             assert not page.complaints

@@ -6,6 +6,8 @@ import http.client
 import json
 import os
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,6 +115,19 @@ def test_files_parse_no_html_and_name_no_other_place(path: str) -> None:
     if path.endswith(".html"):
         assert "<style" not in text and not re.search(r"\s(on\w+|style)=", text)
         assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text))
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to link the modules with")
+def test_modules_parse_and_import_what_others_export(tmp_path: Path) -> None:
+    """Also where no browser is there to find it out. They are linked as a whole; without a page they cannot run."""
+    shutil.copytree(FOLDER, tmp_path / "static")
+    (tmp_path / "static" / "package.json").write_text('{"type": "module"}')
+    script = """import("./app.js").then(() => "ran", (error) => `${error.name} ${error.code ?? ""} ${error.message}`)
+      .then(console.log)"""
+    done = subprocess.run(
+        ["node", "-e", script], cwd=tmp_path / "static", capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout and not re.search("SyntaxError|ERR_MODULE", done.stdout), done.stdout
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ export class Settings {
 
   // Sets all fields as they were for these requests; of a second one the model alone. Returns the models that are not here.
   take([body, second]) {
-    const { model, messages, stream, stream_options, stop, logprobs, top_logprobs, response_format: form, tools, tool_choice, ...rest } = body;
+    const { model, messages, stream, stream_options, stop, logprobs, top_logprobs, response_format: form, tools, tool_choice: choice, ...rest } = body;
     const missing = [[this.model, model], [this.other, second?.model ?? ""]].filter(([field, name]) => !choose(field, name));
     this.system.control.value = messages[0]?.role === "system" ? textOf(messages[0].content) : "";
     for (const { name, control } of this.numbers) {
@@ -100,11 +100,14 @@ export class Settings {
     }
     this.stop.control.value = [stop ?? []].flat().join("\n");
     this.logprobs.control.checked = Boolean(logprobs);
-    this.form.control.value = FORMS.some(([name]) => name === form?.type) ? form.type : "text";
+    const hasForm = FORMS.some(([name]) => name === form?.type), hasChoice = CHOICES.some(([name]) => name === choice);
+    // What the controls cannot say stays as a further field.
+    Object.assign(rest, form && !hasForm && { response_format: form }, choice && !hasChoice && { tool_choice: choice });
+    this.form.control.value = hasForm ? form.type : "text";
     this.form.control.dispatchEvent(new Event("change"));
     if (form?.json_schema) this.schema.control.value = pretty(form.json_schema.schema ?? {});
     this.tools.control.value = tools ? pretty(tools) : "";
-    this.choice.control.value = CHOICES.some(([name]) => name === tool_choice) ? tool_choice : "auto";
+    this.choice.control.value = hasChoice ? choice : "auto";
     this.further.control.value = Object.keys(rest).length ? pretty(rest) : "";
     return missing.map(([, name]) => name);
   }

@@ -3,10 +3,13 @@
 
 import { get, saveAs } from "../lib/api.js";
 import { h, show } from "../lib/dom.js";
+import { bytes } from "../lib/format.js";
 import { button, chooseFile, explain, head } from "../lib/ui.js";
 import { bodiesOf, fileOf, saidIn } from "../chat/file.js";
 import { BadField, Settings } from "../chat/settings.js";
 import { Thread } from "../chat/thread.js";
+
+const MOST_BYTES = 32 << 20;
 
 class Conversation {
   constructor() {
@@ -88,6 +91,7 @@ class Conversation {
     const file = await chooseFile(".json,application/json");
     if (!file) return;
     try {
+      if (file.size > MOST_BYTES) throw new Error(`It has ${bytes(file.size)}, more than ${bytes(MOST_BYTES)}.`);
       const bodies = bodiesOf(await file.text());
       show(this.problem);
       const missing = this.settings.take(bodies);
