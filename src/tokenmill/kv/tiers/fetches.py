@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from ...core.tiers import HOST, Fetch, Fetched, Lease, Leased, TierKey
 from .arrivals import Arrivals
 from .contents import Contents
+from .deadlines import Deadlines
 from .events import Outbox
 from .replacement import TierBlock
 from .saves import Touches
@@ -81,7 +82,7 @@ class Fetches:
         self._fetches: dict[int, dict[int, Fetching]] = {}
         self._client_leased: dict[int, int] = {}
         self._waiting: dict[int, deque[Fetching]] = {}  # by client, in turn
-        self._ends: deque[tuple[float, Fetching]] = deque()
+        self._deadlines: Deadlines[Fetching] = Deadlines(lambda one: one.is_over or one.is_told)
         self._to_tell: dict[Fetching, None] = {}
 
     def __len__(self) -> int:
@@ -94,9 +95,7 @@ class Fetches:
     @property
     def next_s(self) -> float | None:
         """When the next has waited long enough."""
-        while self._ends and (self._ends[0][1].is_over or self._ends[0][1].is_told):
-            self._ends.popleft()
-        return self._ends[0][0] if self._ends else None
+        return self._deadlines.next_s
 
     def leases(self) -> list[TierBlock]:
         return [block for all_ in self._fetches.values() for one in all_.values() for block in one.leases.values()]
@@ -112,7 +111,7 @@ class Fetches:
         mine[message.number] = fetching
         self._want(fetching, range(len(message.wanted)))
         self._to_tell[fetching] = None
-        self._ends.append((now + self._contents.config.fetch_timeout_s, fetching))
+        self._deadlines.add(now + self._contents.config.fetch_timeout_s, fetching)
         self._waiting.setdefault(client, deque()).append(fetching)
 
     def fetched(self, client: int, message: Fetched, now: float) -> tuple[TierKey, ...]:
@@ -141,12 +140,10 @@ class Fetches:
 
     def lapse(self, now: float) -> None:
         """What has not come in time is missing."""
-        while self._ends and self._ends[0][0] <= now:
-            _, fetching = self._ends.popleft()
-            if not fetching.is_over and not fetching.is_told:
-                self._contents.counts[HOST]["fetch_timeouts"] += 1
-                for nth in list(fetching.coming):
-                    fetching.missed(nth, now)
+        for fetching in self._deadlines.due(now):
+            self._contents.counts[HOST]["fetch_timeouts"] += 1
+            for nth in list(fetching.coming):
+                fetching.missed(nth, now)
 
     def step(self, now: float) -> None:
         """Begin those whose turn has come: of each client in its order, clients in turn."""

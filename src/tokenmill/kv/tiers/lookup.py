@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
 from ...core.tiers import HOST, NO_PLACE, TIERS, Find, Found, LookIn, TierKey
 from .contents import Contents
+from .deadlines import Deadlines
 from .events import Outbox
 
 MOST_BLOCKS = 512
@@ -86,13 +86,11 @@ class Lookups:
         self._contents = contents
         self._shared_lookups = shared_lookups
         self._outbox = outbox
-        self._ends: deque[tuple[float, Lookup]] = deque()
+        self._deadlines: Deadlines[Lookup] = Deadlines(lambda lookup: lookup.is_over)
 
     @property
     def next_s(self) -> float | None:
-        while self._ends and self._ends[0][1].is_over:
-            self._ends.popleft()
-        return self._ends[0][0] if self._ends else None
+        return self._deadlines.next_s
 
     def find(self, client: int, message: Find, now: float) -> None:
         contents = self._contents
@@ -103,20 +101,18 @@ class Lookups:
             self._say(lookup, digits)
             return
         lookup.unknown.update(unknown)
-        self._ends.append((now + contents.config.find_timeout_s, lookup))
+        self._deadlines.add(now + contents.config.find_timeout_s, lookup)
         for name, block in unknown:
             self._shared_lookups.look(name, block, lookup)
 
     def gone(self, client: int) -> None:
-        for _, lookup in self._ends:
+        for lookup in self._deadlines:
             lookup.is_over = lookup.is_over or lookup.client == client
 
     def lapse(self, now: float) -> None:
-        while self._ends and self._ends[0][0] <= now:
-            _, lookup = self._ends.popleft()
-            if not lookup.is_over:
-                self._contents.host.counts["find_timeouts"] += 1
-                self.answer(lookup, now)
+        for lookup in self._deadlines.due(now):
+            self._contents.host.counts["find_timeouts"] += 1
+            self.answer(lookup, now)
 
     def answer(self, lookup: Lookup, now: float) -> None:
         message = lookup.message

@@ -10,12 +10,12 @@ goes has written nothing.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 
 from ...core.tiers import DISK, HOST, NO_PLACE, REMOTE, BlockFacts, Granted, Store, Stored, Written
 from .arrivals import Arrival, Arrivals
 from .contents import Contents
+from .deadlines import Deadlines
 from .events import Outbox
 from .replacement import MOST_SUM, TierBlock
 from .saves import Saver, Touches
@@ -62,16 +62,14 @@ class Stores:
         self._saver = savers.get(farthest)
         self._stores: dict[int, dict[int, Storing]] = {}
         self._client_granted: dict[int, int] = {}
-        self._ends: deque[tuple[float, Storing]] = deque()  # of shared ones
+        self._deadlines: Deadlines[Storing] = Deadlines(lambda storing: storing.is_over)  # of shared ones
 
     def __len__(self) -> int:
         return sum(map(len, self._stores.values()))
 
     @property
     def next_s(self) -> float | None:
-        while self._ends and self._ends[0][1].is_over:
-            self._ends.popleft()
-        return self._ends[0][0] if self._ends else None
+        return self._deadlines.next_s
 
     def granted(self) -> list[tuple[int, BlockFacts]]:
         """Slots that are being filled by clients, and with what."""
@@ -92,7 +90,7 @@ class Stores:
             storing.is_kept = False
         self._outbox.say(client, Granted(message.number, tuple(offsets)))
         if message.is_shared:
-            self._ends.append((now + self._contents.config.fetch_timeout_s, storing))
+            self._deadlines.add(now + self._contents.config.fetch_timeout_s, storing)
         if not storing.slots:
             self._written(storing, (), now)
 
@@ -114,9 +112,8 @@ class Stores:
 
     def lapse(self, now: float) -> None:
         """What others wait for has not come where they find it in time."""
-        while self._ends and self._ends[0][0] <= now:
-            _, storing = self._ends.popleft()
-            if storing.is_written and not storing.is_over:
+        for storing in self._deadlines.due(now):
+            if storing.is_written:
                 storing.is_kept = False
                 self._end(storing)
 
