@@ -63,7 +63,7 @@ ALLOWED: dict[str, set[str]] = {
         "worker",
         "net",
     },
-    "plan": {"core", "kv/tiers", "cluster", "sim", "bench", "formats", "text", "models", "node"},
+    "plan": {"core", "plugins", "kv/tiers", "cluster", "sim", "bench", "formats", "text", "models", "node"},
     "kv/store": {"core", "kv/tiers", "kv/transfer", "net", "node"},
     "sandbox": {"core", "formats", "text", "net", "node", "api"},
 }

@@ -31,6 +31,7 @@ from ..kv.tiers.policies import ADMISSIONS, REPLACEMENTS
 from ..kv.tiers.replacement import Replacement, TierAdmission
 from ..node.options import EVICTIONS, OWN_POLICIES, SCHEDULING_POLICIES
 from ..node.policy_file import is_policy_file, own_policy, policy_names, read_policy
+from ..plugins.load import are_on
 from ..sim.deployment import Deployment
 from ..sim.tier_plan import TierSpecs
 
@@ -171,7 +172,7 @@ def _kind_of(name: str) -> str:
     able = able or [each for each, names in added.items() if name in names]
     if not able:
         known = [each for names in (*NAMES.values(), *added.values()) for each in names]
-        check_name(name, dict.fromkeys(known), "policy", "--policy")
+        check_name(name, dict.fromkeys(known), "policy", "--policy" if are_on() else "--policy (plug-ins are off)")
     if len(able) > 1:
         choices = " or ".join(f"{each}={name}" for each in able)
         raise ConfigError(f"--policy {name} is ambiguous: say {choices}.", param="policy")
