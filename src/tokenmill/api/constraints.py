@@ -97,7 +97,7 @@ def _response_format(fields: Fields) -> Iterator[Constraint]:
     elif kind != "text":
         message = "response_format.type must be one of text, json_object, json_schema, structural_tag, regex, grammar."
         raise InvalidRequest(message, param="response_format.type")
-    _refuse_rest(form)
+    form.refuse_unread()
 
 
 def _json_schema(form: Fields) -> Constraint:
@@ -118,7 +118,7 @@ def _json_schema(form: Fields) -> Constraint:
     schema = inner.any("schema")
     if schema is None and "schema" not in envelope:
         raise InvalidRequest("response_format.json_schema.schema must be a schema.", param=inner.name("schema"))
-    _refuse_rest(inner)
+    inner.refuse_unread()
     return Constraint("json_schema", schema, inner.name("schema"))
 
 
@@ -150,7 +150,7 @@ def _structured_outputs(given: dict[str, Any] | None) -> Iterator[Constraint]:
         if value not in _NOTHING or (kind == "json_schema" and value is False):
             num_found += 1
             yield _constraint(kind, value, options.name(name), whitespace)
-    _refuse_rest(options)
+    options.refuse_unread()
     if not num_found:
         message = f"structured_outputs must have one of {', '.join(_STRUCTURED)}."
         raise InvalidRequest(message, param="structured_outputs")
@@ -187,7 +187,7 @@ def _tgi(grammar: Fields) -> Constraint:
     value = grammar.any("value")
     if kind == "json_schema" and isinstance(value, dict) and isinstance(value.get("schema"), dict) and "name" in value:
         value = value["schema"]
-    _refuse_rest(grammar)
+    grammar.refuse_unread()
     return _constraint(kind, value, "grammar.value")
 
 
@@ -226,10 +226,3 @@ def _whitespace(fields: Fields, name: str) -> str | None:
     if pattern is None:
         return None
     return _ANY_SPACE.sub(lambda found: r"[ \t\n\r]" if r"\s" in found[0] else found[0], pattern)
-
-
-def _refuse_rest(fields: Fields) -> None:
-    """What is in a constraint and not known would change it."""
-    if rest := fields.unread():
-        name = fields.name(rest[0][:100])
-        raise InvalidRequest(f"{name} is not known here; leave it out.", param=name)

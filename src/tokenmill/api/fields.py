@@ -236,6 +236,12 @@ class Fields:
         name = self.name(field)
         return InvalidRequest(f"{name} must be {wanted}, got {kind_name(self._body.get(field))}.", param=name)
 
+    def refuse_unread(self) -> None:
+        """Raises InvalidRequest for what nobody has asked for, where it must not be passed over."""
+        if rest := self.unread():
+            name = self.name(rest[0][:100])
+            raise InvalidRequest(f"{name} is not known here; leave it out.", param=name)
+
 
 def check_integer(name: str, value: Any, low: int, high: int) -> int:
     """JSON has one kind of number: 3.0 is 3."""

@@ -319,10 +319,13 @@ _TYPES = {architecture: kind for kind, architecture in reversed(ARCHITECTURES.it
 
 def architecture_of(config: Mapping[str, Any]) -> str:
     """What `architectures` names first, else what `model_type` stands for; "" where neither says anything known."""
+    return named_architecture(config) or ARCHITECTURES.get(str(config.get("model_type")), "")
+
+
+def named_architecture(config: Mapping[str, Any]) -> str:
+    """What `architectures` names first; "" for nothing."""
     names = config.get("architectures")
-    if isinstance(names, list) and names:
-        return str(names[0])
-    return ARCHITECTURES.get(str(config.get("model_type")), "")
+    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def model_type_of(config: Mapping[str, Any]) -> str:

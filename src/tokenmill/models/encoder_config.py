@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
-from ..formats.config_keys import ENCODER_TYPES, keys_of
+from ..formats.config_keys import ENCODER_TYPES, keys_of, named_architecture
 from ..ops.api import HeadGeometry
 from .config import MAX_LAYERS, LayerConfig
 from .config_json import ROPE_KEYS, read_object
@@ -86,12 +86,12 @@ class EncoderConfig:
 
 def is_encoder(checkpoint: Checkpoint) -> bool:
     """Whether the checkpoint is of a known encoder family."""
-    return checkpoint.kind == "hf" and _split(_architecture(checkpoint)) is not None
+    return checkpoint.kind == "hf" and _split(named_architecture(checkpoint.metadata)) is not None
 
 
 def encoder_config(checkpoint: Checkpoint) -> EncoderConfig:
     """The shape of the encoder in `checkpoint`. Raises BadCheckpoint naming the key at fault."""
-    architecture = _architecture(checkpoint)
+    architecture = named_architecture(checkpoint.metadata)
     found = _split(architecture)
     assert found is not None, architecture
     name, has_head = found
@@ -157,11 +157,6 @@ def _num_positions(fields: Fields, family: EncoderFamily, first: int) -> int:
     if num_positions < 1:
         raise BadCheckpoint(f"{fields.where}: {longest} = {fields.get(longest)} leaves no position.")
     return num_positions
-
-
-def _architecture(checkpoint: Checkpoint) -> str:
-    names = checkpoint.metadata.get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def _split(architecture: str) -> tuple[str, bool] | None:

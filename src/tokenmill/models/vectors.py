@@ -14,6 +14,7 @@ from typing import Any
 from ..core.block import KVGroup
 from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
+from ..formats.config_keys import named_architecture
 from ..ops.api import Array, Ops
 from ..ops.forward import ForwardOps
 from . import decoder, encoder
@@ -67,7 +68,7 @@ def vector_config(checkpoint: Checkpoint) -> ModelConfig | EncoderConfig:
 
 def is_bare_decoder(checkpoint: Checkpoint) -> bool:
     """Whether the checkpoint is the body of a known decoder without a language head."""
-    return checkpoint.kind == "hf" and _whole(checkpoint) not in (None, _architecture(checkpoint))
+    return checkpoint.kind == "hf" and _whole(checkpoint) not in (None, named_architecture(checkpoint.metadata))
 
 
 def load_vector_model(
@@ -143,20 +144,15 @@ def body_of(checkpoint: Checkpoint) -> Checkpoint:
     metadata, tensors = dict(checkpoint.metadata), dict(checkpoint.tensors)
     if metadata.get("is_causal") is False:
         raise BadCheckpoint(f"{checkpoint.path}: is_causal = false: a decoder that sees ahead is not supported.")
-    metadata["architectures"] = [_whole(checkpoint) or _architecture(checkpoint)]
+    metadata["architectures"] = [_whole(checkpoint) or named_architecture(checkpoint.metadata)]
     tensors.pop(f"{GLOBAL_NAMES['hf']['head']}.weight", None)
     metadata["tie_word_embeddings"] = True
     return replace(checkpoint, metadata=metadata, tensors=tensors)
 
 
-def _architecture(checkpoint: Checkpoint) -> str:
-    names = checkpoint.metadata.get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else ""
-
-
 def _whole(checkpoint: Checkpoint) -> str | None:
     """The architecture of the language model that the checkpoint is, or is the body of."""
-    architecture = _architecture(checkpoint)
+    architecture = named_architecture(checkpoint.metadata)
     whole = architecture.removesuffix("Model").removesuffix("Text") + _CAUSAL
     names = (architecture, whole)
     ours = [name for name in names if name in HF_FAMILIES]

@@ -55,6 +55,13 @@ def counts(text: str) -> list[float]:
     return found
 
 
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
 def duration(text: str) -> float:
     try:
         return read_duration(text)

@@ -21,6 +21,7 @@ from rich.table import Table
 from ... import __version__
 from ...core.errors import ConfigError
 from .. import machine
+from ..load.options import positive
 from ..report import console_beside, without_secrets, write_json
 from ..stats import mcnemar, paired_bootstrap
 from .code import CodeLimits
@@ -42,14 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--data", type=Path, metavar="FOLDER", help="where the tasks' files are (docs/operate/quality.md names them)"
     )
-    group.add_argument("--limit", type=_positive, metavar="N", help="ask at most N questions (score N windows) a task")
+    group.add_argument("--limit", type=positive, metavar="N", help="ask at most N questions (score N windows) a task")
     group.add_argument(
         "--shots", type=int, metavar="N", help="worked examples in each prompt (default: the task's own)"
     )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="chooses examples and questions (default: 0)")
     group.add_argument("--chat", action="store_true", help="ask through the chat template instead of plain completion")
-    group.add_argument("--window", type=_positive, default=1024, metavar="TOKENS", help="of perplexity (default: 1024)")
-    group.add_argument("--stride", type=_positive, default=512, metavar="TOKENS", help="of perplexity (default: 512)")
+    group.add_argument("--window", type=positive, default=1024, metavar="TOKENS", help="of perplexity (default: 1024)")
+    group.add_argument("--stride", type=positive, default=512, metavar="TOKENS", help="of perplexity (default: 512)")
     group.add_argument(
         "--allow-code-execution",
         action="store_true",
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--url", metavar="URL", help="ask a running server instead of loading MODEL")
     group.add_argument("--served-model-name", metavar="NAME", help="with --url (default: the server's first)")
     group.add_argument("--api-key", metavar="KEY", help="with --url")
-    group.add_argument("--concurrency", type=_positive, default=8, metavar="N", help="requests at once (default: 8)")
+    group.add_argument("--concurrency", type=positive, default=8, metavar="N", help="requests at once (default: 8)")
     group.add_argument("--extra-body", type=_object, metavar="JSON", help="fields added to every completion request")
     group = parser.add_argument_group("result")
     group.add_argument("--json", type=Path, metavar="FILE", help="write every figure and every answer")
@@ -222,13 +223,6 @@ def _show(tables: Sequence[Table], json_path: Path | None) -> None:
     console = console_beside(json_path)
     for table in tables:
         console.print(table)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ... import __version__
 from ...core.errors import ConfigError
 from ...text.text_model import TextModel
 from .. import machine
+from ..load.options import positive
 from ..quality.api import ApiSubject
 from ..report import console_beside, without_secrets, write_json
 from .answers import Case, Settings, ask_all, judge, known_formats, measure_gaps, read_cases, speed
@@ -34,19 +35,22 @@ _SETTINGS = ("limit", "quick", "max_tokens", "concurrency", "bombs", "seed")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("schemas")
     group.add_argument("--data", type=Path, required=True, metavar="FILE", help="JSON lines, as .jsonl or .jsonl.gz")
-    group.add_argument("--limit", type=_count, metavar="N", help="so many of them, spread evenly (default: all)")
+    group.add_argument("--limit", type=positive, metavar="N", help="so many of them, spread evenly (default: all)")
     group.add_argument("--quick", action="store_true", help="replay and ask about a few: a look of two minutes")
     group = parser.add_argument_group("answers")
     group.add_argument("--url", metavar="URL", help="also ask this server, such as http://127.0.0.1:8000")
     group.add_argument("--served-model-name", metavar="NAME", help="with --url (default: the server's first)")
     group.add_argument("--api-key", metavar="KEY", help="with --url")
-    group.add_argument("--concurrency", type=_count, default=16, metavar="N", help="requests at once (default: 16)")
-    group.add_argument("--max-tokens", type=_count, default=400, metavar="N", help="of an answer (default: 400)")
+    group.add_argument("--concurrency", type=positive, default=16, metavar="N", help="requests at once (default: 16)")
+    group.add_argument("--max-tokens", type=positive, default=400, metavar="N", help="of an answer (default: 400)")
     group.add_argument(
-        "--num-asked", type=_count, metavar="N", help="schemas to ask about (default: all that are taken)"
+        "--num-asked", type=positive, metavar="N", help="schemas to ask about (default: all that are taken)"
     )
     group.add_argument(
-        "--bombs", type=_count, metavar="N", help="with --url: gaps of others' tokens while N grammars at once explode"
+        "--bombs",
+        type=positive,
+        metavar="N",
+        help="with --url: gaps of others' tokens while N grammars explode at once",
     )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of draws (default: 0)")
     group = parser.add_argument_group("result")
@@ -147,10 +151,3 @@ def _tables(result: dict[str, Any]) -> list[Table]:
             *(f"{1e3 * row[name]:.1f} ms" for name in ("p50_s", "p99_s", "max_s")),
         )
     return [first, second, third, fourth]
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value

@@ -102,14 +102,14 @@ class _Admin:
     async def create_tenant(self, request: HttpRequest) -> Response:
         fields = await self._fields(request)
         name, given = fields.required_text("id"), _settings(fields)
-        _refuse_rest(fields)
+        fields.refuse_unread()
         made = await self._do(lambda store: store.create_tenant(name, TenantSettings.from_fields(given)))
         return JSONReply(made.to_json(), status_code=201)
 
     async def change_tenant(self, request: HttpRequest) -> Response:
         fields = await self._fields(request)
         name, given = request.path_params["tenant"], _settings(fields)
-        _refuse_rest(fields)
+        fields.refuse_unread()
         return JSONReply((await self._do(lambda store: store.change_tenant(name, given))).to_json())
 
     async def delete_tenant(self, request: HttpRequest) -> Response:
@@ -142,7 +142,7 @@ class _Admin:
         if any(scope != ADMIN for scope in scopes):
             raise InvalidRequest('scopes may be [] or ["admin"].', param="scopes")
         expires_s = fields.integer("expires_at", 1, _MAX_TIME_S) or 0
-        _refuse_rest(fields)
+        fields.refuse_unread()
         record, key = await self._do(
             lambda store: store.create_key(name, tenant or name, is_admin=bool(scopes), expires_s=expires_s)
         )
@@ -153,7 +153,7 @@ class _Admin:
         overlap_s = fields.number("overlap_s") or 0.0
         if not 0 <= overlap_s <= MAX_OVERLAP_S:
             raise InvalidRequest(f"overlap_s must be between 0 and {MAX_OVERLAP_S}.", param="overlap_s")
-        _refuse_rest(fields)
+        fields.refuse_unread()
         name = request.path_params["key"]
         record, key = await self._do(lambda store: store.rotate_key(name, overlap_s))
         return JSONReply({**self._shown(record), "key": key}, status_code=201)
@@ -189,8 +189,3 @@ class _Admin:
 
 def _settings(fields: Fields) -> dict[str, Any]:
     return {name: value for name in _SETTINGS if (value := fields.any(name)) is not None}
-
-
-def _refuse_rest(fields: Fields) -> None:
-    if rest := fields.unread():
-        raise InvalidRequest(f"{rest[0][:100]} is not known here.", param=rest[0][:100])

@@ -222,7 +222,7 @@ class _Views:
         require_local_admin(request)
         fields = await self._fields(request)
         owner, most = self._owner(fields), fields.integer("bytes", 0, 1 << 62)
-        _refuse_rest(fields)
+        fields.refuse_unread()
         return JSONReply(await self._asked("quota", {"owner": owner or "", "bytes": most}) or {})
 
     async def clear(self, request: HttpRequest) -> Response:
@@ -230,7 +230,7 @@ class _Views:
         require_local_admin(request)
         fields = await self._fields(request)
         tier, owner = fields.text("tier"), self._owner(fields)
-        _refuse_rest(fields)
+        fields.refuse_unread()
         if tier is not None and tier not in TIERS:
             raise InvalidRequest(f"tier must be one of {', '.join(TIERS)}.", param="tier")
         given = {"tier": tier, "owner": owner}
@@ -297,8 +297,3 @@ class _Views:
 
 def _keys(wanted: WantedKV) -> list[str]:
     return [key.hex() for key in split_keys(wanted.keys)]
-
-
-def _refuse_rest(fields: Fields) -> None:
-    if rest := fields.unread():
-        raise InvalidRequest(f"{rest[0][:100]} is not known here.", param=rest[0][:100])
