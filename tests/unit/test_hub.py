@@ -503,7 +503,7 @@ def test_a_repository_cannot_write_outside_of_its_folder(cache: Path, server: Fa
 
 
 def test_two_processes_that_want_the_same_fetch_it_once(cache: Path, server: FakeHub) -> None:
-    """The second waits for the first, and says so."""
+    """The second waits for the first, and says so. Who wants another waits for nobody."""
     server.files["M-Q4_K_M.gguf"] = CONTENT
     code = (
         "import pathlib, sys; from tokenmill.formats.hub import resolve_model\n"
@@ -513,6 +513,8 @@ def test_two_processes_that_want_the_same_fetch_it_once(cache: Path, server: Fak
         process = subprocess.Popen([sys.executable, "-c", code, str(cache)], stdout=-1, stderr=-1, text=True)
         assert process.stderr is not None
         assert "waiting for it" in process.stderr.readline()
+        resolve_model("org/y", cache_dir=cache)
+        server.calls.clear()
         meanwhile = hub._fetch_from_hub(HubName("org/x"), cache / "hub" / "org--x", cache, lambda *_: None)
     out, _ = process.communicate()
     assert Path(out.strip()) == meanwhile and len(server.downloads()) == 1
@@ -528,6 +530,7 @@ def test_a_killed_download_goes_on_with_the_next(cache: Path, server: FakeHub) -
     process = subprocess.Popen([sys.executable, "-c", code, str(cache)])
     assert server.is_stalled.wait(60)
     while not [file for file in cache.rglob(".*.part") if file.stat().st_size]:
+        assert process.poll() is None
         time.sleep(0.01)
     process.kill()
     process.wait()
