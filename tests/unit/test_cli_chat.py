@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -43,6 +44,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             )
         elif self.path.startswith("/html"):
             self._give(200, b"<html>")
+        elif self.path.startswith("/small"):
+            self._give(200, b'{"data": [{"id": "m", "meta": {"n_params": 135000000}}, {"id": "n", "meta": []}]}')
         elif self.path.startswith("/none"):
             self._give(200, b'{"data": []}')
         else:
@@ -104,6 +107,7 @@ class Echo:
     """Answers with what it heard."""
 
     name = "echo"
+    num_parameters = 0
     reads_images = False
 
     def __init__(self) -> None:
@@ -129,6 +133,16 @@ def test_a_connection_that_breaks_off_is_said_and_the_conversation_goes_on(url, 
     talk(monkeypatch, url, "break", "whole")
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "part" and lines[2].startswith("The connection broke off") and lines[3] == "part"
+
+
+def test_a_small_model_of_a_server_is_called_small_once(url, monkeypatch):
+    """Where the server tells its parameters, and on a terminal; not among what is answered."""
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr("sys.stderr", terminal)
+    talk(monkeypatch, f"{url}/small/v1", "whole", "whole")
+    assert terminal.getvalue().count("this model is small (135.0M parameters)") == 1
+    assert ServerPartner(f"{url}/small/v1", None, {}, "n").num_parameters == 0
 
 
 def test_brackets_in_names_and_errors_are_shown_as_they_are(url, monkeypatch, capsys):
@@ -225,6 +239,7 @@ def test_a_backslash_or_quotes_continue_the_message(monkeypatch):
 def test_why_an_answer_was_ended_is_shown(monkeypatch, capsys):
     class Looping:
         name = "m"
+        num_parameters = 0
         reads_images = None
 
         def answer(self, messages):
@@ -241,6 +256,7 @@ def test_reasoning_is_shown_and_no_part_of_what_is_kept(monkeypatch, capsys):
 
     class Thinker:
         name = "m"
+        num_parameters = 0
         reads_images = None
 
         def answer(self, messages):
@@ -259,6 +275,7 @@ def test_reasoning_is_shown_and_no_part_of_what_is_kept(monkeypatch, capsys):
 def test_what_has_come_when_an_answer_is_stopped_is_kept_and_nothing_leaves_no_trace(monkeypatch, capsys):
     class Slow:
         name = "m"
+        num_parameters = 0
         reads_images = None
 
         def answer(self, messages):

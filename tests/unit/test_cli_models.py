@@ -12,7 +12,8 @@ import pytest
 from commands import run_command
 from fake_hub import FakeHub, fake_hub
 from tokenmill.cli import models
-from tokenmill.cli.models import progress_bar, tell_if_small
+from tokenmill.cli.models import progress_bar
+from tokenmill.cli.partners import tell_if_small
 from tokenmill.node.machine import MachineFacts
 
 

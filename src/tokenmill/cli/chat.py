@@ -26,7 +26,7 @@ from ..core.errors import ConfigError, ContextTooLong, TokenmillError
 from ..core.units import format_bytes
 from .generate import speed
 from .options import llm_options, sampling_overrides
-from .partners import LocalPartner, Message, Partner, ServerPartner, api_key
+from .partners import LocalPartner, Message, Partner, ServerPartner, api_key, tell_if_small
 from .servers import READY, running
 
 HELP = """\
@@ -71,7 +71,7 @@ def chat(args: argparse.Namespace) -> int:
         return Conversation(partner, args.system).run(note)
     from ..llm.llm import LLM
     from ..text.calls import require_tokens
-    from .models import progress_bar, tell_if_small
+    from .models import progress_bar
 
     has_it = next((each for each in running() if each.has(args.model) and each.state() == READY), None)
     note = f"{has_it.address} serves this model: --url {has_it.address} takes no memory for it again" if has_it else ""
@@ -81,7 +81,6 @@ def chat(args: argparse.Namespace) -> int:
         require_tokens(llm.ready)
         if llm.text.chat is None:
             raise ConfigError(f"The model {llm.ready.model!r} has no chat template; type `tokenmill generate`.")
-        tell_if_small(llm.text.info.num_parameters)
         return Conversation(LocalPartner(llm, overrides), args.system).run(note)
 
 
@@ -115,6 +114,7 @@ class Conversation:
 
             readline.parse_and_bind("set enable-bracketed-paste on")
         self._console.print(f"[bold]{escape(self.partner.name)}[/]  [dim]/help lists commands, Ctrl-D leaves[/]")
+        tell_if_small(self.partner.num_parameters)
         if note:
             self._tell(note)
         while True:

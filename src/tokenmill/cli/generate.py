@@ -10,8 +10,9 @@ from ..core.errors import ConfigError
 from ..llm.llm import LLM
 from ..node.model_warnings import NOTE
 from ..text.calls import require_tokens
-from .models import progress_bar, tell_if_small
+from .models import progress_bar
 from .options import llm_options, sampling_overrides
+from .partners import tell_if_small
 
 
 def generate(args: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from ..core.errors import ConfigError
 from ..core.units import format_bytes, format_count
 from ..formats import hub
 from ..formats.hub_client import search_models
-from ..formats.model_names import SMALL_PARAMETERS, KnownModel, find_known, known_models
+from ..formats.model_names import KnownModel, find_known, known_models
 from ..node.machine import read_machine
 
 Progress = Callable[[int, int], None]
@@ -148,16 +148,6 @@ def search(args: argparse.Namespace) -> int:
         print(f"{each.repository:<52} {counts}  {runs}{gated}")
     print("Fetch one with: tokenmill pull NAME, or NAME:Q8_0 for that quantisation.")
     return 0
-
-
-def tell_if_small(num_parameters: int) -> None:
-    """On a terminal, once for a command that shows answers."""
-    if 0 < num_parameters < SMALL_PARAMETERS and sys.stderr.isatty():
-        print(
-            f"tokenmill: this model is small ({format_count(num_parameters)} parameters): quick, and often wrong. "
-            "Better ones: tokenmill list --available",
-            file=sys.stderr,
-        )
 
 
 def remove(args: argparse.Namespace) -> int:

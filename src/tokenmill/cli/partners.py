@@ -7,12 +7,14 @@ import contextlib
 import http.client
 import json
 import os
+import sys
 import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..core.errors import ConfigError, ContextTooLong, TokenmillError, Unavailable
 from ..core.sampling import CHAT_TOKENS
+from ..core.units import format_count
 from .server_url import read_url
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ KEYS = ("TOKENMILL_API_KEY", "OPENAI_API_KEY")
 
 _NEEDS_KEY = f"Give its key by --api-key, or in the environment as {' or '.join(KEYS)}."
 _TIMEOUT_S = 300.0
+_SMALL_PARAMETERS = 10**9
 
 
 class Said(NamedTuple):
@@ -38,9 +41,11 @@ class Said(NamedTuple):
 
 
 class Partner(Protocol):
-    """name: of the model. reads_images: whether messages may have any; None: it has to be tried."""
+    """name, num_parameters: of the model; 0: it is not told. reads_images: whether messages may have any; None: it has
+    to be tried."""
 
     name: str
+    num_parameters: int
 
     @property
     def reads_images(self) -> bool | None: ...
@@ -57,6 +62,7 @@ class LocalPartner:
 
     def __init__(self, llm: LLM, overrides: dict[str, Any]) -> None:
         self.name = llm.ready.model
+        self.num_parameters = llm.text.info.num_parameters
         self._llm = llm
         self._is_bounded = overrides["max_tokens"] == CHAT_TOKENS
         self._sampling = llm.default_sampling(**_without_default(overrides))
@@ -84,6 +90,23 @@ def _without_default(overrides: dict[str, Any]) -> dict[str, Any]:
     return overrides | {"max_tokens": None} if overrides.get("max_tokens") == CHAT_TOKENS else overrides
 
 
+def _num_parameters(card: Any) -> int:
+    """As this program's servers and llama-server tell it; 0 where a server does not."""
+    meta = card.get("meta")
+    told = meta.get("n_params") if isinstance(meta, dict) else 0
+    return told if isinstance(told, int) else 0
+
+
+def tell_if_small(num_parameters: int) -> None:
+    """On a terminal, once for a command that shows answers."""
+    if 0 < num_parameters < _SMALL_PARAMETERS and sys.stderr.isatty():
+        print(
+            f"tokenmill: this model is small ({format_count(num_parameters)} parameters): quick, and often wrong. "
+            "Better ones: tokenmill list --available",
+            file=sys.stderr,
+        )
+
+
 class ServerPartner:
     """Speaks OpenAI's API with the standard library alone.
 
@@ -108,6 +131,7 @@ class ServerPartner:
         cards = self._cards()
         self.models = [str(card["id"]) for card in cards]
         self.name = model or self.models[0]
+        self.num_parameters = _num_parameters(next((card for card in cards if card["id"] == self.name), {}))
         if guards_loops and cards[0].get("owned_by") == "tokenmill":
             self._fields["loop_guard"] = True
 

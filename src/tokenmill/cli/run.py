@@ -26,7 +26,7 @@ from ..core.errors import ConfigError, Unavailable
 from .chat import Conversation, show
 from .models import resolve_model
 from .options import sampling_overrides
-from .partners import Message, ServerPartner, api_key
+from .partners import Message, ServerPartner, api_key, tell_if_small
 from .servers import READY, SILENT, Served, running, servers_dir
 
 _POLL_S = 0.05
@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         return Conversation(partner, args.system).run()
     messages: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
     messages.append({"role": "user", "content": prompt})
+    tell_if_small(partner.num_parameters)
     console = Console(highlight=False, soft_wrap=True)
     show(partner, messages, console, thoughts=console.is_terminal and not args.hidethinking, figures=args.verbose)
     return 0

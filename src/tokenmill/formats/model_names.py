@@ -26,9 +26,6 @@ from .wheel import WheelModel
 
 HUB_URL = "https://huggingface.co"
 DEFAULT_QUANTIZATION = "Q4_K_M"
-SMALL_PARAMETERS = 1_000_000_000
-"""Below this a model answers quickly and is often wrong."""
-
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _PART = r"[A-Za-z0-9][\w.-]*"
 _HUB_NAME = re.compile(rf"({_PART}/{_PART})(?:@(\w[\w./-]*))?(?::(\w[\w./-]*))?")
