@@ -1,7 +1,7 @@
 """`top`: a page about a running server, drawn again and again: workers, queues, KV, streams, moves, decisions and why.
 
-All of it is read from the server's own views. The page is plain text; on a terminal it is drawn over itself with ANSI
-sequences, elsewhere one page follows another, so that it can be piped.
+All of it is read from the server's own views. The page is plain text; on a terminal it is drawn over itself, elsewhere
+one page follows another, so that it can be piped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from ..core.errors import TokenmillError, Unavailable
@@ -25,8 +25,7 @@ from .server_url import read_url
 
 _TIMEOUT_S = 10.0
 _NUM_STREAMS, _NUM_DECISIONS = 12, 8
-_CLEAR, _HOME, _REST = "\x1b[2J", "\x1b[H", "\x1b[J"
-_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HEADS = r"(?m)^(tokenmill top|WORKER|REQUEST|DECISIONS).*$"
 VIEWS = {
     "load": "/admin/load",
     "workers": "/admin/workers",
@@ -61,20 +60,30 @@ def top(args: argparse.Namespace) -> int:
     if args.once:
         print(json.dumps(first) if args.json else page(args.url, first, shutil.get_terminal_size().columns))
         return 0
-    draws = sys.stdout.isatty() and not args.json
-    with _screen() if draws else suppress(KeyboardInterrupt):
-        for seen in _pages(server, first, args.interval):
-            if args.json:
-                print(json.dumps(seen), flush=True)
-                continue
-            width, height = shutil.get_terminal_size()
-            text = page(args.url, seen, width, height if draws else 0)
-            if draws:
-                sys.stdout.write(_HOME + text.replace("\n", "\x1b[K\r\n") + "\x1b[K" + _REST)
-                sys.stdout.flush()
-            else:
-                print(text, end="\n\n", flush=True)
+    pages = _pages(server, first, args.interval)
+    with suppress(KeyboardInterrupt):
+        if sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown") and not args.json:
+            _draw(args.url, pages)
+        for seen in pages:
+            print(
+                json.dumps(seen) if args.json else page(args.url, seen, shutil.get_terminal_size().columns) + "\n",
+                flush=True,
+            )
     return 0
+
+
+def _draw(url: str, pages: Iterator[View]) -> None:
+    """Each page over the one before, on a screen of its own, until Ctrl-C or SIGTERM."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with Live(console=Console(), screen=True, auto_refresh=False) as live:
+        for seen in pages:
+            text = Text(page(url, seen, *live.console.size), no_wrap=True, overflow="crop")
+            text.highlight_regex(_HEADS, "bold")
+            live.update(text, refresh=True)
 
 
 def _pages(server: Server, first: View, interval_s: float) -> Iterator[View]:
@@ -86,18 +95,6 @@ def _pages(server: Server, first: View, interval_s: float) -> Iterator[View]:
             yield server.read()
         except TokenmillError as error:
             yield {"error": error.message}
-
-
-@contextmanager
-def _screen() -> Iterator[None]:
-    sys.stdout.write(_ENTER + _CLEAR)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with suppress(KeyboardInterrupt):
-            yield
-    finally:
-        sys.stdout.write(_LEAVE)
-        sys.stdout.flush()
 
 
 class Server:
