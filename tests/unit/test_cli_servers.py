@@ -28,6 +28,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(int(sys.argv[2]))
         self.end_headers()
+        if self.path == "/v1/models" and not sys.argv[3:]:
+            self.wfile.write(b'{"data": [{"id": "a"}, {"id": "b"}, {"id": "c"}, {"id": "d"}, {"id": "e"}]}')
     def log_message(self, *args):
         pass
 with http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler) as server, Registration() as registration:
@@ -113,6 +115,15 @@ def test_stop_ends_the_one_that_is_named(two: tuple[Process, Process]) -> None:
     assert run_command("stop", "--all").stdout == f"stopped qwen:4b at http://127.0.0.1:{other.port}\n"
     ended = run_command("stop")
     assert ended.returncode == 2 and "No server of yours runs here" in ended.stderr
+
+
+def test_a_server_with_models_of_a_folder_is_asked_for_them_and_not_ended_for_one() -> None:
+    with Process(200) as folder:
+        assert "a, b, c, d and 1 more  " in run_command("ps").stdout
+        ended = run_command("stop", "b")
+        assert ended.returncode == 2 and "b is one of several models at" in ended.stderr
+        assert named("").title == "models of a folder"
+        assert run_command("stop", str(folder.port)).returncode == 0
 
 
 def test_a_server_is_named_by_model_address_port_or_process(two: tuple[Process, Process]) -> None:

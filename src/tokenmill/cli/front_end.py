@@ -440,8 +440,8 @@ class FrontEnd:
         self.progress.listening.set_result(address)
         self.registration.write(
             os.path.abspath(host) if given.http.uds else address,
-            given.config.model_names,
-            os.path.abspath(given.model.path),
+            given.config.model_names if given.folder is None else (),
+            os.path.abspath(given.model.path) if given.folder is None else "",
             given.options.exit_idle_s,
         )
 

@@ -39,13 +39,16 @@ def run(args: argparse.Namespace) -> int:
     if not prompt and not sys.stdin.isatty():
         raise ConfigError("There is no prompt: give one after the model, or on standard input.", param="prompt")
     overrides = {**sampling_overrides(args), **_format(args.format), **_think(args.think)}
-    served = find_or_start(args.model, args.keepalive)
+    key = api_key(args)
+    served = find_or_start(args.model, args.keepalive, key)
 
     def restarted() -> str:
-        return find_or_start(args.model, args.keepalive).address
+        return find_or_start(args.model, args.keepalive, key).address
 
-    name = args.model if served.has(args.model) else served.models[0]
-    partner = ServerPartner(served.address, api_key(args), overrides, name, restarted, args.loop_guard)
+    has_it = served.asked(key).has(args.model)
+    partner = ServerPartner(
+        served.address, key, overrides, args.model if has_it else served.title, restarted, args.loop_guard
+    )
     if not prompt:
         return Conversation(partner, args.system).run()
     messages: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
@@ -75,9 +78,9 @@ def _think(text: str | None) -> dict[str, Any]:
     return fields if text in ("true", "false") else {**fields, "reasoning_effort": text}
 
 
-def find_or_start(model: str, keep_s: int) -> Served:
+def find_or_start(model: str, keep_s: int, key: str | None) -> Served:
     """A server that has the model, and is ready. Fetches what is not there yet. Raises TokenmillError."""
-    found = next((each for each in _reachable() if each.has(model)), None)
+    found = next((each for each in _reachable() if each.asked(key).has(model)), None)
     if found is None:
         resolved = resolve_model(model)
         path = os.path.abspath(resolved.path)

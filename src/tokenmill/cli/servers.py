@@ -27,10 +27,12 @@ from pathlib import Path
 
 from ..core.errors import ConfigError, Unavailable
 from ..core.units import KiB, format_bytes
+from .partners import KEYS
 from .server_url import ServerURL, read_url
 from .state import default_state_dir
 
 READY, STARTING, SILENT = "ready", "starting", "no answer"
+_SHOWN = 4
 _LOOK_S = 1.0
 _PROBE_S = 2.0
 _STOP_S = 60.0
@@ -43,8 +45,8 @@ class Served:
 
     started      when the process did, as the system tells it
     address      of HTTP, or the path of a Unix socket
-    models       names that it answers to, its own first
-    path         of the model's file or folder, absolute
+    models       names that it answers to, its own first; none where it loads models of a folder on demand
+    path         of the model's file or folder, absolute; "" without a model of its own
     exit_idle_s  it ends by itself when it has not been used so long; 0: never
     used_s       when it was last used, as time.time() tells it
     """
@@ -61,6 +63,26 @@ class Served:
         """Whether it answers to that name; Ollama's tag `latest` may be there or not."""
         return _untagged(model) in map(_untagged, self.models)
 
+    @property
+    def title(self) -> str:
+        return self.models[0] if self.models else "models of a folder"
+
+    def asked(self, api_key: str | None) -> Served:
+        """With all models that it lists now, where it tells them."""
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key and not self.address.startswith("https") else {}
+        try:
+            with contextlib.closing(self._connect()) as connection:
+                connection.request("GET", f"{self._base}/v1/models", headers=headers)
+                names = [str(card["id"]) for card in json.load(connection.getresponse())["data"]]
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+            return self
+        return replace(self, models=tuple(dict.fromkeys((*self.models, *names))))
+
+    @property
+    def _base(self) -> str:
+        url = self.url()
+        return "" if url is None else url.base
+
     def url(self) -> ServerURL | None:
         """None: it listens on a Unix socket."""
         return None if self.address.startswith("/") else read_url(self.address, "URL", "http://127.0.0.1:8000")
@@ -69,7 +91,7 @@ class Served:
         """What its /health says now."""
         try:
             with contextlib.closing(self._connect()) as connection:
-                connection.request("GET", f"{url.base if (url := self.url()) else ''}/health")
+                connection.request("GET", f"{self._base}/health")
                 return READY if connection.getresponse().status == 200 else STARTING
         except (OSError, http.client.HTTPException):
             return SILENT
@@ -228,7 +250,8 @@ async def wait_idle(
 
 
 def ps(args: argparse.Namespace) -> int:
-    found = [(each, each.state(), memory_bytes(each.pid)) for each in running()]
+    key = os.environ.get(KEYS[0])
+    found = [(each.asked(key), each.state(), memory_bytes(each.pid)) for each in running()]
     if args.json:
         shown = [asdict(each) | {"state": state, "memory_bytes": memory} for each, state, memory in found]
         print(json.dumps(shown, indent=1))
@@ -236,7 +259,7 @@ def ps(args: argparse.Namespace) -> int:
     rows = [("MODEL", "ADDRESS", "PID", "MEMORY", "STATE", "UNTIL")]
     rows += [
         (
-            ", ".join(each.models),
+            ", ".join(each.models[:_SHOWN]) + (f" and {more} more" if (more := len(each.models) - _SHOWN) > 0 else ""),
             each.address,
             str(each.pid),
             "-" if memory is None else format_bytes(memory),
@@ -260,7 +283,7 @@ def stop(args: argparse.Namespace) -> int:
             if time.monotonic() > until_s:
                 raise Unavailable(f"Process {served.pid} still finishes its calls; to end it now: kill {served.pid}")
             time.sleep(0.05)
-        print(f"stopped {served.models[0]} at {served.address}")
+        print(f"stopped {served.title} at {served.address}")
     return 0
 
 
@@ -270,9 +293,15 @@ def named(name: str) -> Served:
     found = [each for each in there if not name or each.has(name) or name == str(each.pid) or _is_at(each, name)]
     if len(found) == 1:
         return found[0]
-    known = ", ".join(f"{each.models[0]} at {each.address}" for each in there)
+    known = ", ".join(f"{each.title} at {each.address}" for each in there)
     if not there:
         raise ConfigError("No server of yours runs here (those of other state folders are not listed).", param="server")
+    if holder := next((each for each in there if not found and each.asked(os.environ.get(KEYS[0])).has(name)), None):
+        raise ConfigError(
+            f"{name} is one of several models at {holder.address}: `tokenmill stop {holder.address}` ends the server, "
+            f"POST {holder.address}/models/unload unloads the model.",
+            param="server",
+        )
     if not found:
         raise ConfigError(f"No server of yours is or has {name!r}. There are: {known}.", param="server")
     raise ConfigError(f"Which one? Name its address, or say --all: {known}.", param="server")
