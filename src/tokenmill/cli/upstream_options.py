@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..cluster.canary import Version
 from ..cluster.on_demand import Rules
 from ..core.errors import ConfigError, InvalidRequest
-from ..core.options import check, option, seconds
+from ..core.options import check, option, options_of, seconds
 from ..net.kv_endpoints import is_endpoint
 
 if TYPE_CHECKING:
@@ -82,6 +82,9 @@ def _named_feed(text: str) -> FeedAddress:
     if not is_right or not all(is_endpoint(each) for each in addresses):
         raise ValueError(f"must be NAME=tcp://HOST:PORT[,replay=tcp://HOST:PORT], got {text!r}.")
     return FeedAddress(name, endpoint, replay)
+
+
+_OF_FOLDER = ("models_max", "models_autoload", "models_wait_s", "sleep_idle_seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +173,14 @@ class UpstreamOptions:
             raise ConfigError("--upstream-timeout-s must be more than 0.", param="upstream_timeout_s")
         if len(set(self.upstream)) != len(self.upstream):
             raise ConfigError("--upstream names the same server twice.", param="upstream")
+        if self.models_dir is None:
+            usual = {name: default for name, (_, default, _) in options_of(UpstreamOptions).items()}
+            for name in _OF_FOLDER:
+                if getattr(self, name) != usual[name]:
+                    raise ConfigError(
+                        f"--{name.replace('_', '-')} needs --models-dir DIR: a model that is named stays loaded.",
+                        param=name,
+                    )
         if self.upstream_api_key_file is not None and not self.upstream:
             raise ConfigError("--upstream-api-key-file needs --upstream.", param="upstream_api_key_file")
         self._check_feeds()

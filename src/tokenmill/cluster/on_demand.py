@@ -23,7 +23,7 @@ from ..core.errors import Infeasible, InvalidRequest, Overloaded, TokenmillError
 FAILED_S = 10.0
 """For so long after a load that failed, calls for the model are told why at once: a file that is damaged must not cost
 other models their room again and again."""
-BUSY_LOOK_S = 0.5
+BUSY_LOOK_S = 0.1
 """After which a model is looked at again that has work beside its calls."""
 
 

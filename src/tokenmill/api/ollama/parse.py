@@ -256,6 +256,7 @@ def _loading(fields: Fields, rewritten: Mapping[str, Any]) -> Call:
 
 _DURATION = re.compile(r"[+-]?(\d+(\.\d*)?(ns|us|µs|ms|s|m|h))+|[+-]?\d+(\.\d*)?")
 _PART = re.compile(r"(\d+(?:\.\d*)?)(ns|us|µs|ms|s|m|h|$)")
+_MAX_DURATION = 100
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
 
@@ -266,7 +267,7 @@ def keep_alive_s(value: Any) -> float | None:
         return None
     if isinstance(value, (int, float)):
         return float(value)
-    if not isinstance(value, str) or not _DURATION.fullmatch(value[:100]):
+    if not isinstance(value, str) or len(value) > _MAX_DURATION or not _DURATION.fullmatch(value):
         got = repr(value[:40]) if isinstance(value, str) else kind_name(value)
         raise InvalidRequest(f"keep_alive must be seconds or a duration such as '5m', got {got}.", param="keep_alive")
     told_s = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(value))

@@ -70,7 +70,8 @@ class ModelRegistry:
 
     @property
     def num_open(self) -> int:
-        return sum(each.num_open for each in self._present)
+        """Calls of others than the server's own model."""
+        return sum(each.num_open for each in self._present if each is not self._own)
 
     @property
     def _present(self) -> list[ServedModel]:
