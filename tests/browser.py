@@ -195,8 +195,8 @@ class Page:
         self.wait(f"({_FIND})({json.dumps(place)}, {json.dumps(name)})?.click() === undefined")
 
     def fill(self, label: str, text: str) -> None:
-        """The field of this label, as typing over what is there would."""
-        self.run(f"({_FIELD})({json.dumps(label)}, {json.dumps(text)})")
+        """The visible field of this label, as soon as it is there, as typing over what it has would."""
+        self.wait(f"({_FIELD})({json.dumps(label)}, {json.dumps(text)})")
 
     def type(self, text: str) -> None:
         """Into what has the focus."""
@@ -233,11 +233,13 @@ _FIND = """(place, name) => {
 _FIELD = """(label, text) => {
   const control = [...document.querySelectorAll("label")].find((each) => each.innerText.trim() === label)?.control
     ?? document.querySelector(`[aria-label="${label}"]`);
+  if (!control) return false;
   control.focus();
-  if (control.type === "checkbox") { if (control.checked !== Boolean(text)) control.click(); return; }
+  if (control.type === "checkbox") { if (control.checked !== Boolean(text)) control.click(); return true; }
   control.value = text;
   control.dispatchEvent(new Event("input", { bubbles: true }));
   control.dispatchEvent(new Event("change", { bubbles: true }));
+  return true;
 }"""
 _FOCUSED = """(() => {
   const one = document.activeElement;
