@@ -209,7 +209,18 @@ PATHS: dict[str, tuple[dict[str, Any], list[Bad]]] = {
     "/v1/load_lora_adapter": ({"lora_name": "a", "lora_path": "b"}, [({"lora_name": 7}, "lora_name")]),
     "/v1/unload_lora_adapter": ({"lora_name": "a"}, [({"lora_name": None}, "lora_name")]),
 }
-ELSEWHERE = ("/api/", "/v1/files", "/v1/batches", "/props", "/lora-adapters", "/ping", "/v1/responses/", "/admin/")
+ELSEWHERE = (
+    "/api/",
+    "/v1/files",
+    "/v1/batches",
+    "/props",
+    "/lora-adapters",
+    "/ping",
+    "/v1/responses/",
+    "/admin/",
+    "/v1/conversations",
+    "/v1/messages/batches",
+)
 """Paths whose bodies have tests of their own, or none."""
 
 

@@ -65,6 +65,7 @@ from .kv.routes import pin_always
 from .kv.routes import routes as kv_routes
 from .layers import Traced, layers, signature_routes
 from .listing import Listing
+from .mcp_client import McpClient
 from .models import ModelDispatch
 from .openapi.routes import routes as openapi_routes
 from .response_store import ResponseStore
@@ -350,11 +351,15 @@ def _generating_routes(
     """The APIs: what gives tokens, vectors or scores, and what reads texts as they do."""
     return [
         *openai_routes(generation, vectors, generation.config.tells_tokenizer),
-        *responses_routes(generation, resources.store, background),
+        *responses_routes(generation, resources.store, background, _mcp(generation.config)),
         *message_routes(generation),
         *llama_routes(generation, vectors),
         *ids_routes(generation),
     ]
+
+
+def _mcp(config: ServerConfig) -> McpClient | None:
+    return McpClient(config.allowed_mcp_servers) if config.allowed_mcp_servers else None
 
 
 def _model_routes(service: Service, models: ModelRegistry, canaries: Canaries, generation: Generation) -> list[Route]:

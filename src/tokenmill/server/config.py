@@ -130,6 +130,13 @@ class ServerConfig:
     lora_dir: str = option(
         "", "folder that /v1/load_lora_adapter may load from (default: it is refused)", metavar="DIR", group="text"
     )
+    allowed_mcp_servers: tuple[str, ...] = option(
+        (),
+        "URLs of MCP servers that tools of the type mcp of /v1/responses may name, and what lies below them; needs the "
+        "extra mcp (default: none)",
+        several="all",
+        metavar="URL",
+    )
     stream_interval: int = option(
         1,
         "tokens of each chunk of a stream behind the first, unless a request says otherwise (default: 1)",

@@ -269,11 +269,39 @@ def test_an_async_client_asks_many(url: str, model: str) -> None:
     assert all(asyncio.run(main()))
 
 
+def test_in_the_background(client: OpenAI, model: str) -> None:
+    job = client.responses.create(
+        model=model, input="Tell a story.", background=True, stream=True, max_output_tokens=20
+    )
+    first = next(iter(job))
+    assert first.type == "response.created" and first.response.status == "queued"
+    job.close()
+    rest = list(client.responses.retrieve(first.response.id, stream=True, starting_after=first.sequence_number))
+    assert rest[-1].type in ("response.completed", "response.incomplete") and rest[-1].response.output_text
+    assert client.responses.retrieve(first.response.id).output_text == rest[-1].response.output_text
+
+
+def test_a_conversation(client: OpenAI, model: str) -> None:
+    talk = client.conversations.create(items=[{"role": "user", "content": "My name is Ada."}])
+    first = client.responses.create(model=model, input="Hello.", conversation=talk.id, max_output_tokens=10)
+    assert first.conversation is not None and first.conversation.id == talk.id
+    assert len(list(client.conversations.items.list(talk.id))) == 3
+    assert client.conversations.delete(talk.id).deleted
+
+
+def test_a_custom_tool(client: OpenAI, model: str) -> None:
+    form: Any = {"type": "grammar", "syntax": "lark", "definition": 'start: "SELECT " /[a-z]{1,9}/ ";"'}
+    tool: Any = {"type": "custom", "name": "query", "format": form}
+    choice: Any = {"type": "custom", "name": "query"}
+    answer = client.responses.create(model=model, input="List the users.", tools=[tool], tool_choice=choice)
+    (call,) = [item for item in answer.output if item.type == "custom_tool_call"]
+    assert call.input.startswith("SELECT ") and call.input.endswith(";")
+
+
 def test_what_is_not_there_is_refused_by_name(client: OpenAI, model: str) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"background": True}, "background"),
         ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
-        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ]
     for body, param in refused:
         with pytest.raises(openai.BadRequestError) as caught:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Protocol
 
 from starlette.responses import StreamingResponse
 from starlette.types import Message
 
 from ...core.errors import EngineFailed, TokenmillError, Unavailable
 from ..port import Limits, Running
+from .items import Item
 from .shape import Progress, ResponseChunks, ResponseShape
 
 STREAM_INTERVAL = 16
@@ -68,16 +69,47 @@ def event_stream(events: AsyncIterator[bytes]) -> StreamingResponse:
     return StreamingResponse(events, headers=_HEADERS, media_type=ResponseShape.media_type)
 
 
-class BackgroundRun:
-    """One response, from when it is submitted. log: of its events; None: nobody is to read them."""
+class NextTurn(Protocol):
+    """Goes on with a response that calls tools of MCP servers."""
 
-    def __init__(self, progress: Progress, running: Running, limits: Limits, *, has_log: bool) -> None:
+    async def call(self, item: Item) -> dict[str, Any]:
+        """`output` and `error` of a call."""
+        ...
+
+    async def begin(self, items: Sequence[Item]) -> Running:
+        """The next turn, behind the items that the response has so far."""
+        ...
+
+
+class BackgroundRun:
+    """One response, from when it is submitted. log: of its events; None: nobody is to read them. items: what it has
+    before the model has said anything. next_turn: None where it calls nothing."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        running: Running,
+        limits: Limits,
+        *,
+        has_log: bool,
+        items: Sequence[Item] = (),
+        next_turn: NextTurn | None = None,
+    ) -> None:
         self.progress = progress
         self.running = running
         self.log = EventLog() if has_log else None
         self._limits = limits
         self._chunks = ResponseChunks(progress)
-        self._add(self._chunks.announce())
+        self._next_turn = next_turn
+        if progress.settings["background"]:
+            self._add(self._chunks.announce())
+        for item in items:
+            self._add(self._chunks.told(progress.output.put(item)))
+
+    def cancel(self, error: TokenmillError) -> None:
+        """Nobody wants the rest."""
+        self.progress.cancel()
+        self.running.cancel(error)
 
     async def run(self, size_bytes: int) -> None:
         """To its end, whatever that is. size_bytes: of the body, which the response repeats."""
@@ -118,7 +150,19 @@ class BackgroundRun:
                 num_unheld = 0
 
         scope: dict[str, Any] = {"type": "http", "state": {}}
-        await self.running.reply(ResponseShape(self.progress, self._chunks))(scope, receive, send)
+        while True:
+            await self.running.reply(ResponseShape(self.progress, self._chunks))(scope, receive, send)
+            waits_for = self.progress.waits_for
+            if waits_for is None or self.progress.sealed:
+                return
+            assert self._next_turn is not None, "only who may call has something to wait for"
+            self.running.close()
+            result = await self._next_turn.call(waits_for)
+            if self.progress.sealed:  # it was cancelled meanwhile
+                return
+            self._add(self._chunks.told(self.progress.output.resolve(result)))
+            self.running = await self._next_turn.begin(self.progress.output.items())
+            self.progress.go_on(self.running.answer)
 
     def _add(self, data: bytes) -> None:
         if self.log is not None:

@@ -25,10 +25,10 @@ MAX_ITEMS = 10_000
 """Items of an input, and parts of one: the response repeats them, and some are no tokens that would bound them."""
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
-_STATES = ("in_progress", "completed", "incomplete")
+_MCP = ("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response")
+_STATES = ("in_progress", "completed", "incomplete", "calling", "failed")
 _SKIPPED = (
     "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call",
-    "mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response",
     "tool_search_call", "tool_search_output", "computer_call", "computer_call_output",
 )  # fmt: skip
 """What tools on the servers of others did, or what only images tell of: agents send back all that was said."""
@@ -59,10 +59,24 @@ def to_messages(items: Sequence[Item], instructions: str | None, num_before: int
     messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     unanswered: dict[str, str] = {}
     assistant: dict[str, Any] | None = None
+    asked: dict[str, Item] = {}
     for index, item in enumerate(items):
         where = f"input[{index - num_before}]" if index >= num_before else "an earlier item"
         kind = item["type"]
         if kind in _CALLS and _is_cut(item) and not _is_answered(item["call_id"], items[index + 1 :]):
+            continue
+        if kind in _MCP:
+            _refuse_unanswered(unanswered)
+            if kind == "mcp_approval_request":
+                asked[item.get("id", "")] = item
+            if (told := _told_of(item, asked)) is not None:
+                if assistant is None or "tool_calls" in assistant:
+                    assistant = {"role": "assistant", "content": None}
+                    messages.append(assistant)
+                function, result, call_id = told
+                assistant["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
+                messages.append({"role": "tool", "tool_call_id": call_id, "name": function["name"], "content": result})
+                assistant = None
             continue
         is_assistant = kind in (*_CALLS, "reasoning") or item.get("role") == "assistant"
         if is_assistant:
@@ -96,6 +110,29 @@ def to_messages(items: Sequence[Item], instructions: str | None, num_before: int
             messages.append(message)
     _refuse_unanswered(unanswered)
     return [message for message in messages if message["role"] != "assistant" or _says_anything(message)]
+
+
+def _told_of(item: Item, asked: Mapping[str, Item]) -> tuple[dict[str, Any], str, str] | None:
+    """(function, result, id) of a call of an MCP server's tool, or of one that was denied; None: the model sees
+    nothing of the item."""
+    if item["type"] == "mcp_call":
+        error = item.get("error")
+        text = item.get("output") if error is None else f"Error: {_message_of(error)}"
+        function = {"name": qualified(item["server_label"], item["name"]), "arguments": item["arguments"] or "{}"}
+        return function, text or "", item.get("id") or f"mcp_{len(asked)}"
+    if item["type"] != "mcp_approval_response" or item["approve"]:
+        return None
+    request = asked.get(item["approval_request_id"])
+    if request is None:
+        return None
+    reason = item.get("reason")
+    text = f"The user did not approve this call{f': {reason}' if reason else '.'}"
+    function = {"name": qualified(request["server_label"], request["name"]), "arguments": request["arguments"] or "{}"}
+    return function, text, item["approval_request_id"]
+
+
+def _message_of(error: Any) -> str:
+    return str(error.get("content") or error.get("message") or "") if isinstance(error, dict) else str(error)
 
 
 def _left_out(item: Any) -> list[str]:
@@ -245,7 +282,33 @@ def _read_reasoning(where: str, item: Item) -> Item:
     return found
 
 
+_MCP_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "mcp_list_tools": (("server_label",), ("tools", "error")),
+    "mcp_call": (("server_label", "name", "arguments"), ("output", "error", "approval_request_id")),
+    "mcp_approval_request": (("server_label", "name", "arguments"), ()),
+    "mcp_approval_response": (("approval_request_id",), ("approve", "reason")),
+}
+"""Of items about tools of MCP servers: the texts that they must have, and what else they may."""
+
+
+def _read_mcp(where: str, item: Item) -> Item:
+    kind = item["type"]
+    texts, others = _MCP_FIELDS[kind]
+    found: Item = {"type": kind}
+    for name in texts:
+        if not isinstance(item.get(name), str):
+            raise _wrong(f"{where}.{name}", f"must be a string, got {kind_name(item.get(name))}")
+        found[name] = item[name]
+    found |= {name: item.get(name) for name in others}
+    if kind == "mcp_approval_response" and not isinstance(found["approve"], bool):
+        raise _wrong(f"{where}.approve", "must be true or false")
+    if not isinstance(found.get("output"), str | None):
+        raise _wrong(f"{where}.output", "must be a string")
+    return found
+
+
 _READERS = {
+    **dict.fromkeys(_MCP, _read_mcp),
     "message": _read_message,
     "function_call": _read_call,
     "custom_tool_call": _read_custom_call,

@@ -22,6 +22,8 @@ _DELTAS = {"message": "response.output_text", "reasoning": "response.reasoning_t
 _CALLS = {
     "function_call": ("response.function_call_arguments", "arguments"),
     "custom_tool_call": ("response.custom_tool_call_input", "input"),
+    "mcp_call": ("response.mcp_call_arguments", "arguments"),
+    "mcp_approval_request": ("", "arguments"),
 }
 """Of calls: their events, and the field of what the tool is given."""
 _PREFIXES = {
@@ -33,6 +35,10 @@ _PREFIXES = {
     "custom_tool_call_output": "ctco",
     "local_shell_call": "lsh",
     "local_shell_call_output": "lsho",
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
 }
 
 
@@ -52,9 +58,14 @@ class Output:
     functions that are in one: that, and their names there."""
 
     def __init__(
-        self, base: str, first: int = 0, namespaces: Mapping[str, tuple[str, str]] = MappingProxyType({})
+        self,
+        base: str,
+        first: int = 0,
+        namespaces: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+        mcp: Mapping[str, tuple[str, str, bool]] = MappingProxyType({}),
     ) -> None:
         self._base = base
+        self._mcp = mcp
         self._namespaces = namespaces
         self._first = first
         self._done: list[dict[str, Any]] = []
@@ -81,6 +92,11 @@ class Output:
         last = max((number for number, part in enumerate(parts) if isinstance(part, Content)), default=-1)
         for number, part in enumerate(parts):
             if isinstance(part, CallStart):
+                if part.name in self._mcp:
+                    label, own, needs_approval = self._mcp[part.name]
+                    kind = "mcp_approval_request" if needs_approval else "mcp_call"
+                    self._add(kind, events, {"server_label": label, "name": own, "arguments": ""})
+                    continue
                 namespace, name = self._namespaces.get(part.name, ("", part.name))
                 placed = {"namespace": namespace} if namespace else {}
                 kind = "custom_tool_call" if part.is_custom else "function_call"
@@ -93,12 +109,55 @@ class Output:
             if not part.text:
                 continue
             self._texts.append(part.text)
+            if self._open is not None and self._open["type"] == "mcp_approval_request":
+                continue
             events.append(self._delta(part.text, logprobs if number == last else None))
         return events
 
     def add_text(self, text: str) -> None:
         """More text of the open item, whose event the caller writes."""
         self._texts.append(text)
+
+    def put(self, item: dict[str, Any]) -> list[Event]:
+        """An item that is whole: the tools of an MCP server, or a call that was approved."""
+        events: list[Event] = []
+        self._close(COMPLETED, events)
+        item = {"id": item_id(item["type"], self._base, self._first + len(self._done))} | item
+        where = {"item_id": item["id"], "output_index": len(self._done)}
+        kind = item["type"]
+        state = "failed" if item.get("error") is not None else "completed"
+        events.append(("response.output_item.added", {"output_index": len(self._done), "item": item}))
+        events += [(f"response.{kind}.{name}", where) for name in ("in_progress", state)]
+        events.append(("response.output_item.done", {"output_index": len(self._done), "item": item}))
+        self._done.append(item)
+        return events
+
+    def wait(self) -> tuple[dict[str, Any], list[Event]]:
+        """(the open call of an MCP server's tool, whose arguments are whole, what tells of it); `resolve` it."""
+        assert self._open is not None and self._open["type"] == "mcp_call", self._open
+        where = {"item_id": self._open["id"], "output_index": len(self._done)}
+        arguments = "".join(self._texts)
+        events = [
+            ("response.mcp_call_arguments.done", where | {"arguments": arguments}),
+            ("response.mcp_call.in_progress", where),
+        ]
+        self._open |= {"arguments": arguments, "approval_request_id": None}
+        return self._open, events
+
+    def resolve(self, result: dict[str, Any]) -> list[Event]:
+        """What the call gave: `output` and `error` of its item."""
+        assert self._open is not None
+        state = "completed" if result["error"] is None else "failed"
+        item = self._open | result | {"status": state}
+        where = {"item_id": item["id"], "output_index": len(self._done)}
+        index = len(self._done)
+        self._done.append(item)
+        self._open = None
+        self._texts.clear()
+        return [
+            (f"response.mcp_call.{state}", where),
+            ("response.output_item.done", {"output_index": index, "item": item}),
+        ]
 
     def end(self, status: str) -> list[Event]:
         """Close what is open: `status` is the last item's. What said nothing has one empty message."""
@@ -132,7 +191,8 @@ class Output:
             where.pop("content_index")
             event, given = _CALLS[kind]
             named = {"name": self._open["name"]} if kind == "function_call" else {}
-            events.append((f"{event}.done", where | named | {given: text}))
+            if event:
+                events.append((f"{event}.done", where | named | {given: text}))
         else:
             done = where | {"text": text}
             if kind == "message":
@@ -168,7 +228,10 @@ class Output:
         assert self._open is not None
         text = "".join(self._texts)
         if (kind := self._open["type"]) in _CALLS:
-            return self._open | {"status": status, _CALLS[kind][1]: text}
+            filled = self._open | {"status": status, _CALLS[kind][1]: text}
+            if kind == "mcp_call":
+                filled |= {"output": None, "error": None, "approval_request_id": None}
+            return filled
         return self._open | {"status": status, "content": [self._part(text)]}
 
     def _part(self, text: str) -> dict[str, Any]:

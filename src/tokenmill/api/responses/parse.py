@@ -170,20 +170,31 @@ def parse_response(body: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]
 
 
 def parse_continued(outer: dict[str, Any], rules: Rules) -> tuple[Call, list[str]]:
-    """As parse_response; outer: {"body", "before": items that come before the input, "known": items by id}."""
-    return _parse(outer["body"], rules, outer["before"], outer["known"])
+    """As parse_response; outer: {"body", "before": items that come before the input, "known": items by id}, and where
+    MCP servers are asked {"mcp": their tools by label, "after": items that the response has already}."""
+    return _parse(
+        outer["body"], rules, outer["before"], outer["known"], after=outer.get("after") or [], mcp=outer.get("mcp")
+    )
 
 
-def _parse(body: dict[str, Any], rules: Rules, before: list[Item], known: Mapping[str, Item]) -> tuple[Call, list[str]]:
+def _parse(
+    body: dict[str, Any],
+    rules: Rules,
+    before: list[Item],
+    known: Mapping[str, Item],
+    *,
+    after: list[Item] | None = None,
+    mcp: Mapping[str, list[dict[str, Any]]] | None = None,
+) -> tuple[Call, list[str]]:
     fields = Fields(body)
     check(fields, OTHER)
     items, left_out = read_items(fields.any("input"), known)
     instructions = fields.text("instructions")
-    settings, chat, tools = _settings(fields)
+    settings, chat, tools = _settings(fields, mcp, is_later=bool(after))
     store = fields.flag("store") is not False
     passed = {name: value for name, value in body.items() if name not in _TAKEN and name not in OTHER}
     chat |= passed
-    chat["messages"] = to_messages([*before, *items], instructions, len(before))
+    chat["messages"] = to_messages([*before, *items, *(after or [])], instructions, len(before))
     try:
         call, unknown = parse_chat(chat, rules)
     except InvalidRequest as error:
@@ -213,7 +224,9 @@ def _parse(body: dict[str, Any], rules: Rules, before: list[Item], known: Mappin
     ), unknown
 
 
-def _settings(fields: Fields) -> tuple[dict[str, Any], dict[str, Any], GivenTools]:
+def _settings(
+    fields: Fields, mcp: Mapping[str, list[dict[str, Any]]] | None, *, is_later: bool
+) -> tuple[dict[str, Any], dict[str, Any], GivenTools]:
     """(what a response repeats of its call, the same and more as a body of chat has it, its tools)."""
     chat: dict[str, Any] = {}
     settings: dict[str, Any] = {name: fields.text(name) for name in _ECHOED}
@@ -230,7 +243,7 @@ def _settings(fields: Fields) -> tuple[dict[str, Any], dict[str, Any], GivenTool
     settings["text"] = _text_format(fields, chat)
     settings["reasoning"] = _reasoning(fields, chat)
     settings["top_logprobs"] = _logprobs(fields, chat)
-    tools = read_tools(fields, settings, chat)
+    tools = read_tools(fields, settings, chat, mcp, is_later=is_later)
     options = Fields(fields.object("stream_options") or {}, "stream_options")
     if options.names() and not fields.flag("stream"):
         raise InvalidRequest("stream_options needs stream to be true.", param="stream_options")

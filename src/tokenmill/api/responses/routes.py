@@ -5,8 +5,8 @@ With `truncation: auto` an input that is too long loses its earliest turns, as f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,18 +17,21 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...core.errors import ContextTooLong, InvalidRequest, NotFound, TokenmillError, Unavailable
+from ...core.request import IDLE_PRIORITY
 from ...text.calls import context_limit, require_tokens
 from ...text.special_tokens import Rendered
 from ..call import Call
-from ..fields import said_as
+from ..fields import parse_object, said_as
 from ..json_encoder import encode_json
 from ..json_reply import JSONReply
 from ..port import Running, Server
-from ..sandbox import Caller, caller_of
+from ..sandbox import Caller, caller_of, is_heavy
 from .background import STREAM_INTERVAL, Background, BackgroundRun, event_stream, split
 from .conversations import Conversations
 from .history import Record, Store, earlier_items, with_history
+from .items import Item, read_items
 from .lists import check_include, page_of
+from .mcp import McpCalls, McpServers, read_servers
 from .output import COMPLETED, INCOMPLETE
 from .shape import PREFIX, Progress, ResponseShape
 
@@ -76,9 +79,9 @@ _SETTLE_S = 1.0
 """An answer waits no longer for the disk."""
 
 
-def routes(server: Server, store: Store | None, background: Background) -> list[Route]:
-    """`store`: open while the application serves; None: nothing is kept."""
-    service = _Responses(server, store, background)
+def routes(server: Server, store: Store | None, background: Background, mcp: McpServers | None = None) -> list[Route]:
+    """`store`: open while the application serves; None: nothing is kept. `mcp`: the MCP servers that may be asked."""
+    service = _Responses(server, store, background, mcp)
     named = _PATH + "/{response_id}"
     return [
         Route(_PATH, service.create, methods=["POST"]),
@@ -96,12 +99,46 @@ class _Cancelled(TokenmillError):
     kind = "invalid_request_error"
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A body that was read. outer: with what it continues, as it is parsed for each turn; {}: there is one turn."""
+
+    call: Any
+    rendered: Rendered | None
+    size_bytes: int
+    mcp: McpCalls | None = None
+    outer: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+class _Turns:
+    """`background.NextTurn`. begin: submits a call."""
+
+    def __init__(self, server: Server, caller: Caller, read: _Read, begin: Callable[..., Awaitable[Running]]) -> None:
+        assert read.mcp is not None
+        self._server = server
+        self._caller = replace(caller, request=None)
+        self._mcp = read.mcp
+        self._outer = read.outer
+        self._begin = begin
+
+    async def call(self, item: Item) -> dict[str, Any]:
+        return await self._mcp.call(item["server_label"], item["name"], item["arguments"])
+
+    async def begin(self, items: Sequence[Item]) -> Running:
+        data = encode_json(self._outer | {"after": items})
+        with said_as({"messages": "input"}), self._server.limits.held(len(data)):
+            call, rendered = await self._server.read("continued_response", data, self._caller)
+            call = replace(call, stream=True)
+            return await self._begin(call, caller=self._caller, rendered=rendered, arrival_s=self._server.now())
+
+
 class _Responses:
     """`running`: responses to be stored that are not complete yet, by id, with their owner and what feeds them;
     `in_background`: those of them that run there."""
 
-    def __init__(self, server: Server, store: Store | None, background: Background) -> None:
+    def __init__(self, server: Server, store: Store | None, background: Background, mcp: McpServers | None) -> None:
         self._server = server
+        self._mcp = mcp
         self._store = store
         self._background = background
         self._running: dict[str, tuple[str, Progress, Running]] = {}
@@ -119,10 +156,11 @@ class _Responses:
             media_type=ResponseShape.media_type,
             new_name=self._new_name,
         )
-        async with self._read(request) as (call, rendered, size_bytes):
+        async with self._read(request) as read:
+            call, rendered, size_bytes = read.call, read.rendered, read.size_bytes
             await self._check_store(call, size_bytes)
-            is_streamed = call.stream
-            if call.extras["settings"]["background"]:
+            is_streamed, is_run = call.stream, call.extras["settings"]["background"] or read.mcp is not None
+            if is_run:
                 begin = partial(begin, media_type="")
                 call = replace(call, stream=True, stream_interval=None if is_streamed else STREAM_INTERVAL)
             try:
@@ -131,8 +169,10 @@ class _Responses:
                 if not (call.extras["settings"]["truncation"] == "auto" and rendered is None):
                     raise
                 running = await begin(await fitted(call, server, caller), rendered=None)
-        if call.extras["settings"]["background"]:
-            return await self._start_background(owner, running, size_bytes, is_streamed=is_streamed)
+        if is_run:
+            turn = partial(begin, new_name=lambda: running.answer.id)
+            turns = None if read.mcp is None else _Turns(server, caller, read, turn)
+            return await self._start_run(owner, running, caller, read, turns, is_streamed=is_streamed)
         progress = Progress(running.answer, partial(self._keep, owner))
         if progress.is_stored:
             self._running[running.answer.id] = (owner, progress, running)
@@ -145,23 +185,50 @@ class _Responses:
     async def count(self, request: HttpRequest) -> Response:
         """How many tokens the model would be given."""
         server, caller = self._server, caller_of(request)
-        async with self._read(request) as (call, rendered, _):
+        async with self._read(request) as read:
             require_tokens(await server.wait_ready(caller))
-            num_tokens = await server.encoder.count(call, rendered, "input", caller)
+            num_tokens = await server.encoder.count(read.call, read.rendered, "input", caller)
         return JSONReply({"object": "response.input_tokens", "input_tokens": num_tokens})
 
     @contextlib.asynccontextmanager
-    async def _read(self, request: HttpRequest) -> AsyncIterator[tuple[Any, Rendered | None, int]]:
-        """(the call with what it continues, its conversation where that is rendered already, bytes of the body), which
-        count as held until the block ends. Errors of the block are told in this API's words."""
+    async def _read(self, request: HttpRequest) -> AsyncIterator[_Read]:
+        """The call with what it continues. Its bytes count as held until the block ends. Errors of the block are told
+        in this API's words."""
         server = self._server
         caller, most_bytes = caller_of(request), server.max_body_bytes
         async with server.limits.body(request) as data:
             continued = await with_history(data, self._store, request.state.owner, most_bytes, server.sandbox, caller)
+            mcp, outer = await self._asked(data, continued, caller)
+            if mcp is not None:
+                continued = encode_json(outer)
             endpoint = "response" if continued is None else "continued_response"
             with server.limits.held(0 if continued is None else len(continued)), said_as({"messages": "input"}):
                 call, rendered = await server.read(endpoint, continued or data, caller)
-                yield call, rendered, len(data)
+                yield _Read(call, rendered, len(data), mcp, outer)
+
+    async def _asked(
+        self, data: bytes, continued: bytes | None, caller: Caller
+    ) -> tuple[McpCalls | None, dict[str, Any]]:
+        """(the MCP servers that a body names, what is parsed instead of it), after asking them for their tools and
+        making the calls that it approves. Raises InvalidRequest."""
+        if self._mcp is None or b'"mcp"' not in data or is_heavy(data):
+            return None, {}
+        body = parse_object(data)
+        mcp = read_servers(body.get("tools"), self._mcp)
+        if mcp is None:
+            return None, {}
+        if body.get("priority") == IDLE_PRIORITY:
+            raise InvalidRequest("MCP servers are not asked for a batch.", param="tools")
+        outer: dict[str, Any] = {"body": body, "before": [], "known": {}}
+        if continued is not None:
+            outer = msgspec.json.decode(continued)
+        items, _ = read_items(body.get("input"), outer["known"])
+        before = [*outer["before"], *items]
+        await caller.stay(mcp.list_tools())
+        made = await caller.stay(mcp.approved(before))
+        known = {item["server_label"] for item in before if item["type"] == "mcp_list_tools"}
+        mcp.items = [*(item for item in mcp.lists if item["server_label"] not in known), *made]
+        return mcp, outer | {"mcp": mcp.told, "after": made}
 
     async def retrieve(self, request: HttpRequest) -> Response:
         check_include(request)
@@ -204,7 +271,8 @@ class _Responses:
             return Response(record.body, media_type="application/json")
         progress, call = running
         progress.cancel()
-        call.cancel(_Cancelled("The response was cancelled."))
+        run = self._in_background.get(progress.answer.id)
+        (call if run is None else run).cancel(_Cancelled("The response was cancelled."))
         return Response(progress.sealed, media_type="application/json")
 
     async def input_items(self, request: HttpRequest) -> Response:
@@ -250,26 +318,65 @@ class _Responses:
                 raise Unavailable(f"{named} may not be true now: responses cannot be kept: {why}.")
             settings["store"] = False
 
-    async def _start_background(self, owner: str, running: Running, size_bytes: int, *, is_streamed: bool) -> ASGIApp:
-        """The reply to who asks for a response in the background: it is under way, and kept as that, until it ends."""
+    async def _start_run(
+        self, owner: str, running: Running, caller: Caller, read: _Read, turns: _Turns | None, *, is_streamed: bool
+    ) -> ASGIApp:
+        """The reply to who asks for a response that runs without its connection: in the background, where it is kept as
+        what is under way until it ends; else it ends with its client."""
         progress, store = Progress(running.answer), self._store
-        identifier = progress.answer.id
-        assert progress.is_stored and store is not None, "who asks for it asks to have it stored"
-        run = BackgroundRun(progress, running, self._server.limits, has_log=is_streamed)
+        identifier, is_background = progress.answer.id, progress.settings["background"]
+        items = () if read.mcp is None else read.mcp.items
+        limits = self._server.limits
+        run = BackgroundRun(progress, running, limits, has_log=is_streamed, items=items, next_turn=turns)
         progress.is_known = True
         shown = progress.body()
-        store.put(self._record(owner, progress, encode_json(shown), server=store.name))
 
         def end(run: BackgroundRun) -> None:
-            del self._running[identifier], self._in_background[identifier]
-            store.put(self._record(owner, progress, progress.sealed, b"" if run.log is None else run.log.whole()))
+            self._running.pop(identifier, None)
+            self._in_background.pop(identifier, None)
+            if store is not None and progress.is_stored:
+                events = run.log.whole() if run.log is not None and is_background else b""
+                store.put(self._record(owner, progress, progress.sealed, events))
             self._extend(owner, progress)
 
-        self._running[identifier] = (owner, progress, running)
-        self._in_background[identifier] = run
-        self._background.start(run, size_bytes, end)
-        await store.settle(_SETTLE_S)
+        if progress.is_stored:
+            self._running[identifier] = (owner, progress, running)
+            self._in_background[identifier] = run
+        if is_background:
+            assert progress.is_stored and store is not None, "who asks for it asks to have it stored"
+            store.put(self._record(owner, progress, encode_json(shown), server=store.name))
+        self._background.start(run, read.size_bytes, end)
+        if not is_background:
+            return await self._attended(run, caller)
+        await self._settle()
         return JSONReply(shown) if run.log is None else event_stream(run.log.after(-1))
+
+    async def _attended(self, run: BackgroundRun, caller: Caller) -> ASGIApp:
+        """The answer of a run to the client that waits for it: without it, the run ends."""
+        gone = _Cancelled("The client has left.")
+        if run.log is None:
+            try:
+                await caller.stay(self._background.wait(run))
+            except BaseException:
+                run.cancel(gone)
+                raise
+            await self._settle()
+            return Response(run.progress.sealed, media_type="application/json")
+        log = run.log
+
+        async def events() -> AsyncIterator[bytes]:
+            try:
+                async for data in log.after(-1):
+                    yield data
+                await self._settle()
+            finally:
+                run.cancel(gone)
+
+        return event_stream(events())
+
+    async def _settle(self) -> None:
+        if self._store is not None:
+            await self._store.settle(_SETTLE_S)
 
     def _record(self, owner: str, progress: Progress, body: bytes, events: bytes = b"", server: str = "") -> Record:
         settings = progress.settings

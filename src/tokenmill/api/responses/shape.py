@@ -24,6 +24,8 @@ from .items import Item
 from .output import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, Output, item_id
 
 CANCELLED, FAILED, QUEUED = "cancelled", "failed", "queued"
+MAX_CALLS = 16
+"""Calls of MCP servers' tools in one response, unless `max_tool_calls` is less."""
 _HEAD, _TAIL = len(b'{"content":'), len(b"}")
 
 
@@ -41,7 +43,12 @@ class Progress:
         self.answer = answer
         self.settings: dict[str, Any] = answer.call.extras["settings"]
         self.input = _named(answer.call.extras["input"], base)
-        self.output = Output(base, len(self.input), self.settings["namespaces"])
+        self.output = Output(base, len(self.input), self.settings["namespaces"], self.settings["mcp"])
+        self.created = answer.created
+        self.waits_for: dict[str, Any] | None = None
+        self._most_calls = min(MAX_CALLS, self.settings["max_tool_calls"] or MAX_CALLS)
+        self._num_calls = 0
+        self._past: list[dict[str, Any]] = []
         self.status = QUEUED if self.settings["background"] else IN_PROGRESS
         self.sealed = b""
         self.is_known = False
@@ -69,9 +76,21 @@ class Progress:
         self._has_reached_limit = last.finish_reason == FINISH_LENGTH
         self._warning = last.warning
         status = INCOMPLETE if self._has_reached_limit or self.answer.choices[0].has_cut_call else COMPLETED
+        if status == COMPLETED and self.output.place[0] == "mcp_call":
+            self._num_calls += 1
+            if self._num_calls <= self._most_calls:
+                self.waits_for, events = self.output.wait()
+                return events
+            status = INCOMPLETE
         events = self.output.end(status)
         self._seal(status)
         return [*events, (f"response.{self.status}", {"response": msgspec.Raw(self.sealed)})]
+
+    def go_on(self, answer: Answer) -> None:
+        """What it waited for is there, and this is its next turn."""
+        self._past.append(self.answer.usage())
+        self.answer = answer
+        self.waits_for = None
 
     def fail(self, error: TokenmillError) -> list[Event]:
         """Nothing more will come. A response that was cancelled has no error."""
@@ -95,7 +114,7 @@ class Progress:
         return {
             "id": answer.id,
             "object": "response",
-            "created_at": answer.created,
+            "created_at": self.created,
             "status": self.status,
             "background": self.settings["background"],
             "completed_at": self._completed_at,
@@ -130,17 +149,21 @@ class Progress:
         }
 
     def _usage(self) -> dict[str, Any]:
-        usage = self.answer.usage()
-        details = usage.get("completion_tokens_details") or {}
+        """Of all turns together."""
+        turns = [*self._past, self.answer.usage()]
+
+        def total(name: str, of: str = "") -> int:
+            return sum((usage.get(of) or {} if of else usage).get(name, 0) for usage in turns)
+
         return {
-            "input_tokens": usage["prompt_tokens"],
+            "input_tokens": total("prompt_tokens"),
             "input_tokens_details": {
-                "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+                "cached_tokens": total("cached_tokens", "prompt_tokens_details"),
                 "cache_write_tokens": 0,
             },
-            "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": details.get("reasoning_tokens", 0)},
-            "total_tokens": usage["total_tokens"],
+            "output_tokens": total("completion_tokens"),
+            "output_tokens_details": {"reasoning_tokens": total("reasoning_tokens", "completion_tokens_details")},
+            "total_tokens": total("total_tokens"),
         }
 
     def _seal(self, status: str) -> None:
@@ -200,14 +223,23 @@ class ResponseChunks:
         self._head_of = ""
         self._head = b""
         self._last: list[Event] = []
+        self._is_begun = False
         self.is_plain = progress.answer.call.sampling.logprobs is None
 
     def announce(self) -> bytes:
         """What a response in the background says before anything is computed."""
+        self._is_begun = True
         return self._states("created", "queued")
 
     def start(self) -> bytes:
-        return b"" if self._progress.status == QUEUED else self._states("created", "in_progress")
+        if self._is_begun:
+            return b""
+        self._is_begun = True
+        return self._states("created", "in_progress")
+
+    def told(self, events: Iterable[Event]) -> bytes:
+        """Of items that no model has made."""
+        return self.start() + self._begin() + self._events(events)
 
     def _begin(self) -> bytes:
         """What one that was announced says with its first piece."""

@@ -18,6 +18,7 @@ from ..json_encoder import encode_json
 
 MAX_NAME = 100
 """A longer field is no misspelling, and is cut in messages."""
+_SHOWN_OF_MCP = ("type", "server_label", "server_url", "server_description", "allowed_tools", "require_approval")
 _PLACE = re.compile(r"tools\[(\d{1,6})\]")
 
 
@@ -29,6 +30,8 @@ class GivenTools:
     namespaces  of a function's name, where it is in a namespace: that, and its name there
     customs     names of tools that take a text, which are no functions to the caller
     ignored     what was left out
+    mcp_calls   of a function's name, where it is a tool of an MCP server: that, its name there, and whether its calls
+                need approval
     """
 
     functions: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -37,6 +40,8 @@ class GivenTools:
     namespaces: dict[str, tuple[str, str]] = field(default_factory=dict)
     customs: set[str] = field(default_factory=set)
     ignored: list[str] = field(default_factory=list)
+    mcp: Mapping[str, list[dict[str, Any]]] | None = None
+    mcp_calls: dict[str, tuple[str, str, bool]] = field(default_factory=dict)
 
     def in_place(self, text: str) -> str:
         """`text` about the tools of a chat, about where the caller gives them."""
@@ -49,21 +54,34 @@ def qualified(namespace: str, name: str) -> str:
     return f"{namespace}{'' if not namespace or namespace.endswith('__') else '__'}{name}"
 
 
-def read_tools(fields: Fields, settings: dict[str, Any], chat: dict[str, Any]) -> GivenTools:
-    """What a response repeats goes to `settings`, the same as a body of chat has it to `chat`."""
-    given = GivenTools()
+def read_tools(
+    fields: Fields,
+    settings: dict[str, Any],
+    chat: dict[str, Any],
+    mcp: Mapping[str, list[dict[str, Any]]] | None = None,
+    *,
+    is_later: bool = False,
+) -> GivenTools:
+    """What a response repeats goes to `settings`, the same as a body of chat has it to `chat`. mcp: the tools of MCP
+    servers by these' labels; None: none are asked here. is_later: a tool was called already, so that none has to be."""
+    given = GivenTools(mcp=mcp)
     for index, tool in enumerate(fields.array("tools") or []):
         _read(f"tools[{index}]", tool, given)
     choice = fields.any("tool_choice")
     parallel = fields.flag("parallel_tool_calls")
     settings["tools"] = _as_json(given.shown, "tools")
     settings["namespaces"] = given.namespaces
+    settings["mcp"] = given.mcp_calls
+    if given.mcp_calls:  # of which one is made at a time
+        parallel = False
     settings["tool_choice"] = "auto" if choice is None else choice
     settings["parallel_tool_calls"] = parallel is not False
     if parallel is not None:
         chat["parallel_tool_calls"] = parallel
     if isinstance(choice, dict):
         choice = _named_choice(choice, given)
+    if is_later and choice is not None and choice != "none":
+        choice = "auto"
     if choice is not None:
         chat["tool_choice"] = choice
     if given.functions:
@@ -83,9 +101,28 @@ def _read(where: str, tool: Any, given: GivenTools) -> None:
         given.shown.append(named | {"tools": [function for function in functions if function is not None]})
         refuse_others(fields)
         return
+    if kind == "mcp" and given.mcp is not None:
+        _mcp(where, tool, given, given.mcp)
+        return
     function = _function(where, tool, given)
     if function is not None:
         given.shown.append(function)
+
+
+def _mcp(where: str, tool: dict[str, Any], given: GivenTools, mcp: Mapping[str, list[dict[str, Any]]]) -> None:
+    """The tools of an MCP server. What is shown of it has no secrets."""
+    label = tool["server_label"]
+    for told in mcp[label]:
+        name = qualified(label, told["name"])
+        if name in given.functions:
+            raise InvalidRequest(
+                f"{where} has the tool {name[:MAX_NAME]!r}, as one before it is called.", param="tools"
+            )
+        function = {"name": name, "description": told["description"], "parameters": told["parameters"], "strict": None}
+        given.functions[name] = function
+        given.places.append(where)
+        given.mcp_calls[name] = (label, told["name"], told["needs_approval"])
+    given.shown.append({name: tool.get(name) for name in _SHOWN_OF_MCP} | {"headers": None})
 
 
 def _as_chat(tool: dict[str, Any], given: GivenTools) -> dict[str, Any]:
@@ -155,6 +192,13 @@ def _as_json(value: Any, param: str) -> bytes:
 def _named_choice(choice: dict[str, Any], given: GivenTools) -> dict[str, Any]:
     """tool_choice as chat has it."""
     kind = choice.get("type")
+    if kind == "mcp" and given.mcp is not None:
+        label, name = choice.get("server_label"), choice.get("name")
+        of_label = [known for known, (of, own, _) in given.mcp_calls.items() if of == label and name in (None, own)]
+        if not of_label:
+            raise InvalidRequest("tool_choice names no tool of an MCP server of this call.", param="tool_choice")
+        of_server = [{"type": "function", "function": {"name": each}} for each in of_label]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": of_server}}
     if kind in ("function", "custom"):
         name = _chosen(choice, given)
         if name is None:

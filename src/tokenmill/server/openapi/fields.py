@@ -324,7 +324,8 @@ RESPONSE: Told = {
     "tools": (
         "array of objects",
         "functions: `{type, name, description, parameters, strict}`, also in a `namespace`, and custom tools: `{type, "
-        "name, description, format}`; others are left out",
+        "name, description, format}`, and with `--allowed-mcp-servers` MCP servers ([how](responses.md#mcp-servers)); "
+        "others are left out",
     ),
     "tool_choice": (
         "string",
