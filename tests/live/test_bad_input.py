@@ -220,6 +220,7 @@ ELSEWHERE = (
     "/admin/",
     "/v1/conversations",
     "/v1/messages/batches",
+    "/models/",
 )
 """Paths whose bodies have tests of their own, or none."""
 
