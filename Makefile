@@ -5,6 +5,7 @@
 #   make test      run the tests, a sample of the costly ones           ARGS="-k engine" passes more
 #   make test-all  run all of every test
 #   make clients   .venv-clients with the clients that others made (openai, litellm, ...), which the tests then try
+#   make lm-eval   .venv-lm-eval with lm-evaluation-harness (760 MB), which tests/clients/test_lm_eval.py then tries
 #   make fuzz      10,000 calls made by schemathesis from /openapi.json    ARGS="--examples 50" makes more
 #   make check     formatting, lint, types, house rules
 #   make stress    200 mixed concurrent requests, three rounds         ARGS="--requests 24 --max-tokens 512"
@@ -22,7 +23,7 @@ ARGS ?=
 
 # `make` runs these one after another in one environment: parallel jobs would race on it.
 .NOTPARALLEL:
-.PHONY: install serve test test-all packages environments clients fuzz check stress wheel oracle site clean
+.PHONY: install serve test test-all packages environments clients lm-eval fuzz check stress wheel oracle site clean
 
 install: $(VENV)/installed
 
@@ -70,6 +71,14 @@ $(VENV)-clients/installed: tests/clients/requirements.txt
 	@if $(VENV)-clients/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement $<; \
 	  then touch $@; else rm -rf $(VENV)-clients; echo "the clients cannot be installed here; their tests are skipped"; fi
 
+# lm-eval takes 760 MB: only who wants it has it, and tests/clients/test_lm_eval.py is skipped without it.
+lm-eval: $(VENV)-lm-eval/installed
+
+$(VENV)-lm-eval/installed: tests/clients/requirements-lm-eval.txt
+	test -x $(VENV)-lm-eval/bin/python || $(PYTHON) -m venv $(VENV)-lm-eval
+	$(VENV)-lm-eval/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement $<
+	touch $@
+
 # schemathesis has an environment of its own too. Without it the test that uses it is skipped.
 fuzz: install $(VENV)/extra-test $(VENV)-fuzz/installed
 	$(BIN)/python tests/fuzz/fuzz_api.py $(ARGS)
@@ -114,5 +123,5 @@ oracle: install
 	  "$$($(BIN)/tokenmill pull smollm2 --quiet)" $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-oracle $(VENV)-clients $(VENV)-fuzz $(VENV)-site build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-oracle $(VENV)-clients $(VENV)-lm-eval $(VENV)-fuzz $(VENV)-site build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -316,6 +316,44 @@ def test_every_answer_has_a_request_id_that_nobody_can_guess(served: Served) -> 
     assert found[0].removeprefix("req_") not in answers[0][1]["id"]
 
 
+def test_an_answer_is_compressed_for_who_takes_it(served: Served) -> None:
+    """The same body with its true length, to HEAD the same head; small ones and streams stay as they are."""
+
+    def ask(method: str, path: str, body: Any = None, **headers: str) -> tuple[Any, bytes]:
+        with contextlib.closing(
+            http.client.HTTPConnection(served.url.removeprefix("http://"), timeout=20)
+        ) as connection:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            return answer.headers, answer.read()
+
+    takes = {"Accept-Encoding": "gzip, deflate"}
+    plain, whole = ask("GET", "/openapi.json")
+    headers, packed = ask("GET", "/openapi.json", **takes)
+    assert headers["content-encoding"] == "gzip" and gzip.decompress(packed) == whole and len(packed) < len(whole) / 2
+    assert int(headers["content-length"]) == len(packed) and plain["content-encoding"] is None
+    assert "accept-encoding" in headers["vary"].lower() and "accept-encoding" in plain["vary"].lower()
+    head, nothing = ask("HEAD", "/openapi.json", **takes)
+    assert nothing == b"" and head["content-length"] == headers["content-length"]
+    body = {"prompt": "LONG", "logprobs": 5, "max_tokens": 200, "seed": 1}
+    headers, packed = ask("POST", "/v1/completions", body, **takes)
+    answer = json.loads(gzip.decompress(packed))
+    assert headers["content-encoding"] == "gzip" and answer["choices"][0]["text"].startswith("abcdefghij")
+    for path, small in (("/v1/models/toy", None), ("/v1/completions", body | {"stream": True})):
+        headers, read = ask("GET" if small is None else "POST", path, small, **takes)
+        assert headers["content-encoding"] is None and read.startswith((b"{", b"data: "))
+
+
+def test_a_client_that_takes_zstandard_gets_it(served: Served) -> None:
+    pytest.importorskip("starlette_compress", reason="tokenmill[zstd] is not installed")
+    zstandard = pytest.importorskip("zstandard")
+    _, whole, _ = get(served, "/openapi.json")
+    call = urllib.request.Request(served.url + "/openapi.json", headers={"Accept-Encoding": "gzip, zstd"})
+    with urllib.request.urlopen(call, timeout=20) as answer:
+        assert answer.headers["content-encoding"] == "zstd"
+        assert json.loads(zstandard.ZstdDecompressor().decompressobj().decompress(answer.read())) == whole
+
+
 # ---- other paths ----
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import urllib.request
 from pathlib import Path
@@ -72,6 +73,18 @@ def test_whole_answers_and_streams_are_signed(signer: Signer, path: str, body: d
         for changed in (signed[:-5], signed.replace(b"o", b"0", 1)):
             with pytest.raises(BadSignature, match="another response"):
                 check(token, signer.public, request, changed)
+
+
+def test_what_is_signed_is_the_answer_before_it_is_compressed(signer: Signer) -> None:
+    """And its signature is in the head of the compressed one."""
+    data = json.dumps({"prompt": "hi", "logprobs": 5, "n": 3, "seed": 1}).encode()
+    heads = {"content-type": "application/json", "accept-encoding": "gzip"}
+    with Served(signer=signer) as served:
+        call = urllib.request.Request(served.url + "/v1/completions", data, heads)
+        with urllib.request.urlopen(call, timeout=20) as answer:
+            assert answer.headers["content-encoding"] == "gzip"
+            facts = check(answer.headers[SIGNATURE], signer.public, data, gzip.decompress(answer.read()))
+    assert facts["path"] == "/v1/completions"
 
 
 def test_what_is_not_signed_is_as_ever(signer: Signer) -> None:

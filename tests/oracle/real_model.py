@@ -175,8 +175,8 @@ def transformers_window_logprobs(score: Score, passage: Passage) -> list[np.ndar
 # ---- transformers ----------------------------------------------------------------------------------------------------
 
 
-def build_transformers(path: Path) -> Score:
-    """The GGUF's weights, dequantised, in transformers' Llama at float32."""
+def transformers_model(path: Path) -> Any:
+    """transformers' Llama at float32 with the GGUF's weights, dequantised."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -209,7 +209,13 @@ def build_transformers(path: Path) -> Score:
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     assert not missing, f"the checkpoint did not fill {missing}"
-    model.eval()
+    return model.eval()
+
+
+def build_transformers(path: Path) -> Score:
+    import torch
+
+    model = transformers_model(path)
 
     def score(tokens: list[int], num_last: int) -> np.ndarray:
         with torch.inference_mode():

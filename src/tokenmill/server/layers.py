@@ -1,5 +1,5 @@
-"""What every call passes on its way to an endpoint, the outermost layer first; the layers that trace calls and sign
-answers (`control/signing.py`), and the path that gives the public key."""
+"""What every call passes on its way to an endpoint, the outermost layer first; the layers that trace calls, compress
+answers and sign them (`control/signing.py`), and the path that gives the public key."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import hashlib
 import time
 from collections.abc import Callable
 
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
@@ -31,6 +33,62 @@ from .resume.registry import StreamRegistry
 
 SIGNATURE = "x-tokenmill-signature"
 KEYS_PATH = "/.well-known/jwks.json"
+
+
+_STREAMS = (b"text/event-stream", b"application/x-ndjson")
+_LEAST_BYTES = 1024
+_LEVEL = 1
+"""gzip's fastest: what compresses here computes nothing for others."""
+
+
+class Compressed:
+    """ASGI middleware, outside of signatures, which are of what was said: sends answers by gzip, or with the extra
+    `zstd` by Zstandard, to whoever takes it. Streams stay as they are, for each event to be read as it comes; their
+    bytes go past this layer as past others."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._gzip: ASGIApp = GZipMiddleware(self._inside, _LEAST_BYTES, _LEVEL)
+        self._zstd = _zstd(self._inside)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope["state"]["uncompressed"] = send
+        takes = Headers(scope=scope).get("accept-encoding", "")
+        chosen = self._gzip if self._zstd is None or "zstd" not in takes else self._zstd
+        await chosen(scope, receive, send)
+
+    async def _inside(self, scope: Scope, receive: Receive, compress: Send) -> None:
+        state = scope["state"]
+        send = state.pop("uncompressed")
+        direct, is_stream = state.get("send", send), False
+
+        async def tell(message: Message) -> None:
+            nonlocal is_stream
+            if message["type"] == "http.response.start":
+                kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
+                is_stream = any(kind.startswith(_STREAMS) for kind in kinds)
+            await (send if is_stream else compress)(message)
+
+        async def tell_directly(message: Message) -> None:
+            await (direct if is_stream else compress)(message)
+
+        state["send"] = tell_directly
+        try:
+            await self._app(scope, receive, tell)
+        finally:
+            state["send"] = direct
+
+
+def _zstd(app: ASGIApp) -> ASGIApp | None:
+    try:
+        from starlette_compress import CompressMiddleware
+    except ImportError:
+        return None
+    made: ASGIApp = CompressMiddleware(app, minimum_size=_LEAST_BYTES, zstd_level=_LEVEL, brotli=False, gzip=False)
+    return made
 
 
 class Signing:
@@ -199,6 +257,7 @@ def layers(
     visitors = Visitors(config.allowed_hosts, config.cors_origins)
     clients = Clients(config.trusted_proxies)
     found.append(Middleware(Gate, access=access, visitors=visitors, clients=clients, new_id=new_id, mask=config.mask))
+    found.append(Middleware(Compressed))
     if signer is not None:
         found.append(Middleware(Signing, signer=signer))
     if streams is not None:
