@@ -1,4 +1,4 @@
-"""The process that keeps a worker running where a launcher has put it."""
+"""The process that keeps a worker running where a launcher has put it, and what it is started with."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 
 from tokenmill.cli.launchers import child
 from tokenmill.cli.launchers.child import FAILED, REFUSED_STATUS, WorkerChild
+from tokenmill.cli.launchers.ray_workers import worker_command
+from tokenmill.net.tcp import Credentials
 
 
 class Refused:
@@ -48,3 +50,13 @@ def test_where_no_process_can_be_made_another_is_tried_later(monkeypatch: pytest
         "No process can be started now: no memory",
         "No such model.",
     ]
+
+
+@pytest.mark.parametrize("switch", ["on", "off"])
+def test_workers_elsewhere_have_the_front_ends_secret_and_switch_of_plugins(
+    monkeypatch: pytest.MonkeyPatch, switch: str
+) -> None:
+    """Their machines know nothing of its environment."""
+    monkeypatch.setenv("TOKENMILL_PLUGINS", switch)
+    env = worker_command("model", ["--threads=2"], Credentials(b"hush")).env
+    assert env == {"TOKENMILL_WORKER_SECRET": "hush", "TOKENMILL_PLUGINS": switch}

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from ...core.errors import ConfigError, EngineFailed
+from ...plugins.load import OFF, ON, are_on
+from ...plugins.load import VARIABLE as PLUGINS
 from ..worker_options import SECRET_VARIABLE
 from .child import FAILED, RUNNING, WorkerChild
 from .ray_options import RayOptions
@@ -42,7 +44,8 @@ class WorkerCommand:
 
     model      as `tokenmill worker` takes it
     arguments  its other flags, but those that follow from which worker it is and where the front end is
-    env        over the environment that it finds: the secret that it shares with the front end
+    env        over the environment that it finds: the secret that it shares with the front end, and whether plug-ins
+               are on
     """
 
     model: str
@@ -56,7 +59,8 @@ class WorkerCommand:
 def worker_command(model: str, arguments: Sequence[str], credentials: Credentials) -> WorkerCommand:
     """`model`: as this process was given it."""
     where = os.path.abspath(model) if os.path.exists(model) else model
-    return WorkerCommand(where, arguments, {SECRET_VARIABLE: os.fsdecode(credentials.secret)})
+    env = {SECRET_VARIABLE: os.fsdecode(credentials.secret), PLUGINS: ON if are_on() else OFF}
+    return WorkerCommand(where, arguments, env)
 
 
 def _remove(folder: str) -> None:
