@@ -125,10 +125,13 @@ def test_only_what_lies_in_the_folder_is_loaded_and_by_name_alone(server: Server
     assert "leads out of" in server.output
 
 
-def test_a_damaged_model_tells_why_and_blocks_nobody(server: Server) -> None:
+def test_a_damaged_model_tells_why_and_blocks_nobody(server: Server, folder: Path) -> None:
+    before = states(server)
     for _ in range(2):
         status, told = ask(server, "damaged")
         assert status == 500 and "damaged" in told["error"]["message"], told
+        assert str(folder) not in told["error"]["message"], "where it lies is the operator's"
+    assert states(server) == before, "no other makes room for it"
     assert ask(server, "a")[0] == 200
     card = json.loads(server.request("GET", "/v1/models/damaged")[1])
     assert card["status"]["value"] == "unloaded" and card["status"]["failed"]

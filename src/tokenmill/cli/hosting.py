@@ -115,11 +115,15 @@ class Hosting:
             self._models.expected.discard(name)
 
     async def load_listed(self, listed: Listed, num_sharing: int) -> LocalModel:
-        """A control.models.on_demand.Load. All processors are each model's: seldom do two compute at a time."""
+        """A control.models.on_demand.Load. All processors are each model's: seldom do two compute at a time.
+        --max-model-len bounds all, also those that were made for less."""
         async with self._turn:
             left = left_of(self._machine, await self._taken_bytes())
             options = replace(self._launch.options, threads=self._launch.options.threads or left.granted_cpus)
             machine = replace(left, num_sharing=_sharing(listed, options, left, num_sharing))
+            if options.max_model_len is not None:
+                text = await asyncio.to_thread(self._load_text, listed.path)
+                options = replace(options, max_model_len=min(options.max_model_len, text.max_context))
             try:
                 return await self._start(listed.name, listed.path, options, machine)
             except EngineCrashed:  # not for what it found: another may do better

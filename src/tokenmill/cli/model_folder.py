@@ -50,7 +50,7 @@ def _described(listed: Listed) -> Listed:
     try:
         checkpoint = open_text(listed.path)
     except (OSError, TokenmillError) as error:
-        return replace(listed, why_not=str(error))
+        return replace(listed, why_not=str(error).replace(listed.path, listed.name))
     try:
         return replace(listed, info=model_info(checkpoint))
     finally:

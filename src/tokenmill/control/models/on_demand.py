@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ...cluster.on_demand import Effects, ModelSchedule, Rules, State
-from ...core.errors import BadCheckpoint, TokenmillError, Unavailable
+from ...core.errors import BadCheckpoint, ModelNotFound, TokenmillError, Unavailable
 from ...core.ports import Clock
 from ...text.text_model import ModelInfo, TextModel
 from .served import ServedModel
@@ -130,9 +130,9 @@ class OnDemand:
         return model.then if model.state is State.UNLOADING else model.state
 
     def failure(self, name: str) -> str:
-        """Why it could not be loaded the last time; "": it could, or nobody has tried."""
+        """Why it cannot be loaded, or could not the last time; "": it could, or nobody has tried."""
         failure = self.schedule.models[name].failure
-        return "" if failure is None else failure.message
+        return self.listed[name].why_not or ("" if failure is None else failure.message)
 
     def expires_s(self, name: str) -> float | None:
         """When it is unloaded if no call comes, in seconds since 1970; None: not while its room is not needed."""
@@ -157,7 +157,14 @@ class OnDemand:
 
     async def enter(self, name: str, *, is_asked: bool = False) -> None:
         """Waits until the model is loaded, which it stays until the call leaves. is_asked: an operator wants it, not a
-        call. Raises TokenmillError where it cannot be had."""
+        call. Raises TokenmillError where it cannot be had; BadCheckpoint, before any other makes room, for files that
+        are seen to be damaged."""
+        if self.listed[name].why_not:
+            await self.refresh()
+        if name not in self.listed:
+            raise ModelNotFound(f"The model {name} has been taken away.", param="model", name=name)
+        if why_not := self.listed[name].why_not:
+            raise BadCheckpoint(why_not, param="model")
         ticket = next(self._tickets)
         entered = self._calls[ticket] = asyncio.get_running_loop().create_future()
         try:
@@ -235,6 +242,7 @@ class OnDemand:
         except (TokenmillError, OSError) as found:
             error = found if isinstance(found, TokenmillError) else BadCheckpoint(f"{name} cannot be read: {found}.")
             _log.warning("The model %s cannot be loaded: %s", name, error.message)
+            error.message = error.message.replace(self.listed[name].path, name)  # where it lies is the operator's
             self.metrics.count(name, "failed")
             self._do(self.schedule.failed(name, error, self._clock.now()))
             return
