@@ -107,6 +107,14 @@ PAGES = (
     ),
     Page("docs/operate/operations.md", SERVER, skipped=("prometheus",)),
     Page("docs/operate/simulate.md", f"ln -s {ROOT}/deploy deploy"),
+    Page(
+        "docs/use/terminal.md",
+        "echo 'A mill grinds.' >notes.txt; trap 'run stop --all >&2 || true' EXIT",
+        {
+            "run smollm2  ": "run smollm2 hello  ",
+            "tokenmill chat --url": "tokenmill serve smollm2; tokenmill chat --url",
+        },
+    ),
     Page("docs/operate/workers.md", skipped=("tokenmill serve ...",)),
 )
 
