@@ -301,6 +301,13 @@ def test_commands_change_what_the_model_hears(monkeypatch):
     assert contents[4:] == [["Be brief.", "four"], ["Be brief.", "five"]]
 
 
+def test_what_ollama_sets_in_a_conversation_is_set_or_said_to_be_a_flag(monkeypatch, capsys):
+    partner, _ = echoed(monkeypatch, '/set system "Be brief."', "one", "/set parameter temperature 0.5", "/show info")
+    assert [each["content"] for each in partner.heard[0]] == ["Be brief.", "one"]
+    said = capsys.readouterr().out
+    assert "--temperature 0.5" in said and "tokenmill show echo" in said
+
+
 def test_a_wrong_command_is_named_and_a_path_is_a_message(monkeypatch, capsys):
     partner, _ = echoed(monkeypatch, "/sytem x", "/zzz", "/undo", "/retry", "/file", "/etc/hosts is what?")
     said = capsys.readouterr().out

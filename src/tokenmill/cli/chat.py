@@ -97,6 +97,8 @@ class Conversation:
         self._commands: dict[str, Callable[[str], None]] = {
             "/clear": self._clear,
             "/system": self._set_system,
+            "/set": self._set,
+            "/show": lambda rest: self._tell(f"In another terminal: tokenmill show {self.partner.name}"),
             "/undo": self._undo,
             "/regen": self._regenerate,
             "/file": self._attach_text,
@@ -166,6 +168,15 @@ class Conversation:
     def _set_system(self, text: str) -> None:
         self.system = text
         self._clear("")
+
+    def _set(self, rest: str) -> None:
+        """Ollama's, of which the system message alone is kept by a conversation."""
+        name, _, value = rest.partition(" ")
+        if name != "system":
+            raise ConfigError(
+                "/set system TEXT sets the system message; all else is a flag, such as --temperature 0.5."
+            )
+        self._set_system(value.strip().strip('"'))
 
     def _undo(self, rest: str) -> None:
         if not self.turns:

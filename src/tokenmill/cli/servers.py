@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import glob
 import http.client
 import json
 import logging
@@ -144,7 +145,7 @@ def file_of(pid: int) -> Path:
 def running() -> list[Served]:
     """Those that live, longest used first. Files of those that do not are removed."""
     found = []
-    for file in sorted(servers_dir().glob(f"{file_of(0).name.split('.0.')[0]}.*.json")):
+    for file in sorted(servers_dir().glob(f"{glob.escape(file_of(0).name.removesuffix('0.json'))}*.json")):
         served = _read(file)
         if served is not None and process_start(served.pid) == served.started:
             found.append(served)
