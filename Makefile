@@ -10,7 +10,8 @@
 #   make check     formatting, lint, types, house rules
 #   make stress    200 mixed concurrent requests, three rounds         ARGS="--requests 24 --max-tokens 512"
 #   make site      the documentation as a site, in build/site
-#   make wheel     dist/tokenmill-*.whl, tried in a fresh environment without a compiler
+#   make wheels    dist/tokenmill-*.whl for Linux, x86-64 and ARM, tried in a fresh environment without a compiler
+#   make release   dist/ with these, the sources, a list of what they need (SBOM) and checksums
 #   make oracle    regenerate the llama.cpp goldens (own environment)
 #   make clean     remove what the above made
 
@@ -23,7 +24,7 @@ ARGS ?=
 
 # `make` runs these one after another in one environment: parallel jobs would race on it.
 .NOTPARALLEL:
-.PHONY: install serve test test-all packages environments clients lm-eval fuzz check stress wheel oracle site clean
+.PHONY: install serve test test-all packages environments clients lm-eval fuzz check stress wheels release oracle site clean
 
 install: $(VENV)/installed
 
@@ -35,7 +36,7 @@ $(BIN)/python:
 # An editable install: changes under src/ are live; the native library is rebuilt when its sources change.
 $(VENV)/installed: pyproject.toml src/tokenmill/__init__.py $(NATIVE) | $(BIN)/python
 	@echo "installing tokenmill; with a C++ compiler the kernels are built, which takes minutes on a small machine"
-	$(PIP) install --editable .
+	$(PIP) install --verbose --verbose --editable .
 	@$(BIN)/tokenmill doctor --brief
 	@touch $@
 
@@ -109,11 +110,39 @@ check: install $(VENV)/extra-dev
 stress: install $(VENV)/extra-test
 	$(BIN)/python tests/live/stress.py $(ARGS)
 
-wheel: $(BIN)/python
+# Compiled by zig against glibc 2.28 (2018), whatever this machine has; no other compiler is needed. auditwheel refuses a wheel
+# that asks for more. A wheel of this machine's own system, macOS for one: python3 -m pip wheel --no-deps .
+RELEASE := $(VENV)-release/bin
+GLIBC := 2.28
+WHEELS := x86_64 aarch64
+export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date +%s)
+
+wheels: $(VENV)-release/installed
 	rm -rf dist
-	$(PIP) wheel --no-deps --wheel-dir dist .
-	$(BIN)/python .ci/tag_wheel dist/tokenmill-*.whl
-	PYTHON=$(PYTHON) .ci/try_wheel dist/tokenmill-*.whl
+	$(foreach arch,$(WHEELS),$(call wheel,$(arch),manylinux_$(subst .,_,$(GLIBC))_$(arch)) &&) true
+	PYTHON=$(PYTHON) .ci/try_wheel dist/*_$$(uname -m).whl
+
+define wheel
+rm -rf build/dist && \
+PATH="$(CURDIR)/$(RELEASE):$$PATH" ZIG_TARGET=$(1)-linux-gnu.$(GLIBC) _PYTHON_HOST_PLATFORM=linux-$(1) \
+  $(RELEASE)/python -m build --wheel --outdir build/dist -C build-dir=build/$(2) \
+  -C cmake.toolchain-file=$(CURDIR)/native/zig.cmake -C install.strip=false && \
+$(RELEASE)/python -m auditwheel repair --only-plat --plat $(2) --wheel-dir dist build/dist/*.whl
+endef
+
+# The bill of materials lists what pip puts beside the wheel today.
+release: wheels
+	$(RELEASE)/python -m build --sdist --outdir dist
+	$(PYTHON) -m venv --clear --without-pip build/shipped
+	$(RELEASE)/python -m pip --python build/shipped/bin/python install --quiet dist/*_$$(uname -m).whl
+	$(RELEASE)/cyclonedx-py environment build/shipped/bin/python --pyproject pyproject.toml --output-reproducible \
+	  --output-file $$(ls dist/*.tar.gz | sed 's/\.tar\.gz$$//').cdx.json
+	cd dist && sha256sum * > SHA256SUMS && cat SHA256SUMS
+
+$(VENV)-release/installed: scripts/release_requirements.txt
+	$(PYTHON) -m venv $(VENV)-release
+	$(VENV)-release/bin/python -m pip --disable-pip-version-check --quiet install --requirement $<
+	@touch $@
 
 oracle: install
 	test -x $(VENV)-oracle/bin/python || $(PYTHON) -m venv $(VENV)-oracle
@@ -123,5 +152,5 @@ oracle: install
 	  "$$($(BIN)/tokenmill pull smollm2 --quiet)" $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-oracle $(VENV)-clients $(VENV)-lm-eval $(VENV)-fuzz $(VENV)-site build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-oracle $(VENV)-clients $(VENV)-lm-eval $(VENV)-fuzz $(VENV)-site $(VENV)-release build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
