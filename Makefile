@@ -33,18 +33,23 @@ $(BIN)/python:
 	  || { echo "tokenmill needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# An editable install: changes under src/ are live; the native library is rebuilt when its sources change.
+# Prints what pyproject.toml says under [project] that a part of it needs, a line each.
+required = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]$(1), sep="\n")'
+
+# An editable install: changes under src/ are live; the native library is rebuilt when its sources change. Verbose, so that the
+# compiler's progress is seen; dependencies apart, since pip would tell of every file that it looks at.
 $(VENV)/installed: pyproject.toml src/tokenmill/__init__.py $(NATIVE) | $(BIN)/python
 	@echo "installing tokenmill; with a C++ compiler the kernels are built, which takes minutes on a small machine"
-	$(PIP) install --verbose --verbose --editable .
+	$(call required,["dependencies"]) > $(VENV)/dependencies.txt
+	$(PIP) install --requirement $(VENV)/dependencies.txt
+	$(BIN)/python -m pip --disable-pip-version-check install --verbose --no-deps --editable .
 	@$(BIN)/tokenmill doctor --brief
 	@touch $@
 
 # Only the packages of an extra: installing '.[extra]' would build the native library again. Few of their modules are ever
 # imported, so none is compiled beforehand.
 $(VENV)/extra-%: pyproject.toml | $(VENV)/installed
-	$(BIN)/python -c 'import tomllib; \
-	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"], sep="\n")' > $@.txt
+	$(call required,["optional-dependencies"]["$*"]) > $@.txt
 	$(PIP) install --no-compile --requirement $@.txt
 	@touch $@
 
@@ -115,7 +120,7 @@ stress: install $(VENV)/extra-test
 RELEASE := $(VENV)-release/bin
 GLIBC := 2.28
 WHEELS := x86_64 aarch64
-export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date +%s)
+DATED = SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct)
 
 wheels: $(VENV)-release/installed
 	rm -rf dist
@@ -124,15 +129,15 @@ wheels: $(VENV)-release/installed
 
 define wheel
 rm -rf build/dist && \
-PATH="$(CURDIR)/$(RELEASE):$$PATH" ZIG_TARGET=$(1)-linux-gnu.$(GLIBC) _PYTHON_HOST_PLATFORM=linux-$(1) \
-  $(RELEASE)/python -m build --wheel --outdir build/dist -C build-dir=build/$(2) \
+$(DATED) PATH="$(CURDIR)/$(RELEASE):$$PATH" ZIG_TARGET=$(1)-linux-gnu.$(GLIBC) _PYTHON_HOST_PLATFORM=linux-$(1) \
+  $(RELEASE)/python -m build --wheel --outdir build/dist \
   -C cmake.toolchain-file=$(CURDIR)/native/zig.cmake -C install.strip=false && \
-$(RELEASE)/python -m auditwheel repair --only-plat --plat $(2) --wheel-dir dist build/dist/*.whl
+$(DATED) $(RELEASE)/python -m auditwheel repair --only-plat --plat $(2) --wheel-dir dist build/dist/*.whl
 endef
 
 # The bill of materials lists what pip puts beside the wheel today.
 release: wheels
-	$(RELEASE)/python -m build --sdist --outdir dist
+	$(DATED) $(RELEASE)/python -m build --sdist --outdir dist
 	$(PYTHON) -m venv --clear --without-pip build/shipped
 	$(RELEASE)/python -m pip --python build/shipped/bin/python install --quiet dist/*_$$(uname -m).whl
 	$(RELEASE)/cyclonedx-py environment build/shipped/bin/python --pyproject pyproject.toml --output-reproducible \

@@ -6,6 +6,7 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ HOST_COMPILER = shutil.which("c++")
 COMPILER = shutil.which("aarch64-linux-gnu-g++")
 EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 CMAKE = shutil.which("cmake")
+NM = shutil.which("nm")
 
 pytestmark = pytest.mark.exact
 
@@ -37,6 +39,15 @@ def test_variants_agree_here(tmp_path: Path) -> None:
     expected = "".join(f"{isa} compared\n" for isa in compared)
     said = subprocess.run([program], capture_output=True, text=True, timeout=300)
     assert (said.returncode, said.stdout) == (0 if expected else 1, expected), said
+
+
+@pytest.mark.skipif(available() is not None, reason=str(available()))
+@pytest.mark.skipif(sys.platform != "linux" or NM is None, reason="no nm that reads the library")
+def test_the_library_shows_its_interface_only() -> None:
+    """The C++ runtime linked into it meets no other in the process."""
+    assert NM is not None
+    shown = [line.split()[-1] for line in _run([NM, "--dynamic", "--defined-only", str(library_path())]).splitlines()]
+    assert "tm_abi_version" in shown and not [name for name in shown if not name.startswith("tm_")]
 
 
 @pytest.mark.slow
