@@ -65,11 +65,12 @@ def _goes_on(command: str) -> bool:
 
 
 _RECORD = """
-tokenmill() { printf '%s\\0' "$@" $'\\n' >&9; }
+tokenmill() { printf '%s\\0' "$@" $'\\x1e' >&9; }
 command_not_found_handle() { :; }
 PATH=/nowhere KEY=key ADMIN=key ALICE=key BOB=key REFUSED=key
 """
-"""Of what a shell is asked to run, only the words of `tokenmill` commands are noted."""
+"""Of what a shell is asked to run, only the words of `tokenmill` commands are noted. Without a newline, at which bash
+would write them in two parts, between which a command in the background could write its own."""
 
 
 def program_lines(page: Path, folder: Path) -> list[list[str]]:
@@ -85,4 +86,4 @@ def program_lines(page: Path, folder: Path) -> list[list[str]]:
     for shell in shells:
         script = f"exec 9>>{shlex.quote(str(noted))}\n{_RECORD}\n{shell}\nwait\n"
         subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, stdin=subprocess.DEVNULL, check=False)
-    return [each.split("\0")[:-1] for each in noted.read_text(encoding="utf8").split("\n\0")[:-1]]
+    return [each.split("\0")[:-1] for each in noted.read_text(encoding="utf8").split("\x1e\0")[:-1]]
