@@ -1,6 +1,7 @@
 """What lm-eval found through the server, beside what transformers finds with the same weights and token ids.
 
     python tests/oracle/lm_eval_choices.py samples_TASK_DATE.jsonl [MODEL.gguf]
+    python tests/oracle/lm_eval_choices.py --items bbh.jsonl.gz items.jsonl     # writes 200 short questions of BBH
 
 reads the samples that `lm_eval --log_samples` has written of a task of multiple choice (docs/operate/quality.md), gives
 each choice its log likelihood by transformers at float32, and prints how many choices are the same and both scores. It
@@ -10,7 +11,10 @@ as many as the context has alone.
 
 from __future__ import annotations
 
+import gzip
 import json
+import random
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,6 +47,22 @@ def likelihoods(model: Any, encode: Callable[[str], list[int]], context: str, ch
     return found
 
 
+def write_items(bbh: str, out: str) -> None:
+    """Questions of up to 400 characters with up to 5 answers, each answer its text without the letter."""
+    found = []
+    with gzip.open(bbh, "rt") as file:
+        for row in map(json.loads, file):
+            question, _, rest = row["input"].partition("\nOptions:\n")
+            options = re.findall(r"^\(([A-Z])\) (.+)$", rest, re.MULTILINE)
+            names = [f"({letter})" for letter, _ in options]
+            if len(options) >= 2 and row["target"] in names:
+                texts = [text for _, text in options]
+                found.append({"question": question, "choices": texts, "answer": names.index(row["target"])})
+    random.Random(1).shuffle(found)
+    short = [each for each in found if len(each["question"]) < 400 and len(each["choices"]) <= 5]
+    Path(out).write_text("".join(json.dumps(each) + "\n" for each in short[:200]))
+
+
 def main(samples: str, model_name: str = "smollm2") -> None:
     tokenizer = fetch_text(model_name).tokenizer
 
@@ -67,4 +87,7 @@ def main(samples: str, model_name: str = "smollm2") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1:2] == ["--items"]:
+        write_items(*sys.argv[2:])
+    else:
+        main(*sys.argv[1:])
