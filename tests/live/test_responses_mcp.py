@@ -1,5 +1,5 @@
 """Tools of MCP servers over /v1/responses with the official client: listed, called in turns, approved, denied. What
-a server gives is scripted here; tests/live/test_mcp_client.py asks real ones."""
+a server gives is scripted here; tests/unit/test_mcp_client.py asks real ones."""
 
 from __future__ import annotations
 
