@@ -12,3 +12,5 @@ find_program(zig NAMES python-zig zig REQUIRED)
 set(CMAKE_CXX_COMPILER ${zig} c++ -target $ENV{ZIG_TARGET})
 # Stripped by the linker: the strip of the building machine may not know the target's format.
 set(CMAKE_SHARED_LINKER_FLAGS_INIT -s)
+# It knows no -march for ARM.
+set(arm -mcpu=generic)
