@@ -115,8 +115,8 @@ check: install $(VENV)/extra-dev
 stress: install $(VENV)/extra-test
 	$(BIN)/python tests/live/stress.py $(ARGS)
 
-# Compiled by zig against glibc 2.28 (2018), whatever this machine has; no other compiler is needed. auditwheel refuses a wheel
-# that asks for more. A wheel of this machine's own system, macOS for one: python3 -m pip wheel --no-deps .
+# Compiled by zig against glibc 2.28 (2018), whatever this machine has; no other compiler is needed. auditwheel tags a wheel
+# by the oldest glibc that has all it needs. A wheel of this machine's own system, macOS for one: python3 -m pip wheel --no-deps .
 RELEASE := $(VENV)-release/bin
 GLIBC := 2.28
 WHEELS := x86_64 aarch64
@@ -124,7 +124,7 @@ DATED = SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct)
 
 wheels: $(VENV)-release/installed
 	rm -rf dist
-	$(foreach arch,$(WHEELS),$(call wheel,$(arch),manylinux_$(subst .,_,$(GLIBC))_$(arch)) &&) true
+	$(foreach arch,$(WHEELS),$(call wheel,$(arch)) &&) true
 	PYTHON=$(PYTHON) .ci/try_wheel dist/*_$$(uname -m).whl
 
 define wheel
@@ -132,7 +132,8 @@ rm -rf build/dist && \
 $(DATED) PATH="$(CURDIR)/$(RELEASE):$$PATH" ZIG_TARGET=$(1)-linux-gnu.$(GLIBC) _PYTHON_HOST_PLATFORM=linux-$(1) \
   $(RELEASE)/python -m build --wheel --outdir build/dist \
   -C cmake.toolchain-file=$(CURDIR)/native/zig.cmake -C install.strip=false && \
-$(DATED) $(RELEASE)/python -m auditwheel repair --only-plat --plat $(2) --wheel-dir dist build/dist/*.whl
+$(DATED) PATH="$(CURDIR)/$(RELEASE):$$PATH" \
+  $(RELEASE)/python -m auditwheel repair --only-plat --plat auto --wheel-dir dist build/dist/*.whl
 endef
 
 # The bill of materials lists what pip puts beside the wheel today.
