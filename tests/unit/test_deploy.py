@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +61,11 @@ def test_prometheus_and_grafana_are_told_there_what_they_are_told_elsewhere() ->
     assert yaml.safe_load(told["prometheus"]) == prometheus
     source = (DEPLOY / "grafana" / "provisioning" / "datasources" / "prometheus.yml").read_text(encoding="utf8")
     assert yaml.safe_load(told["datasource"].replace("prometheus:9090", "localhost:9090")) == yaml.safe_load(source)
+
+
+def test_extras_of_the_image_are_those_of_the_package() -> None:
+    package = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text(encoding="utf8"))["project"]
+    told = [DEPLOY / "Dockerfile", DEPLOY / "README.md", DEPLOY.parent / "docs" / "operate" / "launchers.md"]
+    for path in told:
+        (named,) = re.findall(r"EXTRAS=([a-z][\w,-]*)", path.read_text(encoding="utf8"))
+        assert set(named.split(",")) <= set(package["optional-dependencies"]), path
