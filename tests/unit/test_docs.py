@@ -144,3 +144,8 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site" / "operate" / "deploy" / "index.html").is_file()
+    start, translated = (
+        (tmp_path / "site" / folder / "start" / "index.html").read_text(encoding="utf8") for folder in (".", "zh")
+    )
+    assert '<a href="../zh/start/">' in start and '<a href="../../start/">' in translated
+    assert '<a id="what-works"></a>' in translated

@@ -101,7 +101,7 @@ ENDPOINTS: dict[str, str] = {
     "DELETE /admin/models/{name}": "Unload it, once its open calls have ended, or after 30 s.",
     "POST /models/load": "llama-server's: have a model of `--models-dir` loaded (`model`). The answer comes when "
     "it is. As all that changes models it needs a key of scope admin where keys are asked for, else a call from this "
-    "machine ([many-models.md](../operate/many-models.md#models-of-a-folder---models-dir)).",
+    "machine ([many-models.md](../operate/many-models.md#models-of-a-folder)).",
     "POST /models/unload": "llama-server's: have it unloaded, once its open calls have ended, or after 30 s.",
     "GET /admin/canaries": "Names that stand for versions of a model, what came of each version and why one was taken "
     "back: [many-models.md](../operate/many-models.md#versions-and-canaries).",
