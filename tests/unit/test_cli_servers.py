@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -95,6 +96,35 @@ def test_a_process_that_has_the_id_of_a_dead_server_is_not_taken_for_it(state: P
         assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
         file.write_text(json.dumps(json.loads(file.read_text()) | {"started": "earlier"}))
         assert not running() and not file.exists()
+
+
+@pytest.mark.parametrize("said", [{"pid": -1}, {"pid": -1, "started": None}, {"pid": 1}, {"started": None}])
+def test_a_file_that_tells_of_another_process_than_its_name_does_is_none(state: Path, said: dict[str, object]) -> None:
+    """A signal to process -1 would reach all of the user's."""
+    with Registration() as registration:
+        registration.write("http://127.0.0.1:1", ["m"], "/m", 0)
+        file = file_of(os.getpid())
+        told = json.loads(file.read_text()) | said
+        told["started"] = process_start(told["pid"]) if "started" not in said else None
+        file.write_text(json.dumps(told))
+        assert not running() and not file.exists()
+
+
+def test_files_of_another_machine_stay_though_its_name_begins_alike(state: Path) -> None:
+    (state / "servers").mkdir(parents=True)
+    other = file_of(77).with_name(file_of(77).name.replace(".77.", ".lab.77."))
+    other.write_text("{}")
+    assert not running() and other.exists()
+
+
+def test_stop_signals_no_process_that_took_the_id_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --all, a server may end while another is waited for."""
+    signalled: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid))
+    gone = Served(os.getpid(), "earlier", "http://127.0.0.1:1", ("m",), "/m")
+    monkeypatch.setattr(servers, "running", lambda: [gone])
+    servers.stop(argparse.Namespace(all=True))
+    assert not signalled
 
 
 def test_an_ended_child_that_nobody_has_waited_for_does_not_live() -> None:

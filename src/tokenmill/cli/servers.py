@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import glob
 import http.client
 import json
 import logging
@@ -59,6 +58,10 @@ class Served:
     path: str
     exit_idle_s: float = 0.0
     used_s: float = field(default=0.0, compare=False)
+
+    def lives(self) -> bool:
+        """Whether its process does, and not another that has its id by now."""
+        return process_start(self.pid) == self.started
 
     def has(self, model: str) -> bool:
         """Whether it answers to that name; Ollama's tag `latest` may be there or not."""
@@ -143,11 +146,15 @@ def file_of(pid: int) -> Path:
 
 
 def running() -> list[Served]:
-    """Those that live, longest used first. Files of those that do not are removed."""
+    """Those that live, longest used first. Files of those that do not are removed, and no other machine's: its name may
+    begin with this one's."""
     found = []
-    for file in sorted(servers_dir().glob(f"{glob.escape(file_of(0).name.removesuffix('0.json'))}*.json")):
+    for file in sorted(servers_dir().glob("*.json")):
+        pid = file.name.removesuffix(".json").rpartition(".")[2]
+        if not (pid.isascii() and pid.isdecimal()) or file != file_of(int(pid)):
+            continue
         served = _read(file)
-        if served is not None and process_start(served.pid) == served.started:
+        if served is not None and served.pid == int(pid) and served.lives():
             found.append(served)
         else:
             with contextlib.suppress(OSError):
@@ -160,7 +167,8 @@ def _read(file: Path) -> Served | None:
     try:
         said = json.loads(file.read_text(encoding="utf8"))
         used_s = file.stat().st_mtime
-        return replace(Served(**said), models=tuple(said["models"]), used_s=used_s)
+        served = replace(Served(**said), models=tuple(said["models"]), used_s=used_s)
+        return served if isinstance(served.started, str) else None
     except (OSError, ValueError, TypeError, LookupError):
         return None
 
@@ -278,9 +286,11 @@ def ps(args: argparse.Namespace) -> int:
 def stop(args: argparse.Namespace) -> int:
     """Each has the time to finish its calls that its --drain-s gives."""
     for served in running() if args.all else [named(args.server)]:
-        os.kill(served.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            if served.lives():  # it may have ended while another was waited for
+                os.kill(served.pid, signal.SIGTERM)
         until_s = time.monotonic() + _STOP_S
-        while process_start(served.pid) == served.started:
+        while served.lives():
             if time.monotonic() > until_s:
                 raise Unavailable(f"Process {served.pid} still finishes its calls; to end it now: kill {served.pid}")
             time.sleep(0.05)
@@ -312,7 +322,7 @@ def _is_at(served: Served, name: str) -> bool:
     url = served.url()
     if url is None or name.startswith("/"):
         return name == served.address
-    if name.isdigit():
+    if name.isdecimal():
         return int(name) == url.port
     with contextlib.suppress(ConfigError):
         other = read_url(name, "URL", "http://127.0.0.1:8000")
