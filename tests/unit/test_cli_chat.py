@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from rich.console import Console
 
 from commands import run_command
-from tokenmill.cli.chat import Conversation, ask
+from tokenmill.cli.chat import Conversation, ask, show
 from tokenmill.cli.partners import Message, Said, ServerPartner
 from tokenmill.core.errors import ConfigError, ContextTooLong, Unavailable
 
@@ -372,3 +373,21 @@ def test_a_conversation_is_saved_and_goes_on(monkeypatch, capsys, tmp_path: Path
     saved.write_text(json.dumps({"messages": [{"role": "user", "content": "alone"}]}))
     _, conversation = echoed(monkeypatch, f"/load {saved}")
     assert not conversation.turns and "take turns" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_obeys_nothing_that_a_model_writes(is_terminal: bool) -> None:
+    """Others may tell it what to write. A file gets it as it is; so does the conversation."""
+
+    text = "a\x1b]52;c;eA==\x07\tb"
+
+    class Writes:
+        num_parameters = 0
+
+        def answer(self, messages: list[Message]) -> Iterator[Said]:
+            yield Said(text, num_tokens=1)
+
+    console = Console(file=io.StringIO(), force_terminal=is_terminal, highlight=False, soft_wrap=True)
+    assert show(Writes(), [], console, figures=False) == text  # type: ignore[arg-type]
+    shown = "a\\x1b]52;c;eA==\\x07\tb" if is_terminal else text
+    assert console.file.getvalue() == f"{shown}\n"  # type: ignore[attr-defined]

@@ -142,3 +142,18 @@ def test_show_reads_what_a_folder_says_of_its_license_and_names_what_it_lacks(
     (folder / "LICENSE").write_text("Permission is granted\n")
     assert cli.main(["show", str(folder), "--license"]) == 0
     assert capsys.readouterr().out == "Permission is granted\n\n"
+
+
+@pytest.mark.parametrize(("is_terminal", "shown"), [(True, "\\x1b[2Jmit\n\n"), (False, "\x1b[2Jmit\n\n")])
+def test_show_has_a_terminal_obey_no_file(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_terminal: bool,
+    shown: str,
+) -> None:
+    folder = hf_folder(tmp_path / "hf")
+    (folder / "LICENSE").write_text("\x1b[2Jmit\n")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    assert cli.main(["show", str(folder), "--license"]) == 0
+    assert capsys.readouterr().out == shown

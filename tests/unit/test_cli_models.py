@@ -106,6 +106,8 @@ def test_search_tells_what_runs_here(server: FakeHub) -> None:
     assert [line.split()[0] for line in lines[:2]] == ["qwen3:4b", "qwen3:4b-instruct"], "known ones come first"
     assert lines[3].split() == ["a/Qwen3-4B-GGUF", "4.0B", "70.0K", "yes"]
     assert lines[4].split()[:5] == ["b/Odd-GGUF", "7.0M", "5", "no", "(odd),"] and "licence" in lines[4]
+    server.found = [{"id": "c/M", "gguf": {"architecture": "\x1b]0;owned\x07"}}]
+    assert "no (\\x1b]0;owned\\x07)" in run_command("search", "x").stdout, "uploaders choose it; a terminal would obey"
     server.found = []
     assert run_command("search", "nothing").stdout == "The hub has none with GGUF files.\n"
     assert "--limit must be from 1 to 100" in run_command("search", "x", "--limit", "0").stderr

@@ -563,6 +563,17 @@ def test_a_file_of_any_server(cache: Path, server: FakeHub, monkeypatch: pytest.
         resolve_model("https://models.example/M-00001-of-00002.gguf", cache_dir=cache)
 
 
+@pytest.mark.parametrize("url", ["https://h.example/a/..%2f..%2f..%2fx.gguf", "https://h.example/a/%1b]0;x%07.gguf"])
+def test_an_address_names_a_file_of_one_folder(cache: Path, url: str) -> None:
+    """Removing what came of another would reach files outside of the cache."""
+    (cache / "urls" / "https%3A%2F%2Fh.example%2Fa").mkdir(parents=True)
+    (mine := cache.parent / "mine.part").write_text("of another program")
+    for command in (resolve_model, cached_path, remove_model):
+        with pytest.raises(ConfigError, match="names no file"):
+            command(url, cache_dir=cache)
+    assert mine.exists()
+
+
 # ---- list and remove -------------------------------------------------------------------------------------------------
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import types
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -198,6 +201,41 @@ def test_a_file_of_a_web_server(server: FakeHub, tmp_path: Path) -> None:
     with pytest.raises(FetchError, match="the server answers 404") as caught:
         hub_client.file_at(UrlName(f"http://localhost:{server.url.rpartition(':')[2]}/storage/none.gguf", "key=secret"))
     assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize("token", ["hf_secret\nsecond line", "hf_sécret", "hf_secret\x1b"])
+def test_a_token_that_no_header_can_hold_is_refused_untold(
+    server: FakeHub, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(FetchError, match="it must be one line of ASCII") as caught:
+        repository_files(HubName("org/x"))
+    assert "cret" not in caught.value.message
+
+
+def test_files_that_a_terminal_would_obey_are_none(server: FakeHub) -> None:
+    server.files.update({"\x1b]0;owned\x07-Q8_0.gguf": DATA, "a\nb.json": b"{}", "nul\0.json": b"{}"})
+    assert set(repository_files(HubName("org/x"))) == {NAME}
+
+
+@pytest.mark.parametrize("commit", ["../../../up", "a/b", ""])
+def test_a_version_becomes_no_path(server: FakeHub, monkeypatch: pytest.MonkeyPatch, commit: str) -> None:
+    monkeypatch.setattr("fake_hub._about", lambda name, data: {"rfilename": name, "size": len(data)})
+    server.commit = commit
+    with pytest.raises(FetchError, match="does not answer as the Hugging Face hub does"):
+        repository_files(HubName("org/x"))
+
+
+def test_an_answer_that_nests_without_end_is_none_of_the_hub(server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json, "dumps", lambda _: "[" * 100_000)
+    with pytest.raises(FetchError, match="does not answer as the Hugging Face hub does"):
+        search_models("a", 1)
+
+
+def test_a_redirect_to_itself_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = urllib.error.HTTPError("https://h/x", 302, "would loop\nThe last was:\nFound", Message(), None)
+    told = str(hub_client._refusal("https://h/x", error, False))
+    assert told == "https://h/x cannot be fetched: the server answers 302 would loop."
 
 
 def test_search(server: FakeHub) -> None:

@@ -49,6 +49,7 @@ from tokenmill.models.families import GGUF_FAMILIES
         ("a/b.gguf", None),
         ("a/b/c", None),
         ("../a/b", None),
+        ("örg/x", None),
     ],
 )
 def test_meanings(name: str, meant: HubName | UrlName | None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,10 +67,11 @@ def test_meanings(name: str, meant: HubName | UrlName | None, monkeypatch: pytes
         "http://a.example/M.gguf",
         "https://me:password@a.example/M.gguf",
         "https://a.example/M.bin",
+        "https://[::1/M.gguf",
     ],
 )
 def test_addresses_that_no_model_can_be_had_from(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"neither a repository of the hub|no model's address") as caught:
+    with pytest.raises(ConfigError, match=r"neither a repository of the hub|no model's address|no address") as caught:
         parse_name(name)
     assert caught.value.param == "model"
 

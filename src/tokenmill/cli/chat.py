@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..core.errors import ConfigError, ContextTooLong, TokenmillError
-from ..core.units import format_bytes
+from ..core.units import format_bytes, visible
 from .generate import speed
 from .options import llm_options, sampling_overrides
 from .partners import LocalPartner, Message, Partner, ServerPartner, api_key, tell_if_small
@@ -301,6 +301,11 @@ def ask() -> str | None:
         return ""
 
 
+def _shown(text: str, console: Console) -> str:
+    """What a model writes may be told to it by others: a terminal shows its control characters and obeys none."""
+    return visible(text) if console.is_terminal else text
+
+
 def show(
     partner: Partner, messages: list[Message], console: Console, *, thoughts: bool = True, figures: bool | None = None
 ) -> str:
@@ -317,13 +322,13 @@ def show(
                 num_tokens += said.num_tokens
                 finish, warning = said.finish or finish, said.warning or warning
                 if thoughts and said.thought:
-                    console.out(said.thought, style="dim", end="")
+                    console.out(_shown(said.thought, console), style="dim", end="")
                     has_thought = True
                 if has_thought and said.text and not parts:
                     console.out("\n")
                 if said.text:
                     parts.append(said.text)
-                console.out(said.text, end="")
+                console.file.write(_shown(said.text, console))  # rich would turn tabs into spaces
                 console.file.flush()
     except KeyboardInterrupt:
         console.out(" [stopped]", end="")

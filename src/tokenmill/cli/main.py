@@ -18,6 +18,7 @@ from ..control.tenants.settings import TenantSettings
 from ..core.errors import TokenmillError
 from ..core.options import options_of
 from ..core.sampling import CHAT_TOKENS
+from ..core.units import visible
 from ..kv.store.options import TierOptions
 from ..node.foreign import COMMANDS
 from ..node.options import TIERS, EngineOptions, TextOptions
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.environ[PLUGINS] = args.plugins
         return args.run(args)
     except TokenmillError as error:
-        print(f"tokenmill: {error.message}", file=sys.stderr)
+        print(f"tokenmill: {visible(error.message)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

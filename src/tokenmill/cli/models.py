@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ..core.errors import ConfigError
-from ..core.units import format_bytes, format_count
+from ..core.units import format_bytes, format_count, visible
 from ..formats import hub
 from ..formats.hub_client import search_models
 from ..formats.model_names import KnownModel, find_known, known_models
@@ -142,10 +142,10 @@ def search(args: argparse.Namespace) -> int:
         return 0
     print(f"{'of the hub':<52} {'parameters':>10} {'downloads':>10}  runs here")
     for each in found:
-        runs = "yes" if each.architecture in GGUF_FAMILIES else f"no ({each.architecture or 'not said'})"
+        runs = "yes" if each.architecture in GGUF_FAMILIES else f"no ({visible(each.architecture) or 'not said'})"
         gated = ", after its licence is accepted there" if each.is_gated else ""
         counts = f"{format_count(each.parameters):>10} {format_count(each.num_downloads):>10}"
-        print(f"{each.repository:<52} {counts}  {runs}{gated}")
+        print(f"{visible(each.repository):<52} {counts}  {runs}{gated}")
     print("Fetch one with: tokenmill pull NAME, or NAME:Q8_0 for that quantisation.")
     return 0
 

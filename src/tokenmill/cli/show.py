@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..api.ollama.shape import capabilities
 from ..api.port import Described
 from ..core.errors import ConfigError
-from ..core.units import format_bytes
+from ..core.units import format_bytes, visible
 from ..formats.checkpoint import Checkpoint, open_text
 from ..formats.hub import local_model
 from ..models.summary import shape_of
@@ -32,17 +33,22 @@ def show(args: argparse.Namespace) -> int:
     try:
         text, _ = load_text_model(checkpoint, TextOptions())
         if args.license:
-            print(_license_text(checkpoint.path) or _need(_license(checkpoint), "license"))
+            _print(_license_text(checkpoint.path) or _need(_license(checkpoint), "license"))
         elif args.template:
-            print(_need("" if text.chat is None else text.chat.source, "chat template"))
+            _print(_need("" if text.chat is None else text.chat.source, "chat template"))
         elif args.parameters:
-            print(_need("\n".join(_parameters(text)), "sampling parameters of its own"))
+            _print(_need("\n".join(_parameters(text)), "sampling parameters of its own"))
         else:
             for title, lines in _sections(args.model, checkpoint, text):
-                print(f"{title}\n" + "\n".join(f"  {line}" for line in lines) + "\n")
+                _print(f"{title}\n" + "\n".join(f"  {line}" for line in lines) + "\n")
     finally:
         checkpoint.close()
     return 0
+
+
+def _print(text: str) -> None:
+    """A file of others may hold what a terminal would obey."""
+    print(visible(text) if sys.stdout.isatty() else text)
 
 
 def _sections(name: str, checkpoint: Checkpoint, text: TextModel) -> Iterator[tuple[str, list[str]]]:

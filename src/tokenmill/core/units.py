@@ -1,4 +1,4 @@
-"""Sizes and durations as people read and write them."""
+"""Sizes, durations and texts as people read and write them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from .errors import ConfigError
 
 KiB, MiB, GiB, TiB = 1024, 1024**2, 1024**3, 1024**4
 _SIZES = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SIZES |= {"kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4, "kib": KiB, "mib": MiB, "gib": GiB, "tib": TiB}
 
 
@@ -35,6 +36,11 @@ def format_bytes(num_bytes: float) -> str:
             return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1024
     raise AssertionError("unreachable")
+
+
+def visible(text: str) -> str:
+    """Of a text that others wrote, what a terminal would obey rather than show, written out: ESC -> '\\x1b'."""
+    return _OBEYED.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def format_parts(parts: Iterable[tuple[str, int]]) -> str:

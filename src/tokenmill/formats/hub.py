@@ -304,7 +304,7 @@ def _url_path(name: UrlName, cache_dir: Path) -> Path:
 
 def _resolve_url(name: UrlName, cache_dir: Path, progress: Progress) -> Path:
     path = _url_path(name, cache_dir)
-    if len(path.parent.name) > 255 or len(path.name) > 200 or "/" in name.file:
+    if len(path.parent.name) > 255 or len(path.name) > 200:
         raise ConfigError(f"{name.url} is too long a name; fetch the file yourself and give its path.", param="model")
     if len(split_parts(path)) > 1:
         raise ConfigError(

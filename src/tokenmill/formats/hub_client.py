@@ -83,14 +83,17 @@ def _file_of(repository: str, commit: str, told: Mapping[str, Any]) -> RemoteFil
     url = f"{hub_endpoint()}/{repository}/resolve/{commit}/{urllib.parse.quote(told['rfilename'])}"
     lfs = told.get("lfs") or {}
     sha256, blob = str(lfs.get("sha256") or ""), str(told.get("blobId") or "")
-    size = int(lfs.get("size") or told.get("size") or 0)
-    return RemoteFile(url, size, sha256 or blob or commit, sha256, "" if sha256 else blob)
+    size, version = int(lfs.get("size") or told.get("size") or 0), sha256 or blob or commit
+    if not (version.isascii() and version.isalnum()):  # it becomes part of a file's name
+        raise ValueError
+    return RemoteFile(url, size, version, sha256, "" if sha256 else blob)
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a file of that name lands below the folder that it is put into."""
+    """Whether a file of that name lands below the folder that it is put into, and can be told on a terminal."""
     path = PurePosixPath(name)
-    return not path.is_absolute() and not {"..", ""} & set(name.split("/")) and "\\" not in name
+    plain = name.isprintable() and "\\" not in name
+    return plain and not path.is_absolute() and not {"..", ""} & set(name.split("/"))
 
 
 def search_models(words: str, limit: int) -> list[FoundModel]:
@@ -284,7 +287,7 @@ def _ask(path: str) -> Any:
     try:
         with _answer(hub_endpoint() + path) as response:
             return json.loads(response.read(_MAX_ANSWER_BYTES))
-    except (ValueError, OSError, http.client.HTTPException):
+    except (ValueError, RecursionError, OSError, http.client.HTTPException):
         raise _odd_answer() from None
 
 
@@ -330,7 +333,7 @@ def _refusal(url: str, error: urllib.error.HTTPError, has_token: bool) -> Except
         why = f"status {error.code}"
         return _Unanswered(why, f"{urllib.parse.urlsplit(url).netloc} cannot answer now ({why}). Try again later.")
     if not url.startswith(hub_endpoint() + "/"):
-        return FetchError(f"{shown} cannot be fetched: the server answers {error.code} {error.reason}.")
+        return FetchError(f"{shown} cannot be fetched: the server answers {error.code} {_reason(error)}.")
     found = urllib.parse.urlsplit(url).path.removeprefix(urllib.parse.urlsplit(hub_endpoint()).path)
     repository = "/".join(found.removeprefix("/api/models").split("/")[1:3])
     page = f"{hub_endpoint()}/{repository}"
@@ -348,11 +351,19 @@ def _refusal(url: str, error: urllib.error.HTTPError, has_token: bool) -> Except
             f"There is no model {repository} at {hub_endpoint()}: check the name (tokenmill search"
             f" {repository.rpartition('/')[2]}){private}."
         )
-    return FetchError(f"{shown} cannot be fetched: the hub answers {error.code} {error.reason}.")
+    return FetchError(f"{shown} cannot be fetched: the hub answers {error.code} {_reason(error)}.")
 
 
 def _token() -> str:
-    """Of HF_TOKEN, or as the hub's own command line stored it at a login."""
+    """Of HF_TOKEN, or as the hub's own command line stored it at a login. Raises FetchError for what no header may
+    hold, without telling it."""
+    token = _stored_token()
+    if not (token.isascii() and token.isprintable()):
+        raise FetchError("HF_TOKEN, or the token stored by a login to the hub, is none: it must be one line of ASCII.")
+    return token
+
+
+def _stored_token() -> str:
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if token := os.environ.get(name, "").strip():
             return token

@@ -28,8 +28,8 @@ HUB_URL = "https://huggingface.co"
 DEFAULT_QUANTIZATION = "Q4_K_M"
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _PART = r"[A-Za-z0-9][\w.-]*"
-_HUB_NAME = re.compile(rf"({_PART}/{_PART})(?:@(\w[\w./-]*))?(?::(\w[\w./-]*))?")
-_PAGE = re.compile(rf"({_PART}/{_PART})/(?:resolve|blob|raw|tree)/([^/]+)(?:/(.+))?")
+_HUB_NAME = re.compile(rf"({_PART}/{_PART})(?:@(\w[\w./-]*))?(?::(\w[\w./-]*))?", re.ASCII)
+_PAGE = re.compile(rf"({_PART}/{_PART})/(?:resolve|blob|raw|tree)/([^/]+)(?:/(.+))?", re.ASCII)
 _QUANTIZATION = r"(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|BF16|F16|F32|MXFP4\w*)"
 _OF_FILE = re.compile(rf"(?:^|[-._/])({_QUANTIZATION})(?:-\d{{5}}-of-\d{{5}})?\.gguf", re.I)
 _OF_TAG = re.compile(rf"(.+?)-({_QUANTIZATION}|fp16)", re.I)
@@ -122,7 +122,10 @@ def parse_name(name: str) -> KnownModel | HubName | UrlName | None:
         return _of_hub(rest, name)
     if scheme.lower() not in ("http", "https"):
         return None
-    parts = urllib.parse.urlsplit(name)
+    try:
+        parts = urllib.parse.urlsplit(name)
+    except ValueError as error:
+        raise ConfigError(f"{name} is no address: {error}.", param="model") from None
     if parts.netloc.lower() in (*_HUB_HOSTS, urllib.parse.urlsplit(hub_endpoint()).netloc.lower()):
         return _of_hub(parts.path.strip("/"), name)
     if scheme.lower() != "https" or not parts.path.endswith(".gguf") or not parts.hostname or parts.username:
@@ -131,7 +134,10 @@ def parse_name(name: str) -> KnownModel | HubName | UrlName | None:
             "with a server: tokenmill chat --url URL.",
             param="model",
         )
-    return UrlName(f"https://{parts.netloc}{parts.path}", parts.query)
+    found = UrlName(f"https://{parts.netloc}{parts.path}", parts.query)
+    if "/" in found.file or not found.file.isprintable():
+        raise ConfigError(f"{name} names no file: it may have neither a slash nor control characters.", param="model")
+    return found
 
 
 def hub_endpoint() -> str:
