@@ -135,6 +135,22 @@ def test_a_client_that_leaves_while_it_waits_takes_no_place() -> None:
     asyncio.run(run())
 
 
+def test_a_client_that_leaves_as_its_model_is_loaded_keeps_no_place() -> None:
+    async def run() -> None:
+        rig = Rig()
+        gone = asyncio.create_task(rig.on_demand.enter("a"))
+        await asyncio.sleep(0)
+        rig.go_on.set()
+        while rig.on_demand.state("a") is State.LOADING:
+            gone.cancel()
+            await asyncio.sleep(0)
+        await asyncio.gather(gone, return_exceptions=True)
+        assert rig.on_demand.schedule.models["a"].num_open == 0
+        await rig.models.close()
+
+    asyncio.run(run())
+
+
 def test_calls_that_wait_hear_that_the_server_stops_and_when_it_took_too_long() -> None:
     async def run() -> None:
         rig = Rig()

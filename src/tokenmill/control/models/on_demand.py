@@ -169,11 +169,9 @@ class OnDemand:
         entered = self._calls[ticket] = asyncio.get_running_loop().create_future()
         try:
             self._do(self.schedule.enter(ticket, name, self._clock.now(), is_asked=is_asked))
-            await entered
+            await asyncio.shield(entered)  # it is settled also while a client leaves
         except asyncio.CancelledError:
-            if (
-                entered.done() and not entered.cancelled() and entered.exception() is None
-            ):  # it was let in at the very moment
+            if entered.done() and entered.exception() is None:  # it was let in at the very moment
                 self.leave(name, None)
             raise
         finally:
