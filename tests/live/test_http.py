@@ -333,6 +333,11 @@ def test_an_answer_is_compressed_for_who_takes_it(served: Served) -> None:
     assert headers["content-encoding"] == "gzip" and gzip.decompress(packed) == whole and len(packed) < len(whole) / 2
     assert int(headers["content-length"]) == len(packed) and plain["content-encoding"] is None
     assert "accept-encoding" in headers["vary"].lower() and "accept-encoding" in plain["vary"].lower()
+    for refused in ("gzip;q=0", "gzip; Q=0.000, identity", "br"):
+        headers, read = ask("GET", "/openapi.json", **{"Accept-Encoding": refused})
+        assert headers["content-encoding"] is None and read == whole and "accept-encoding" in headers["vary"].lower()
+    headers, packed = ask("GET", "/openapi.json", **{"Accept-Encoding": "zstd;q=0, gzip;q=0.50"})
+    assert headers["content-encoding"] == "gzip" and gzip.decompress(packed) == whole
     head, nothing = ask("HEAD", "/openapi.json", **takes)
     assert nothing == b"" and head["content-length"] == headers["content-length"]
     body = {"prompt": "LONG", "logprobs": 5, "max_tokens": 200, "seed": 1}

@@ -56,8 +56,12 @@ class Compressed:
             await self._app(scope, receive, send)
             return
         scope["state"]["uncompressed"] = send
-        takes = Headers(scope=scope).get("accept-encoding", "")
-        chosen = self._gzip if self._zstd is None or "zstd" not in takes else self._zstd
+        chosen = self._gzip
+        if self._zstd is not None and takes(scope, "zstd"):
+            chosen = self._zstd
+        elif not takes(scope, "gzip"):  # the layer below looks for its name alone
+            headers = [(name, value) for name, value in scope["headers"] if name != b"accept-encoding"]
+            scope = {**scope, "headers": headers}
         await chosen(scope, receive, send)
 
     async def _inside(self, scope: Scope, receive: Receive, compress: Send) -> None:
@@ -80,6 +84,15 @@ class Compressed:
             await self._app(scope, receive, tell)
         finally:
             state["send"] = direct
+
+
+def takes(scope: Scope, coding: str) -> bool:
+    """Whether a client names a coding, and not with the quality 0 (RFC 9110, 12.5.3)."""
+    for each in ",".join(Headers(scope=scope).getlist("accept-encoding")).lower().split(","):
+        name, _, quality = each.partition(";")
+        if name.strip() == coding:
+            return quality.replace(" ", "").rstrip("0.") != "q="
+    return False
 
 
 def _zstd(app: ASGIApp) -> ASGIApp | None:
