@@ -192,8 +192,17 @@ def test_what_fails_is_told_to_the_model(client: OpenAI, servers: Servers) -> No
     assert call.status == "failed" and "it broke" in str(call.error)
     assert (response.status, response.output_text.endswith("Error: it broke")) == ("completed", True)
     servers.failure = "list"
-    with pytest.raises(BadRequestError, match="no answer"):
-        create(client)
+    with pytest.raises(BadRequestError, match="no answer") as caught:
+        create(client, [{"type": "function", "name": "f", "parameters": {}}, TOOL])
+    assert caught.value.param == "tools[1]"
+
+
+def test_arguments_that_are_nested_too_deeply_are_refused(client: OpenAI, servers: Servers) -> None:
+    request = {"id": "mcpr_1", "type": "mcp_approval_request", "server_label": "box", "name": "add"}
+    answer = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
+    deep = request | {"arguments": '{"a":' + "[" * 3000 + "]" * 3000 + "}"}
+    done = create(client, input=[deep, answer], max_output_tokens=1)
+    assert done.output[1].type == "mcp_call" and "not an object" in str(done.output[1].error) and servers.calls == []
 
 
 def test_turns_are_bounded(client: OpenAI, model: Model, servers: Servers) -> None:

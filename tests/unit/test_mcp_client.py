@@ -35,6 +35,8 @@ SECRET = "secret-of-the-caller"
         ("https://a.test/mcp", "https://a.test/mcp/%2e%2e/admin", False),
         ("https://a.test/mcp", "https://a.test/mcp/%252e%252e/admin", False),
         ("https://a.test/mcp", "https://a.test/mcp/..%2fadmin", False),
+        ("https://a.test/mcp", "https://a.test/mcp/..;x=y/admin", False),
+        ("https://a.test/mcp", "https://a.test/mcp/%2e%2e%3b/admin", False),
         ("https://a.test/mcp", "https://a.test/mcp\\..\\admin", False),
         ("https://a.test/mcp", "http://a.test/mcp", False),
         ("https://a.test/mcp", "https://a.test:8443/mcp", False),
@@ -162,8 +164,9 @@ def test_hostile_servers_are_bounded(answer: Any, monkeypatch: pytest.MonkeyPatc
     url = f"http://127.0.0.1:{server.server_port}/mcp"
     try:
         with pytest.raises(McpFailed) as caught:
-            asyncio.run(McpClient([url]).list_tools(url, {"authorization": f"Bearer {SECRET}"}))
+            headers = {"authorization": f"Bearer {SECRET}", "x-empty": ""}
+            asyncio.run(McpClient([url]).list_tools(url, headers))
     finally:
         server.shutdown()
         server.server_close()
-    assert set(asked) == {"/mcp"} and SECRET not in caught.value.message
+    assert set(asked) == {"/mcp"} and SECRET not in caught.value.message and "......" not in caught.value.message

@@ -143,7 +143,8 @@ async def _told(within_s: float, headers: Mapping[str, str]) -> AsyncIterator[No
             raise found from None
         text = str(found) or type(found).__name__
         for value in headers.values():
-            text = text.replace(value, "...").replace(value.removeprefix("Bearer "), "...")
+            for secret in filter(None, (value, value.removeprefix("Bearer "))):
+                text = text.replace(secret, "...")
         raise McpFailed(text[:300]) from None
 
 
@@ -170,6 +171,7 @@ def covers(allowed: str, url: str) -> bool:
         return parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme]
 
     below, path = of.path.rstrip("/"), asked.path
-    if ".." in unquote(unquote(path)).split("/") or "%2f" in path.lower() or "%5c" in path.lower():
+    segments = [each.partition(";")[0] for each in unquote(unquote(path)).split("/")]  # some servers drop what follows
+    if ".." in segments or "%2f" in path.lower() or "%5c" in path.lower():
         return False
     return origin(of) == origin(asked) and (path == below or path.startswith(f"{below}/") or not below)

@@ -61,6 +61,7 @@ class _Filter:
 
 @dataclass(frozen=True, slots=True)
 class _Server:
+    where: str
     label: str
     url: str
     headers: Mapping[str, str] = field(repr=False)
@@ -88,12 +89,12 @@ class McpCalls:
 
     async def list_tools(self) -> None:
         """Ask each server. Raises InvalidRequest for one that does not answer."""
-        for number, server in enumerate(self.by_label.values()):
+        for server in self.by_label.values():
             try:
                 found = await self.servers.list_tools(server.url, server.headers)
             except McpFailed as error:
                 message = f"The tools of the MCP server {server.label!r} cannot be listed: {error.message}"
-                raise InvalidRequest(message, param=f"tools[{number}]") from None
+                raise InvalidRequest(message, param=server.where) from None
             tools = [tool for tool in found if server.allowed.takes(tool)][:MAX_TOOLS]
             self.told[server.label] = [
                 {
@@ -123,7 +124,7 @@ class McpCalls:
         try:
             given = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
             return {"output": await self.servers.call(server.url, server.headers, name, given), "error": None}
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             return _error("The arguments are not an object of JSON.")
         except McpFailed as error:
             return _error(error.message)
@@ -197,7 +198,7 @@ def _read(where: str, tool: dict[str, Any], servers: McpServers) -> _Server:
     allowed = _filter(f"{where}.allowed_tools", fields.any("allowed_tools")) or _Filter()
     always, never = _approval(f"{where}.require_approval", fields.any("require_approval"))
     refuse_others(fields)
-    return _Server(label, url, headers, allowed, always, never)
+    return _Server(where, label, url, headers, allowed, always, never)
 
 
 def _filter(where: str, given: Any) -> _Filter | None:
