@@ -37,9 +37,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Server]:
-    memory = ("--kv-cache-memory-bytes", "16MiB", "--max-num-seqs", "4")
-    with Server("--models-dir", str(folder), "--models-max", "2", *memory, model="") as server:
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    template = tmp_path_factory.mktemp("chat") / "template.jinja"
+    template.write_text("{% for each in messages %}{{ each.content }}{% endfor %}")
+    how = ("--kv-cache-memory-bytes", "16MiB", "--max-num-seqs", "4", "--chat-template", str(template))
+    with Server("--models-dir", str(folder), "--models-max", "2", *how, model="") as server:
         yield server
 
 
@@ -147,6 +149,24 @@ def test_operators_load_and_unload(server: Server) -> None:
     assert status == 400 and "not loaded" in told["error"]["message"]
     assert post(server, "/models/load", {"model": "none"})[0] == 404
     assert post(server, "/models/load", {"model": "damaged"})[0] == 400
+
+
+def test_a_response_in_the_background_is_found_whichever_model_answers_it(server: Server) -> None:
+    """Its events are read again, and it is cancelled at once: neither has the first model loaded for it."""
+    body = {"model": "b", "input": "abc", "background": True, "stream": True, "max_output_tokens": 900}
+    _, begun = server.request("POST", "/v1/responses", body | {"max_output_tokens": 2, "ignore_eos": True})
+    assert '"type":"response.incomplete"' in begun
+    before = loads(server)
+    status, made = post(server, "/v1/responses", body | {"stream": False, "ignore_eos": True})
+    assert status == 200 and made["status"] == "queued", made
+    named = f"/v1/responses/{made['id']}"
+    status, told = post(server, f"{named}/cancel", {})
+    assert (status, told["status"]) == (200, "cancelled")
+    assert json.loads(server.request("GET", named)[1])["status"] == "cancelled"
+    messages = [{"role": "user", "content": "abc"}]
+    batch = {"requests": [{"custom_id": "x", "params": {"model": "b", "max_tokens": 1, "messages": messages}}]}
+    assert post(server, "/v1/messages/batches", batch)[0] == 200
+    assert loads(server) == before
 
 
 def test_operators_load_and_unload_in_the_console(server: Server, browser: Browser) -> None:

@@ -303,6 +303,7 @@ def _hosting(
         access=resources.access,
         accounting=resources.accounting,
         feeds=resources.feeds,
+        background=resources.background,
         beside=True,
     )
     hosting = Hosting(

@@ -98,6 +98,7 @@ class Resources:
                 `max_upstream_calls` at once; looked at while `app.state.models` is open
     upstream_prefixes   what they have cached, by name of the model
     resume      of streams; `await app.state.resume.restart(app)` before it serves
+    background  of responses that are under way, of all models of this process
     beside      another application has the connections and the accounts, and gives this one the calls of its model by
                 `app.state.inside`
     ask_kv      of the KV store with tiers of this machine
@@ -120,6 +121,7 @@ class Resources:
     max_upstream_calls: int = 256
     upstream_prefixes: Mapping[str, Prefixes] = field(default_factory=dict)
     resume: ResumeStore | None = None
+    background: Background = field(default_factory=Background)
     beside: bool = False
     ask_kv: AskStore | None = None
     feeds: Sequence[Feed] = ()
@@ -155,9 +157,8 @@ def build_app(
         refuse=service.refuse,
         note_gone=service.note_gone,
     )
-    background = Background()
     routes = [
-        *_generating_routes(generation, vectors, resources, background),
+        *_generating_routes(generation, vectors, resources),
         *ollama_routes(generation, vectors, Listing(models)),
         *_model_routes(service, models, canaries, generation),
         *_operating_routes(generation, service, access, resources),
@@ -172,7 +173,7 @@ def build_app(
         exception_handlers=_handlers(service),
     )
     app.state.inside = alone
-    app.state.background = background
+    app.state.background = resources.background
     app.state.batches = batches
     app.state.handover = None if batches is None else Handover(batches)
     app.state.idle_time = idle_time
@@ -345,13 +346,11 @@ def _handlers(service: Service) -> dict[Any, Any]:
     }
 
 
-def _generating_routes(
-    generation: Generation, vectors: VectorService, resources: Resources, background: Background
-) -> list[Route]:
+def _generating_routes(generation: Generation, vectors: VectorService, resources: Resources) -> list[Route]:
     """The APIs: what gives tokens, vectors or scores, and what reads texts as they do."""
     return [
         *openai_routes(generation, vectors, generation.config.tells_tokenizer),
-        *responses_routes(generation, resources.store, background, _mcp(generation.config)),
+        *responses_routes(generation, resources.store, resources.background, _mcp(generation.config)),
         *message_routes(generation),
         *llama_routes(generation, vectors),
         *ids_routes(generation),

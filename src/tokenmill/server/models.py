@@ -195,6 +195,8 @@ _ELSEWHERE = (
     "/v1/files",
     "/v1/batches",
     "/v1/conversations",
+    "/v1/messages/batches",
+    "/v1/responses/resp_",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/console/",

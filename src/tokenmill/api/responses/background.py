@@ -170,9 +170,13 @@ class BackgroundRun:
 
 
 class Background:
-    """The responses of one application that run in the background. `end` them when it ends."""
+    """The responses of one process that are under way, of whichever of its models. `end` them when it ends.
+    running: those to be stored that are not complete yet, by id, with their owner and what feeds them; runs: those of
+    them that run in the background."""
 
     def __init__(self) -> None:
+        self.running: dict[str, tuple[str, Progress, Running]] = {}
+        self.runs: dict[str, BackgroundRun] = {}
         self._tasks: dict[BackgroundRun, asyncio.Task[None]] = {}
 
     def start(self, run: BackgroundRun, size_bytes: int, on_end: Callable[[BackgroundRun], None]) -> None:

@@ -133,16 +133,12 @@ class _Turns:
 
 
 class _Responses:
-    """`running`: responses to be stored that are not complete yet, by id, with their owner and what feeds them;
-    `in_background`: those of them that run there."""
-
     def __init__(self, server: Server, store: Store | None, background: Background, mcp: McpServers | None) -> None:
         self._server = server
         self._mcp = mcp
         self._store = store
         self._background = background
-        self._running: dict[str, tuple[str, Progress, Running]] = {}
-        self._in_background: dict[str, BackgroundRun] = {}
+        self._running, self._in_background = background.running, background.runs
 
     async def create(self, request: HttpRequest) -> ASGIApp:
         server, owner = self._server, request.state.owner
