@@ -30,6 +30,7 @@ class FakeHub:
     cuts: list[int] = field(default_factory=list)
     refusal: tuple[int, str] | None = None
     takes_ranges: bool = True
+    tells_size: bool = True
     commit: str = "c0ffee"
     found: list[dict[str, Any]] = field(default_factory=list)
     calls: list[tuple[str, dict[str, str]]] = field(default_factory=list)
@@ -97,7 +98,8 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
             self, status: int, body: bytes, headers: dict[str, str] | None = None, sent: bytes | None = None
         ) -> None:
             self.send_response(status)
-            for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+            size = {"Content-Length": str(len(body))} if hub.tells_size else {}
+            for name, value in {**(headers or {}), **size}.items():
                 self.send_header(name, value)
             self.end_headers()
             sent = body if sent is None else sent

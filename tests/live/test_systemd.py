@@ -49,12 +49,31 @@ def test_it_serves_on_the_socket_that_was_handed_over_and_tells_its_state(tmp_pa
         assert f"ready at http://127.0.0.1:{port} " in output
 
 
-@pytest.mark.parametrize("kind, num, says", [(socket.SOCK_STREAM, 2, "2 sockets"), (socket.SOCK_DGRAM, 1, "no stream")])
+@pytest.mark.parametrize(
+    "kind, num, says",
+    [
+        (socket.SOCK_STREAM, 2, "2 sockets"),
+        (socket.SOCK_DGRAM, 1, "no stream"),
+    ],
+)
 def test_other_sockets_are_refused(kind: int, num: int, says: str, tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, kind) as listener:
         listener.bind(("127.0.0.1", 0))
         with start(listener, tmp_path / "nobody", tmp_path, num=num) as process:
             assert says in process.communicate()[0] and process.returncode == 2
+
+
+def test_one_connection_is_refused(tmp_path: Path) -> None:
+    near, far = socket.socketpair()
+    with near, far, start(near, tmp_path / "nobody", tmp_path) as process:
+        output = process.communicate()[0]
+        assert "must have Accept=no" in output and output.count("\n") == 1 and process.returncode == 2
+
+
+def test_a_file_is_no_socket(tmp_path: Path) -> None:
+    with open(os.devnull) as file, start(file, tmp_path / "nobody", tmp_path) as process:  # type: ignore[arg-type]
+        output = process.communicate()[0]
+        assert "is no socket" in output and output.count("\n") == 1 and process.returncode == 2
 
 
 def test_an_address_that_others_reach_still_needs_keys(tmp_path: Path) -> None:

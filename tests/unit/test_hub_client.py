@@ -203,6 +203,13 @@ def test_a_file_of_a_web_server(server: FakeHub, tmp_path: Path) -> None:
     assert "secret" not in caught.value.message
 
 
+def test_a_file_of_unknown_size_is_refused(server: FakeHub) -> None:
+    """Where the connection's end is the file's, one that broke off looks whole."""
+    server.tells_size = False
+    with pytest.raises(FetchError, match="does not tell its size"):
+        hub_client.file_at(UrlName(f"{server.url}/storage/{NAME}"))
+
+
 @pytest.mark.parametrize("token", ["hf_secret\nsecond line", "hf_sécret", "hf_secret\x1b"])
 def test_a_token_that_no_header_can_hold_is_refused_untold(
     server: FakeHub, monkeypatch: pytest.MonkeyPatch, token: str

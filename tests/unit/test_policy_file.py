@@ -160,3 +160,10 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, what: str) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         EngineOptions(eviction_policy=str(tmp_path / "none.py"))
+
+
+def test_a_class_that_does_not_tell_what_it_takes_may_be_a_policy(tmp_path: Path) -> None:
+    """Compiled ones do not, nor do those that are made as a dict is."""
+    text = "class Oldest(dict):\n    summary = 'oldest'\n    value = dict.update\n"
+    kind, policy = read_policy(write(tmp_path, text), KINDS, "policy")
+    assert kind.name == "eviction" and policy.make().summary == "oldest"

@@ -121,6 +121,11 @@ def file_at(name: UrlName) -> RemoteFile:
     url = f"{name.url}?{name.query}" if name.query else name.url
     with _answer(url) as response:
         size = int(response.headers.get("Content-Length") or 0)
+        if not size and not response.chunked:
+            raise FetchError(
+                f"{_shown(url)} cannot be fetched: the server does not tell its size, so that a part could be taken for"
+                " the whole. Fetch it yourself and pass its path."
+            )
         told = response.headers.get("ETag") or response.headers.get("Last-Modified") or str(size)
     return RemoteFile(url, size, hashlib.sha256(told.encode()).hexdigest())
 

@@ -31,6 +31,8 @@ def check_methods(made: type, protocol: type, what: str) -> None:
             inspect.signature(getattr(made, name)).bind(*named)
         except TypeError:
             raise Unfit(f"{made.__name__} is no {what}: {name} must take ({', '.join(named)}).") from None
+        except ValueError:  # compiled, and does not say what it takes
+            continue
 
 
 def check_class(made: type, protocol: type, what: str, offered: Collection[str] = ()) -> None:
@@ -52,5 +54,9 @@ def make_of(made: type, **offered: Any) -> Any:
 
 
 def _parameters(made: type) -> list[inspect.Parameter]:
-    parameters = inspect.signature(made).parameters.values()
+    """None of a class that is compiled, or made as one is, and does not say what it takes."""
+    try:
+        parameters = inspect.signature(made).parameters.values()
+    except ValueError:
+        return []
     return [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]

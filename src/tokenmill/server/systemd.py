@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -20,13 +21,19 @@ def inherited_socket() -> socket.socket | None:
     for several, and for one of another kind."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()):  # meant for another process, from which this one descends
         return None
-    num = int(os.environ.get("LISTEN_FDS", "0"))
-    if num != 1:
+    num = os.environ.get("LISTEN_FDS", "0")
+    if num != "1":
         raise ConfigError(f"systemd handed over {num} sockets; serve takes one: ListenStream= once in the socket unit.")
     os.set_inheritable(_FIRST_FD, False)
-    listener = socket.socket(fileno=_FIRST_FD)
+    try:
+        listener = socket.socket(fileno=_FIRST_FD)
+    except OSError as error:
+        raise ConfigError(f"What systemd handed over is no socket: {error}.") from None
     if listener.type != socket.SOCK_STREAM:
         raise ConfigError("systemd handed over a socket that is no stream; serve takes one of ListenStream=.")
+    with contextlib.suppress(OSError):
+        listener.getpeername()
+        raise ConfigError("systemd handed over one connection; the socket unit must have Accept=no.")
     listener.setblocking(False)
     return listener
 
