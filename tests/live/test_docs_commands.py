@@ -99,7 +99,7 @@ PAGES = (
     Page("docs/use/batches.md", f"{SERVER}; echo '{{}}' >calls.jsonl"),
     Page("docs/use/idempotency.md", SERVER),
     Page("docs/use/resume.md", instead={"~/": "./"}),
-    Page("docs/use/migrate.md"),
+    Page("docs/use/migrate.md", 'mkdir models; cp "$MODELS"/smollm2/*.gguf models', {"llama3.2": "smollm2"}),
     Page("docs/operate/result-cache.md"),
     Page("docs/operate/usage.md", SERVER + KEYS),
     Page(
