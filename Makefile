@@ -33,23 +33,26 @@ $(BIN)/python:
 	  || { echo "tokenmill needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# Prints what pyproject.toml says under [project] that a part of it needs, a line each.
-required = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]$(1), sep="\n")'
+# Prints what pyproject.toml says that a part of it needs, a line each.
+required = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))$(1), sep="\n")'
 
-# An editable install: changes under src/ are live; the native library is rebuilt when its sources change. Verbose, so that the
-# compiler's progress is seen; dependencies apart, since pip would tell of every file that it looks at.
+# An editable install: changes under src/ are live. The native library is built again when its sources change, in a folder that is
+# kept (build/kernels), so that only what changed is compiled: pip's isolated environment, which is another one each time, would begin
+# anew. Verbose, so that the compiler's progress is seen; dependencies apart, since pip would tell of every file that it looks at.
 $(VENV)/installed: pyproject.toml src/tokenmill/__init__.py $(NATIVE) | $(BIN)/python
 	@echo "installing tokenmill; with a C++ compiler the kernels are built, which takes minutes on a small machine"
-	$(call required,["dependencies"]) > $(VENV)/dependencies.txt
-	$(PIP) install --requirement $(VENV)/dependencies.txt
-	$(BIN)/python -m pip --disable-pip-version-check install --verbose --no-deps --editable .
+	$(call required,["project"]["dependencies"]) > $(VENV)/dependencies.txt
+	$(call required,["build-system"]["requires"]) >> $(VENV)/dependencies.txt
+	$(PIP) install --requirement $(VENV)/dependencies.txt cmake ninja
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip --disable-pip-version-check install --verbose --no-deps \
+	  --no-build-isolation --config-settings=build-dir=build/kernels --editable .
 	@$(BIN)/tokenmill doctor --brief
 	@touch $@
 
 # Only the packages of an extra: installing '.[extra]' would build the native library again. Few of their modules are ever
 # imported, so none is compiled beforehand.
 $(VENV)/extra-%: pyproject.toml | $(VENV)/installed
-	$(call required,["optional-dependencies"]["$*"]) > $@.txt
+	$(call required,["project"]["optional-dependencies"]["$*"]) > $@.txt
 	$(PIP) install --no-compile --requirement $@.txt
 	@touch $@
 
