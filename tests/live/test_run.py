@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -50,7 +51,13 @@ def until_gone(served: Served) -> None:
         time.sleep(0.05)
 
 
-def test_a_model_is_talked_with_by_its_name_and_its_server_stays_a_while(place: Path) -> None:
+def test_a_model_is_talked_with_by_its_name_and_its_server_stays_a_while(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a service of systemd calls it, the server tells nothing in that service's name."""
+    told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    told.bind(str(tmp_path / "notify"))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     ask = ("run", str(place), "--temperature", "0", "-n", "8")
     first = typed(*ask, "hello", "world")
     assert first.returncode == 0, first.stderr
@@ -65,6 +72,8 @@ def test_a_model_is_talked_with_by_its_name_and_its_server_stays_a_while(place: 
     assert served.address in listed and " ready " in listed
     assert run_command("stop", place.name).stdout == f"stopped {place.name} at {served.address}\n"
     assert not running() and not file_of(served.pid).exists()
+    with told, pytest.raises(BlockingIOError):
+        told.recv(100, socket.MSG_DONTWAIT)
 
 
 def test_a_server_that_nobody_uses_ends_by_itself(place: Path) -> None:

@@ -114,11 +114,12 @@ def _alone(log: Path) -> Iterator[None]:
 def _start(model: str, keep_s: int, log: Path) -> Served:
     """In the background, on a free port; what it says goes to `log`. Ends it where its start is interrupted."""
     command = [sys.executable, "-P", "-m", "tokenmill.cli.main", "serve", model, "--port=0"]
+    env = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}  # of the service that calls us
     os.truncate(log, 0)
     with open(log, "a", encoding="utf8") as file:
         process = subprocess.Popen(
             [*command, f"--exit-idle-time={keep_s}"],
-            stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True,
         )  # fmt: skip
     console = Console(stderr=True)
     status = console.status(f"starting {model}") if console.is_terminal else contextlib.nullcontext()
