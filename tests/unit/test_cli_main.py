@@ -49,7 +49,7 @@ def test_an_unknown_command_and_a_bad_value_are_refused(capsys):
         (["serve", "--prot", "9000"], "did you mean --port?"),
         (["bench", "engin"], "did you mean engine?"),
         (["serve", "--backend", "nativ"], "did you mean native?"),
-        (["zzz"], "choose from"),
+        (["zzz"], "`tokenmill run MODEL`"),
         (["serve", "--port", "65536"], "0 to 65535"),
         (["serve", "--port=-1"], "0 to 65535"),
         (["serve", "--port", "http"], "0 to 65535"),
@@ -130,6 +130,21 @@ def test_help_loads_neither_arrays_nor_the_server():
         "assert not slow, slow\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_without_a_command_there_is_help(capsys):
+    assert cli.main([]) == 2
+    assert "tokenmill COMMAND" in capsys.readouterr().err.replace("[-h] [--version] ", "")
+
+
+def test_a_model_in_the_place_of_a_command_is_told_what_takes_one(capsys):
+    assert "`tokenmill run MODEL`" in refused(["smollm2"], capsys)
+    assert cli.main(["help"]) == 2 and "`tokenmill --help`" in capsys.readouterr().err
+
+
+def test_python_runs_it_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "tokenmill", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"tokenmill {__version__}\n"
 
 
 def test_a_report_has_facts_and_neither_folders_nor_secrets(capsys, monkeypatch, tmp_path):

@@ -51,10 +51,13 @@ SYSTEM = ("--system", "--system-prompt", "-sys")
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
-    if argv and argv[0] in COMMANDS:
+    if not argv:
+        _parser(argv).print_help(sys.stderr)
+        return 2
+    if argv[0] in COMMANDS:
         print(f"tokenmill: there is no command {argv[0]}: {COMMANDS[argv[0]]}.", file=sys.stderr)
         return 2
-    if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
+    if argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
         print(
             "tokenmill: name a command first: flags of a server go after `tokenmill serve`, those of llama-cli after "
             "`tokenmill chat` or `tokenmill generate`.",

@@ -206,6 +206,8 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(str(value), [str(choice) for choice in action.choices or ()], n=1)
         if action.choices is not None and value not in action.choices and near:
             raise argparse.ArgumentError(action, f"there is no {value!r}; did you mean {near[0]}?")
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices and self.prog == "tokenmill":
+            raise argparse.ArgumentError(action, f"there is no {value!r}; `tokenmill run MODEL` talks with a model")
         super()._check_value(action, value)
 
     def _get_option_tuples(self, option_string: str) -> Any:

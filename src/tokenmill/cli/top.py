@@ -121,6 +121,10 @@ class Server:
         connection.request("GET", self._url.base + path, headers=self._headers)
         response = connection.getresponse()
         text = response.read()
+        if response.status in (401, 403):
+            raise Unavailable(
+                "The server wants an API key of scope admin: give it by --api-key, or in TOKENMILL_API_KEY."
+            )
         if response.status != 200:
             raise Unavailable(f"The server answered {response.status} to {path}: {text[:300].decode(errors='replace')}")
         return json.loads(text)

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 
 COMMANDS: Mapping[str, str] = {
     "server": "type `tokenmill serve MODEL` to start one, `tokenmill stop` to end it, `tokenmill ps` to see it",
+    "help": "type `tokenmill --help`, or `tokenmill COMMAND --help`",
+    "start": "type `tokenmill serve MODEL`, or `tokenmill run MODEL` to talk with it",
+    "logs": "a server prints its log where it was started; one that `run` started writes servers/MODEL.log in the "
+    "state folder",
     "load": "type `tokenmill run MODEL` to talk with it, `tokenmill serve MODEL` to serve it",
     "unload": "type `tokenmill stop MODEL`",
     "status": "type `tokenmill ps`",

@@ -53,7 +53,9 @@ def _bound(host: str, port: int) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        raise ConfigError(f"Cannot listen on {host} port {port}: {error}.", param="port") from error
+        is_taken = error.errno == errno.EADDRINUSE
+        hint = "; `tokenmill ps` lists your servers, --port takes another port" if is_taken else ""
+        raise ConfigError(f"Cannot listen on {host} port {port}: {error}{hint}.", param="port") from error
     listener.setblocking(False)
     return listener
 

@@ -272,7 +272,7 @@ class ModelDispatch:
             await self._app(scope, receive, send)
             return
         path = route_of(scope)
-        if path.startswith(_ELSEWHERE):
+        if scope["method"] == "POST" and path.startswith(_ELSEWHERE):
             await self._app(scope, receive, send)
             return
         request = HttpRequest(scope, receive)
