@@ -47,6 +47,6 @@ def test_a_long_prefill_is_no_false_alarm(smollm2: Path) -> None:
     prompts = [{"prompt": [1000 + seed] * 8000, "max_tokens": 4, "ignore_eos": True} for seed in range(2)]
     with Server(*flags, "--threads", "1", "--liveness-s", "6") as server, ThreadPoolExecutor(2) as pool:
         engine = server.engine_pid
-        for answer in pool.map(lambda body: server.request("POST", "/v1/completions", body, timeout_s=300), prompts):
+        for answer in pool.map(lambda body: server.request("POST", "/v1/completions", body, timeout_s=700), prompts):
             assert answer[0] == 200 and json.loads(answer[1])["usage"]["completion_tokens"] == 4
         assert server.engine_pid == engine and "taken out" not in server.output
