@@ -37,7 +37,7 @@ background() {
     if [ "$1" = worker ]; then
         run "$@" >"$log" 2>&1 &
     else
-        [ -z "${SERVERS[port]-}" ] || { kill "${SERVERS[port]}"; wait "${SERVERS[port]}" || true; }
+        [ -z "${SERVERS[port]-}" ] || { kill "${SERVERS[port]}" || true; wait "${SERVERS[port]}" || true; }
         "$PYTHON" -m tokenmill.cli.main "$@" --port "$port" >"$log" 2>&1 &
         SERVERS[port]=$!
     fi
@@ -88,6 +88,7 @@ PAGES = (
         instead={
             " MODEL ": " smollm2 ",
             ". .venv/bin/activate": ":",
+            "run smollm2  ": "run smollm2 hello  ",
             "serve minilm ": "serve minilm --port 9000 ",
             "tokenmill serve smollm2 --workers": "unset TOKENMILL_STATE; tokenmill serve smollm2 --workers",
         },
@@ -163,16 +164,16 @@ def test_what_a_page_tells_to_do_can_be_done(page: Page, smollm2: Path, tmp_path
 
 def commands(page: Page) -> list[str]:
     """The page as commands of a shell. Programs in Python go on from one another, so they are one, at the place of the
-    last."""
+    first."""
     found = [block for block in blocks(ROOT / page.path) if not block.text.startswith(page.skipped or ("\0",))]
     program = "\n".join(block.text for block in found if block.kind == "python")
     lines = []
     for i, block in enumerate(found):
         text = block.text
         if block.kind == "python":
-            if any(later.kind == "python" for later in found[i + 1 :]):
+            if any(earlier.kind == "python" for earlier in found[:i]):
                 continue
-            python = "$CLIENTS" if "import anthropic" in program else "$PYTHON"
+            python = "$CLIENTS" if re.search("^(import|from) anthropic", program, re.M) else "$PYTHON"
             text = f"cat >program.py <<'END OF PROGRAM'\n{program}\nEND OF PROGRAM\n{python} program.py"
         for given, instead in page.instead.items():
             text = text.replace(given, instead)

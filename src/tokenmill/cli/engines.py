@@ -99,6 +99,8 @@ class Engines:
 
         def note_listening(address: str) -> None:
             print(f"tokenmill: workers may join at {address}", flush=True)
+            if not self.are_here:
+                print(f"tokenmill: waiting for the first: tokenmill worker MODEL --connect {address}", flush=True)
             listening.set_result(address)
 
         async def launch() -> None:

@@ -7,15 +7,16 @@ import sys
 import time
 
 from ..core.errors import ConfigError
-from ..llm.llm import LLM
 from ..node.model_warnings import NOTE
-from ..text.calls import require_tokens
 from .models import progress_bar
 from .options import llm_options, sampling_overrides
 from .partners import tell_if_small
 
 
 def generate(args: argparse.Namespace) -> int:
+    from ..llm.llm import LLM  # takes longer than all else that `chat --url`, which needs `speed`, imports
+    from ..text.calls import require_tokens
+
     if args.prompt is None and sys.stdin.isatty():
         print("tokenmill: type the text to continue; Ctrl-D on a new line ends it (-p TEXT gives it)", file=sys.stderr)
     prompt = sys.stdin.read() if args.prompt is None else args.prompt

@@ -65,10 +65,14 @@ def _format(text: str | None) -> dict[str, Any]:
         return {}
     if text == "json":
         return {"response_format": {"type": "json_object"}}
-    with contextlib.suppress(ValueError):
-        if isinstance(schema := json.loads(text), dict):
-            return {"response_format": {"type": "json_schema", "json_schema": {"name": "format", "schema": schema}}}
-    raise ConfigError("--format must be json, or a JSON schema.", param="format")
+    try:
+        schema = json.loads(text)
+    except ValueError as error:
+        why = f'this is no JSON ({error}); a schema in a file: --format "$(cat FILE)"'
+        raise ConfigError(f"--format must be json, or a JSON schema: {why}.", param="format") from None
+    if not isinstance(schema, dict):
+        raise ConfigError("--format must be json, or a JSON schema, which is an object.", param="format")
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "format", "schema": schema}}}
 
 
 def _think(text: str | None) -> dict[str, Any]:

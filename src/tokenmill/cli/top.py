@@ -41,6 +41,7 @@ View = Mapping[str, Any]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", metavar="URL", help="of the server "
                         "(default: http://127.0.0.1:8000)")  # fmt: skip
+    parser.add_argument("--url", dest="url", metavar="URL", default=argparse.SUPPRESS, help="the same")
     parser.add_argument("--api-key", metavar="KEY", help=f"a key of scope admin (default: ${KEY_VARIABLES[0]})")
     parser.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="between two pages (default: 1)")
     parser.add_argument("--once", action="store_true", help="one page, then end")

@@ -60,8 +60,7 @@ class Compressed:
         if self._zstd is not None and takes(scope, "zstd"):
             chosen = self._zstd
         elif not takes(scope, "gzip"):  # the layer below looks for its name alone
-            headers = [(name, value) for name, value in scope["headers"] if name != b"accept-encoding"]
-            scope = {**scope, "headers": headers}
+            scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"accept-encoding"]
         await chosen(scope, receive, send)
 
     async def _inside(self, scope: Scope, receive: Receive, compress: Send) -> None:

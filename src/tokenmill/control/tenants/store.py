@@ -128,7 +128,11 @@ class TenantStore:
             if not is_there:
                 self._create_tenant(tenant, settings or TenantSettings(), now_s)
             if any(each.name == name and each.is_live(now_s) for each in self._keys("WHERE replaced_by = ''")):
-                raise ConfigError(f"There is a key named {name!r} already; revoke it first.", param="name")
+                raise ConfigError(
+                    f"There is a key named {name!r} already: `tokenmill keys rotate {name}` gives it anew, "
+                    f"`tokenmill keys revoke {name}` takes it back.",
+                    param="name",
+                )
             return self._create_key(name, tenant, is_admin, expires_s, now_s)
 
     def rotate_key(self, reference: str, overlap_s: float = 0.0) -> tuple[KeyRecord, str]:

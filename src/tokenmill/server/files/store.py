@@ -154,7 +154,8 @@ class FileStore:
         except OSError:
             lock.close()
             self.why_not = (
-                f"Another server uses the folder for files, {self.folder}; give this one another with --files-dir."
+                f"Another server of yours has the folder for files, {self.folder}; "
+                "all else works, and --files-dir gives this one a folder of its own."
             )
             return False
         self._lock = lock
