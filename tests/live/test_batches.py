@@ -241,7 +241,7 @@ def test_without_a_folder_there_are_no_files(tmp_path: Path, caplog: pytest.LogC
     with Served() as served, client_of(served) as client, refused:
         client.files.list()
     with Served(files_dir=str(tmp_path)), Served(files_dir=str(tmp_path)) as second, client_of(second) as client:
-        assert "/v1/files and /v1/batches refuse: Another server uses" in caplog.text
+        assert "/v1/files and /v1/batches refuse: Another server of yours has" in caplog.text
         with pytest.raises(openai.InternalServerError, match="Another server"):
             client.files.list()
         assert client.models.list().data
