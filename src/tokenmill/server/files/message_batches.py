@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -28,7 +28,7 @@ from ..generation import Generation
 from .batch import Batch
 from .lines import MAX_LINES, MESSAGES, Place, read_lines
 from .runner import Batches
-from .store import HIDDEN, KEPT_S, FileRecord
+from .store import HIDDEN, KEPT_S, Received
 
 _PATH = "/v1/messages/batches"
 _MAX_LIMIT, _LIMIT = 1000, 20
@@ -72,32 +72,18 @@ class MessageBatches:
         batches, owner = self._batches, request.state.owner
         batches.require_place(owner)
         store = batches.store
-        identifier = store.new_id("file")
-        part = store.part(identifier)
         async with self._limits.body(request) as data:
             lines = await asyncio.to_thread(to_lines, data)
-            try:
-                with store.uploading(owner) as grow:
-                    size_bytes = sum(map(len, lines))
-                    grow(size_bytes)
-                    await asyncio.to_thread(_write, part, lines)
-                    now = int(store.wall_s())
-                    record = FileRecord(
-                        id=identifier,
-                        owner=owner,
-                        filename="requests.jsonl",
-                        purpose=HIDDEN,
-                        size_bytes=size_bytes,
-                        created_at=now,
-                        expires_at=now + KEPT_S,
-                    )
-                    await store.add(record, part)
-            except OSError as error:
-                raise Unavailable(f"The batch cannot be kept: {error.strerror}.") from error
-            finally:
-                part.unlink(missing_ok=True)
+
+            async def write(part: Path, grow: Callable[[int], None]) -> Received:
+                size_bytes = sum(map(len, lines))
+                grow(size_bytes)
+                await asyncio.to_thread(_write, part, lines)
+                return Received("requests.jsonl", size_bytes, KEPT_S)
+
+            record = await store.receive(owner, write, purpose=HIDDEN, what="batch")
         try:
-            batch = await batches.create_of_messages(owner, identifier, len(lines))
+            batch = await batches.create_of_messages(owner, record.id, len(lines))
         except Unavailable:
             await store.delete(record)
             raise

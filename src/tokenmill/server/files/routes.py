@@ -25,12 +25,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ...api.errors import ClientGone
 from ...api.json_reply import JSONReply
 from ...api.sandbox import parse_small
-from ...core.errors import InvalidRequest, Unavailable
+from ...core.errors import InvalidRequest
 from ..generation import Generation
 from .batch import Batch, parse_batch, parse_lifetime, shown
 from .message_batches import MessageBatches
 from .runner import Batches
-from .store import KEPT_S, FileRecord
+from .store import KEPT_S, FileRecord, Received
 
 _MAX_FIELD_BYTES = 4096
 _MAX_PARTS = 16
@@ -185,28 +185,13 @@ class _Files:
         store.require_open()
         if request.headers.get("content-encoding", "identity") != "identity":
             raise InvalidRequest("An upload must not be compressed.")
-        identifier = store.new_id("file")
-        part = store.part(identifier)
-        try:
-            with store.uploading(request.state.owner) as grow:
-                content_type = request.headers.get("content-type", "")
-                upload = await read_upload(content_type, _stream(request), part, grow)
-                kept_s = _lifetime(upload)
-                now = int(store.wall_s())
-                record = FileRecord(
-                    id=identifier,
-                    owner=request.state.owner,
-                    filename=upload.filename,
-                    purpose="batch",
-                    size_bytes=upload.size_bytes,
-                    created_at=now,
-                    expires_at=now + kept_s,
-                )
-                await store.add(record, part)
-        except OSError as error:
-            raise Unavailable(f"The file cannot be kept: {error.strerror}.") from error
-        finally:
-            part.unlink(missing_ok=True)
+
+        async def write(part: Path, grow: Callable[[int], None]) -> Received:
+            content_type = request.headers.get("content-type", "")
+            upload = await read_upload(content_type, _stream(request), part, grow)
+            return Received(upload.filename, upload.size_bytes, _lifetime(upload))
+
+        record = await store.receive(request.state.owner, write)
         return JSONReply(_shown_file(record))
 
     async def files(self, request: HttpRequest) -> Response:

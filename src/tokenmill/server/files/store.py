@@ -21,9 +21,9 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import msgspec
 
@@ -51,6 +51,14 @@ _OLD = "files"
 """By which the kept file knows that it has read the JSON files."""
 
 _log = logging.getLogger(__name__)
+
+
+class Received(NamedTuple):
+    """What a new file has come to. kept_s: how long it is kept."""
+
+    filename: str
+    size_bytes: int
+    kept_s: int
 
 
 class FileRecord(msgspec.Struct, frozen=True):
@@ -313,6 +321,38 @@ class FileStore:
         finally:
             self._num_reserved -= 1
             self._num_reserved_bytes -= size
+
+    async def receive(
+        self,
+        owner: str,
+        write: Callable[[Path, Callable[[int], None]], Awaitable[Received]],
+        *,
+        purpose: str = "batch",
+        what: str = "file",
+    ) -> FileRecord:
+        """A new file of what `write` puts at the path that it is given, and tells of as `uploading` has it. what: that
+        cannot be kept where it fails. Raises InvalidRequest and Unavailable."""
+        identifier = self.new_id("file")
+        part = self.part(identifier)
+        try:
+            with self.uploading(owner) as grow:
+                received = await write(part, grow)
+                now = int(self.wall_s())
+                record = FileRecord(
+                    id=identifier,
+                    owner=owner,
+                    filename=received.filename,
+                    purpose=purpose,
+                    size_bytes=received.size_bytes,
+                    created_at=now,
+                    expires_at=now + received.kept_s,
+                )
+                await self.add(record, part)
+        except OSError as error:
+            raise Unavailable(f"The {what} cannot be kept: {error.strerror}.") from error
+        finally:
+            part.unlink(missing_ok=True)
+        return record
 
     def require_room(self, num_bytes: int) -> None:
         """Raises InvalidRequest."""
