@@ -60,11 +60,12 @@ serve: install
 	$(BIN)/tokenmill serve $(ARGS)
 
 # Four files at a time, also on two cores: tests of servers, which come first, mostly wait. `make test` runs the sample of
-# this commit of the tests that are marked `sampled` (tests/sampling.py).
+# this commit of the tests that are marked `sampled` (tests/sampling.py). A process that crashes ends the run: one in its
+# place may never be told that the tests are over.
 test: SAMPLE := --sample commit
 test test-all: install $(VENV)/extra-test environments
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/python -m pytest $(SAMPLE) --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(SAMPLE) --numprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

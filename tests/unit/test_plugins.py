@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -208,6 +209,39 @@ def test_a_kv_backend_is_checked_before_it_is_used(
         open_backend("theirs://x")
     with pytest.raises(OSError, match="ValueError: no room"):
         open_backend("mine://x?room=2")[0].check(1.0)
+
+
+WAITING = """
+from threading import Event
+entered, leave = Event(), Event()
+done = []
+def check(self, limit_s):
+    entered.set()
+    assert leave.wait(60)
+    done.append("check")
+Store.check = check
+Store.close = lambda self: done.append("close")
+"""
+
+
+def test_a_kv_backend_is_closed_after_its_last_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plug-in holds may not bear being closed while another thread uses it: SQLite's connections do not."""
+    make_package(tmp_path, "tokenmill.kv_backends", "mine", STATES + BACKEND + WAITING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "made_up", raising=False)
+    backend, _ = open_backend("mine://x")
+    module = sys.modules["made_up"]
+    call = threading.Thread(target=backend.check, args=(1.0,))
+    call.start()
+    assert module.entered.wait(60)
+    backend.close()
+    with pytest.raises(OSError, match="the store is closed"):
+        backend.has(["name"], 1.0)
+    assert module.done == []
+    module.leave.set()
+    call.join(60)
+    backend.close()
+    assert module.done == ["check", "close"]
 
 
 def test_doctor_lists_them_and_imports_none(site: Path) -> None:

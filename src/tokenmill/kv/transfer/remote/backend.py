@@ -63,7 +63,9 @@ class Backend(Protocol):
 
     def delete(self, names: Sequence[str], limit_s: float) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Calls may still run meanwhile; not those of a plug-in, which is closed after its last call has ended."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

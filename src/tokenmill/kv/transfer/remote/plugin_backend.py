@@ -4,6 +4,7 @@ nobody asks it for a while, and blocks are computed. It sees names and sealed va
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -42,10 +43,14 @@ def open_plugin_backend(text: str) -> tuple[Backend, Address] | None:
 
 
 class _Guarded:
-    """A Backend whose calls raise OSError and EOFError alone."""
+    """A Backend whose calls raise OSError and EOFError alone. The tier closes its store while calls may still run; a
+    plug-in need not bear that: it is closed by the last call that ends, and called no more."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._lock = threading.Lock()
+        self._num_calls = 0
+        self._is_closed = False
         self.name = backend.name
         self.num_threads = backend.num_threads
         self.batch_bytes = backend.batch_bytes
@@ -53,27 +58,45 @@ class _Guarded:
         self.look_s = backend.look_s
 
     def check(self, limit_s: float) -> None:
-        _call(self._backend.check, limit_s)
+        self._call(self._backend.check, limit_s)
 
     def has(self, names: Sequence[str], limit_s: float) -> list[bool]:
-        return _call(self._backend.has, names, limit_s)
+        return self._call(self._backend.has, names, limit_s)
 
     def get(
         self, names: Sequence[str], most_bytes: int, take: Callable[[int, memoryview], None], limit_s: float
     ) -> None:
-        _call(self._backend.get, names, most_bytes, take, limit_s)
+        self._call(self._backend.get, names, most_bytes, take, limit_s)
 
     def put(self, values: Sequence[tuple[str, Buffer]], limit_s: float) -> list[bool]:
-        return _call(self._backend.put, values, limit_s)
+        return self._call(self._backend.put, values, limit_s)
 
     def delete(self, names: Sequence[str], limit_s: float) -> None:
-        _call(self._backend.delete, names, limit_s)
+        self._call(self._backend.delete, names, limit_s)
 
     def close(self) -> None:
-        _call(self._backend.close)
+        with self._lock:
+            is_first, self._is_closed = not self._is_closed, True
+            is_last = self._num_calls == 0
+        if is_first and is_last:
+            _as_store(self._backend.close)
+
+    def _call(self, call: Callable[..., _Result], *arguments: Any) -> _Result:
+        with self._lock:
+            if self._is_closed:
+                raise OSError("the store is closed")
+            self._num_calls += 1
+        try:
+            return _as_store(call, *arguments)
+        finally:
+            with self._lock:
+                self._num_calls -= 1
+                is_last = self._is_closed and self._num_calls == 0
+            if is_last:
+                _as_store(self._backend.close)
 
 
-def _call(call: Callable[..., _Result], *arguments: Any) -> _Result:
+def _as_store(call: Callable[..., _Result], *arguments: Any) -> _Result:
     try:
         return call(*arguments)
     except (OSError, EOFError):
