@@ -11,7 +11,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.effects import StepFailed
 from tokenmill.core.events import Abort, Drain, Output, Submit
 from tokenmill.core.request import IDLE_PRIORITY, Request, SamplingParams
-from tokenmill.core.step import PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
+from tokenmill.core.step import Drafts, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from tokenmill.core.terms import Terms
 from tokenmill.engine.core import EngineCore
 from tokenmill.sched.budget import UNMEASURED_CHUNK
@@ -474,6 +474,10 @@ def test_who_is_not_begun_in_time_ends_and_who_is_goes_on() -> None:
     assert len(engine.core.state.deadlines) < 80
 
 
+def proposed(*tokens: int) -> Drafts:
+    return Drafts(tokens, "test", (1.0,) * len(tokens))
+
+
 def drafted(request: Request, *drawn: RowResult) -> tuple[Engine, list[Output]]:
     """An engine with one step in flight that serves `request` by these results, and the last step's outputs."""
     engine = Engine(replace(CONFIG, steps_in_flight=1))
@@ -491,7 +495,7 @@ def drafted(request: Request, *drawn: RowResult) -> tuple[Engine, list[Output]]:
 def test_drafts_that_are_accepted_come_out_together() -> None:
     """Proposed tokens are in the next row; of them, those that were right are output with the token after them and
     their log probabilities, and the next row begins behind them."""
-    first, scores = RowResult(0, (7,), drafts=(8, 9)), tuple(TokenLogprob(token, -1.0, 1) for token in (8, 3))
+    first, scores = RowResult(0, (7,), drafts=proposed(8, 9)), tuple(TokenLogprob(token, -1.0, 1) for token in (8, 3))
     engine, outputs = drafted(make_request("a", 4), first, RowResult(0, (8, 3), scores))
     assert [(each.tokens, each.logprobs, each.num_output) for each in outputs] == [((8, 3), scores, 3)]
     plan = engine.plan()
@@ -501,17 +505,17 @@ def test_drafts_that_are_accepted_come_out_together() -> None:
 
 def test_drafts_are_given_room_and_no_more() -> None:
     """A row takes those that fit the last block, the answer's length and the step."""
-    engine, _ = drafted(make_request("a", 4), RowResult(0, (7,), drafts=(1, 2, 3, 4, 5)))
+    engine, _ = drafted(make_request("a", 4), RowResult(0, (7,), drafts=proposed(1, 2, 3, 4, 5)))
     plan = engine.plan()
     assert plan is not None and [(row.start, row.drafts) for row in plan.rows] == [(4, (1, 2, 3))]
-    engine, _ = drafted(make_request("a", 4, 3), RowResult(0, (7,), drafts=(1, 2, 3, 4, 5)))
+    engine, _ = drafted(make_request("a", 4, 3), RowResult(0, (7,), drafts=proposed(1, 2, 3, 4, 5)))
     plan = engine.plan()
     assert plan is not None and [row.drafts for row in plan.rows] == [(1,)]
 
 
 def test_an_answer_ends_inside_what_was_accepted() -> None:
     """At a stop token, which is left out, and at max_tokens; what was drawn after it is dropped."""
-    first = RowResult(0, (7,), drafts=(8, EOS, 9))
+    first = RowResult(0, (7,), drafts=proposed(8, EOS, 9))
     _, outputs = drafted(make_request("a", 4), first, RowResult(0, (8, EOS, 9, 9)))
     assert [(each.tokens, each.finish_reason, each.stop_token, each.num_output) for each in outputs] == [
         ((8,), "stop", EOS, 3)

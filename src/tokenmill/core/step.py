@@ -119,6 +119,24 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Drafts(NamedTuple):
+    """Tokens that a drafter of the worker proposes to follow those that its row has drawn.
+
+    source   the drafter's name
+    chances  of each token, how likely the drafter takes it to be right where all before it are
+    """
+
+    tokens: tuple[int, ...]
+    source: str
+    chances: tuple[float, ...]
+
+    def after(self, num_tokens: int) -> Drafts | None:
+        """What is left behind so many of them."""
+        if num_tokens >= len(self.tokens):
+            return None
+        return Drafts(self.tokens[num_tokens:], self.source, self.chances[num_tokens:])
+
+
 class RowResult(NamedTuple):
     """What one row gave.
 
@@ -132,7 +150,7 @@ class RowResult(NamedTuple):
     spent_s          processor time that its grammar took beyond what is usual
     lacks_mask          its mask was not made; it is to be drawn in another step
     slow_s           where something was spent: what all slow masks of the sequence have taken, which is bounded
-    drafts           tokens proposed to follow `tokens`, by a worker that can verify them
+    drafts           proposed to follow `tokens`, by a worker that can verify them
     """
 
     seq: int
@@ -146,7 +164,7 @@ class RowResult(NamedTuple):
     spent_s: float = 0.0
     lacks_mask: bool = False
     slow_s: float = 0.0
-    drafts: tuple[int, ...] = ()
+    drafts: Drafts | None = None
 
 
 @dataclass(frozen=True, slots=True)

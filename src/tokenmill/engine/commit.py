@@ -139,8 +139,8 @@ def _commit_rows(state: EngineState, saves: Saves, step: Step, results: Many[Row
                 last = ended(seq, seq.end_reason, now, result)
             else:
                 tell(progressed(seq, result, num_output, now))
-                if drafts:
-                    state.drafts[number] = drafts[seq.num_pending :]
+                if drafts is not None and (left := drafts.after(seq.num_pending)) is not None:
+                    state.drafts[number] = left
         elif row.sample:
             last = ended(seq, FINISH_STOP, now, result)  # a vector
         if last is not None and (output := _finish(state, saves, seq, last, now)) is not None:

@@ -34,6 +34,7 @@ from ..core.outputs import ended
 from ..core.policy import Waiting
 from ..core.request import Request
 from ..core.sequence import Sequence, Status, wants_scores
+from ..core.step import Drafts
 from ..kv.blocks import eviction
 from ..kv.blocks.allocator import unreferenced_for
 from ..kv.blocks.encoder import EncoderLedger
@@ -116,7 +117,7 @@ class EngineState:
     running       those that run, by seniority; the others are in `waiting`, or in `loading` by number
     in_flight     steps that were planned and not committed, oldest first
     deadlines     when first steps must have been planned
-    drafts        by sequence number, for the next step alone: tokens proposed to follow its known and pending ones
+    drafts        by sequence number, for the next step alone: what is proposed to follow its known and pending tokens
     released      numbers of sequences that the worker is to forget with the next plan
     work_done     the clock of work (core.work)
     service       what tenants and adapters have received
@@ -151,7 +152,7 @@ class EngineState:
         self.running: list[Sequence] = []
         self.loading: dict[int, Sequence] = {}
         self.in_flight: deque[Step] = deque()
-        self.drafts: dict[int, tuple[int, ...]] = {}
+        self.drafts: dict[int, Drafts] = {}
         self.released: list[int] = []
         self.work_done = 0
         self.last_commit_s = 0.0

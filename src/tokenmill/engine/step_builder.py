@@ -176,10 +176,13 @@ class StepBuilder:
         drafts, step, size = self._state.drafts, self.step, self._block_size
         for index, seq in enumerate(step.sequences if drafts and not self._has_states else ()):
             row, end = step.rows[index], step.ends[index]
-            num_drafts = min(len(drafts.get(seq.number, ())), -end % size, seq.max_len - end - 1, most)
-            if num_drafts <= 0 or not row.sample:
+            proposed = drafts.get(seq.number)
+            if proposed is None or not row.sample:
                 continue
-            step.rows[index] = row._replace(drafts=drafts[seq.number][:num_drafts])
+            num_drafts = min(len(proposed.tokens), -end % size, seq.max_len - end - 1, most)
+            if num_drafts <= 0:
+                continue
+            step.rows[index] = row._replace(drafts=proposed.tokens[:num_drafts])
             seq.num_pending -= 1
             step.num_more_tokens += num_drafts
             step.num_more_positions += num_drafts * end + num_drafts * (num_drafts - 1) // 2

@@ -34,7 +34,7 @@ from ..core.errors import EngineFailed, InvalidRequest
 from ..core.events import LoadAdapter
 from ..core.moves import EndMove, PullBlocks, SendBlocks
 from ..core.ports import Clock
-from ..core.step import PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
+from ..core.step import Drafts, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from .peers import ToyNetwork, ToyPeer
 from .store import Stored, ToyStore
 from .tier_store import ToyMachine, ToyTiers
@@ -42,6 +42,8 @@ from .toy_model import ToyEncoder, ToyPool, ToySequence, draw, give_back, inputs
 
 BAD_GRAMMAR = "bad"
 _GARBAGE = -7
+_RIGHT = 0.8
+"""The share of drafts that are right."""
 
 
 class Violation(BaseException):
@@ -346,7 +348,7 @@ class ToyExecutor:
         position = end - len(prompt)
         self._require(position == len(seq.outputs), f"{where}: draws output {position} of {len(seq.outputs)}")
         tokens, entries = self._verify(row, seq, prefix)
-        proposed = self._propose(seq) if self._most_drafts else ()
+        proposed = self._propose(seq) if self._most_drafts else None
         return RowResult(row.seq, tokens, entries, tuple(scores), drafts=proposed)
 
     def _verify(
@@ -368,15 +370,15 @@ class ToyExecutor:
         self.num_accepted += len(tokens) - 1
         return tuple(tokens), tuple(entries)
 
-    def _propose(self, seq: ToySequence) -> tuple[int, ...]:
+    def _propose(self, seq: ToySequence) -> Drafts:
         """What may follow the outputs."""
         prefix, drafts = inputs_of(seq.intro.prompt_tokens, seq.intro.embeds) + array("q", seq.outputs), list[int]()
         for position in range(len(seq.outputs), len(seq.outputs) + self._drafter.randint(0, self._most_drafts)):
-            is_right = self._drafter.random() < 0.8
+            is_right = self._drafter.random() < _RIGHT
             token = draw(self._vocab_size, seq.intro, prefix, position) if is_right else 1
             drafts.append(token)
             prefix.append(token)
-        return tuple(drafts)
+        return Drafts(tuple(drafts), "toy", (_RIGHT,) * len(drafts))
 
     def _check_seen(self, pool: ToyPool, table: list[int], row: PlanRow, known: array[int], where: str) -> None:
         size, end = self._block_size, len(known)
