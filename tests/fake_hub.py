@@ -23,7 +23,8 @@ class FakeHub:
     """files: of every repository that is asked for. served: what comes instead of a file, with the digest of the file.
     cuts: for each download to come, after how many bytes its connection ends. refusal: (status, X-Error-Code) of all
     answers. found: what a search finds. calls: (path, headers) of each. stall: the next download stops there until
-    go_on, having told by is_stalled."""
+    go_on, having told by is_stalled. validators: headers by which a file is known. takes_conditions: If-Range is
+    obeyed. shift: ranges begin so much later than asked, and say so."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     served: dict[str, bytes] = field(default_factory=dict)
@@ -31,6 +32,9 @@ class FakeHub:
     refusal: tuple[int, str] | None = None
     takes_ranges: bool = True
     tells_size: bool = True
+    validators: tuple[str, ...] = ("ETag",)
+    takes_conditions: bool = True
+    shift: int = 0
     commit: str = "c0ffee"
     found: list[dict[str, Any]] = field(default_factory=list)
     calls: list[tuple[str, dict[str, str]]] = field(default_factory=list)
@@ -87,9 +91,13 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
             if name not in hub.files:
                 return self.answer(404, b"")
             data = hub.served.get(name, hub.files[name])
-            headers, start = {"ETag": f'"{hashlib.md5(data).hexdigest()}"'}, 0
-            if hub.takes_ranges and (asked := self.headers.get("Range")):
-                start = int(asked.removeprefix("bytes=").removesuffix("-"))
+            digest, start = hashlib.md5(data).hexdigest(), 0
+            known_by = {"ETag": f'"{digest}"', "Weak": f'W/"{len(data)}"', "Last-Modified": f"on {digest}"}
+            headers = {name.replace("Weak", "ETag"): known_by[name] for name in hub.validators}
+            condition = self.headers.get("If-Range") if hub.takes_conditions else None
+            is_same = condition is None or condition in headers.values()
+            if hub.takes_ranges and is_same and (asked := self.headers.get("Range")):
+                start = int(asked.removeprefix("bytes=").removesuffix("-")) + hub.shift
                 headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
             end = start + hub.cuts.pop(0) if hub.cuts else None
             self.answer(206 if "Content-Range" in headers else 200, data[start:], headers, data[start:end])

@@ -529,13 +529,13 @@ def test_a_killed_download_goes_on_with_the_next(cache: Path, server: FakeHub) -
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(cache)])
     assert server.is_stalled.wait(60)
-    while not [file for file in cache.rglob(".*.part") if file.stat().st_size]:
+    while not [file for file in cache.rglob(".*.gguf.????????????????.part") if file.stat().st_size]:
         assert process.poll() is None
         time.sleep(0.01)
     process.kill()
     process.wait()
     server.go_on.set()
-    (part,) = cache.rglob(".*.part")
+    (part,) = cache.rglob(".*.gguf.????????????????.part")
     kept = part.stat().st_size
     assert cached_path("org/x", cache_dir=cache) is None and kept > 0
     assert resolve_model("org/x", cache_dir=cache).path.read_bytes() == CONTENT * 20

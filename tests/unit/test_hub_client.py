@@ -39,7 +39,7 @@ def fetch(target: Path, seen: list[int] | None = None) -> str:
 
 
 def left(folder: Path) -> list[int]:
-    return [file.stat().st_size for file in folder.glob(".*.part")]
+    return [file.stat().st_size for file in folder.glob(".*.part") if not file.match("*.etag.part")]
 
 
 def test_a_connection_that_breaks_is_made_again(server: FakeHub, tmp_path: Path) -> None:
@@ -75,6 +75,49 @@ def test_a_server_without_ranges_sends_all_again(server: FakeHub, tmp_path: Path
     server.cuts, server.takes_ranges = [30_000], False
     fetch(tmp_path / "m.gguf")
     assert (tmp_path / "m.gguf").read_bytes() == DATA and server.downloads() == ["", "bytes=30000-"]
+
+
+@pytest.mark.parametrize("validators", [("ETag",), ("Weak", "Last-Modified"), ("Weak",), ()])
+def test_a_file_that_changed_meanwhile_starts_again(
+    server: FakeHub, tmp_path: Path, validators: tuple[str, ...]
+) -> None:
+    """Also where it has no digest by which a mixture of two would show, and the same size. Where the server says
+    nothing by which it would know whether it changed, it starts again anyway."""
+    server.validators, server.files[NAME] = validators, b"GGUF" + DATA
+    file = hub_client.file_at(UrlName(f"{server.url}/storage/{NAME}"))
+    server.cuts = [30_000, 10_000, 0, 0, 0, 0]
+    with pytest.raises(FetchError, match="kept"):
+        download(file, tmp_path / "m.gguf", lambda _: None)
+    changed = server.files[NAME] = b"GGUF" + DATA[::-1]
+    server.calls.clear(), server.cuts.clear()
+    assert download(file, tmp_path / "m.gguf", lambda _: None) == hash_file(tmp_path / "m.gguf")
+    assert (tmp_path / "m.gguf").read_bytes() == changed and len(list(tmp_path.iterdir())) == 1
+    is_told = validators in (("ETag",), ("Weak", "Last-Modified"))
+    assert server.downloads() == (["bytes=40000-"] if is_told else [""])
+
+
+@pytest.mark.parametrize(("shift", "more"), [(1, b""), (-1, b""), (0, b"x")])
+def test_a_rest_that_is_not_what_was_asked_for_is_not_taken(
+    server: FakeHub, tmp_path: Path, shift: int, more: bytes
+) -> None:
+    """It begins elsewhere, or is of a file of another size, from a server that does not obey If-Range."""
+    server.takes_conditions, server.shift = False, shift
+    server.files[NAME] = b"GGUF" + DATA
+    file = hub_client.file_at(UrlName(f"{server.url}/storage/{NAME}"))
+    server.cuts = [30_000, *(10 for _ in range(3 if more else 0))]
+    server.served[NAME] = server.files[NAME]
+    if more:
+        hub_client._stream(file, hub_client._part(tmp_path / "m.gguf", file), lambda _: None)
+        server.served[NAME] += more
+        with pytest.raises(
+            FetchError, match="changed while it was fetched: it has 102405 bytes by now, and had 102404"
+        ):
+            download(file, tmp_path / "m.gguf", lambda _: None)
+        assert not list(tmp_path.iterdir()), "the next fetch asks anew what there is"
+        return
+    download(file, tmp_path / "m.gguf", lambda _: None)
+    assert (tmp_path / "m.gguf").read_bytes() == server.files[NAME] and not left(tmp_path)
+    assert server.downloads()[1:] == ["", "bytes=30000-", ""]
 
 
 @pytest.mark.parametrize("name", [NAME, "config.json"])

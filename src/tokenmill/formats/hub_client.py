@@ -1,7 +1,8 @@
 """Speaks HTTP to the Hugging Face hub, or to the mirror that HF_ENDPOINT names, and downloads files from it or by URL.
 
 A download goes on where an earlier one stopped: what has come is kept beside the file, as .NAME.VERSION.part, under a
-version that the server tells, so that two versions are never mixed. It takes its name when it is whole and its digest
+version that the server tells, and with what the answer that began it calls itself (ETag, or Last-Modified): the rest is
+asked for under that condition, so that two versions are never mixed. It takes its name when it is whole and its digest
 is the one that the hub tells. Proxies are those of the environment (HTTPS_PROXY). It decides nothing about names and
 places (hub.py).
 """
@@ -15,6 +16,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import shutil
 import time
 import urllib.error
@@ -41,6 +43,7 @@ _SPARE_BYTES = 64 << 20
 """Left free on a disk that a model is put on."""
 _MAX_ANSWER_BYTES = 64 << 20
 _BUSY = (429, 500, 502, 503, 504)
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]+)-[0-9]+/([0-9]+|\*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +158,23 @@ def _part(target: Path, file: RemoteFile) -> Path:
     return target.with_name(f".{target.name}.{file.version[:16]}.part")
 
 
+def _validator(part: Path) -> Path:
+    """Holds what the answer that `part` began with calls itself. Whoever removes parts removes it too."""
+    return part.with_suffix(".etag.part")
+
+
 def download(file: RemoteFile, target: Path, progress: Callable[[int], None]) -> str:
     """Fetch it to `target`, and give its SHA-256. progress(bytes so far) is called now and then. Raises FetchError;
     what has come by then is kept, unless it is wrong."""
     part = _part(target, file)
     target.parent.mkdir(parents=True, exist_ok=True)
     for old in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
-        if old != part:
+        if old not in (part, _validator(part)):
             old.unlink()
     try:
         sha256 = _fetch_whole(file, part, progress)
         os.replace(part, target)
+        _validator(part).unlink(missing_ok=True)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise FetchError(f"{target} cannot be written: {error.strerror or error}.") from error
@@ -193,13 +202,13 @@ def _fetch_whole(file: RemoteFile, part: Path, progress: Callable[[int], None]) 
         time.sleep(_RETRY_S * num_tries)
     sha256 = hash_file(part)
     if not is_whole(file, part, sha256):
-        part.unlink()
+        _forget(part)
         raise FetchError(
             f"What came of {_shown(file.url)} does not have the size and digest that the hub tells ({file.version}),"
             " and is not used. Try again; if that fails too, a proxy or mirror serves another file."
         )
     if not (file.sha256 or file.git_sha1) and not _begins_as_gguf(part):
-        part.unlink()
+        _forget(part)
         raise FetchError(f"What {_shown(file.url)} gives is no GGUF file. Is it a page for people?")
     return sha256
 
@@ -219,18 +228,23 @@ def is_whole(file: RemoteFile, path: Path, sha256: str) -> bool:
 def _stream(file: RemoteFile, part: Path, progress: Callable[[int], None]) -> str | None:
     """Append what is missing. None: it is whole; otherwise why the connection ended before. Errors of the disk pass."""
     done = part.stat().st_size if part.exists() else 0
-    if done and (not file.size or done > file.size):
-        done = 0
     if file.size and done == file.size:
         return None
+    condition = _condition(file, part)
+    if done > file.size or condition is None:
+        done = 0
     try:
-        response = _open(file.url, {"Range": f"bytes={done}-"} if done else {})
+        response = _open(file.url, {"Range": f"bytes={done}-", **condition} if done and condition is not None else {})
     except _Unanswered as error:
         return error.why
     with response:
         if response.status != 206:
+            _begin(part, file, response)
             done = 0
-        with open(part, "r+b" if done else "wb") as out:
+        elif not _is_rest(response, done, file.size):
+            _forget(part)
+            return "other bytes came than were asked for"
+        with open(part, "r+b") as out:
             out.seek(done)
             told = done
             while True:
@@ -251,6 +265,43 @@ def _stream(file: RemoteFile, part: Path, progress: Callable[[int], None]) -> st
     if file.size and done != file.size:
         return "the connection ended" if done < file.size else "more came than was told"
     return None
+
+
+def _condition(file: RemoteFile, part: Path) -> dict[str, str] | None:
+    """Headers by which the rest of `part` comes, or all where the file is another by now (RFC 9110, 13.1.5). None: it
+    cannot be told whether it is, neither so nor by a digest at the end."""
+    try:
+        return {"If-Range": _validator(part).read_text(encoding="latin1")}
+    except OSError:
+        return {} if file.sha256 or file.git_sha1 else None
+
+
+def _begin(part: Path, file: RemoteFile, response: http.client.HTTPResponse) -> None:
+    """An empty part, for the whole file of that answer. Raises FetchError where that has another size than was told."""
+    _forget(part)
+    told = response.headers.get("Content-Length")
+    if file.size and told is not None and told != str(file.size):
+        raise FetchError(
+            f"{_shown(file.url)} changed while it was fetched: it has {told} bytes by now, and had {file.size}. Fetch"
+            " it again."
+        )
+    part.touch()
+    validator = response.headers.get("ETag") or ""
+    if not validator or validator.startswith("W/"):  # files of one weak ETag may differ
+        validator = response.headers.get("Last-Modified") or ""
+    if validator:
+        _validator(part).write_text(validator, encoding="latin1")
+
+
+def _is_rest(response: http.client.HTTPResponse, start: int, size: int) -> bool:
+    """Whether what comes begins there, and is of a file of that size."""
+    found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range") or "")
+    return found is not None and int(found[1]) == start and found[2] in ("*", str(size))
+
+
+def _forget(part: Path) -> None:
+    for file in (part, _validator(part)):
+        file.unlink(missing_ok=True)
 
 
 def _git_sha1(path: Path) -> str:
