@@ -75,6 +75,8 @@ def test_every_file_is_served_open_and_locked_down(served: Served) -> None:
         for part in POLICY:
             assert part in policy.split("; ")
         assert "unsafe" not in policy and answer.getheader("x-content-type-options") == "nosniff"
+    for path in ("/docs", "/openapi.json"):
+        assert ask(served, path).headers.get_all("x-content-type-options") == ["nosniff"], "once"
     assert ask(served, "/console/app.js").getheader("content-type") == "text/javascript; charset=utf-8"
 
 
@@ -88,7 +90,14 @@ def test_a_browser_is_led_to_the_console_and_others_are_not(served: Served) -> N
 
 def test_a_file_that_has_not_changed_is_not_sent_again(served: Served) -> None:
     etag = ask(served, "/console/app.js").getheader("etag")
-    assert etag and ask(served, "/console/app.js", if_none_match=etag).status == 304
+    assert etag and etag.startswith('W/"'), "it is that of the file compressed too"
+    packed = ask(served, "/console/app.js", accept_encoding="gzip")
+    assert packed.getheader("content-encoding") == "gzip" and packed.getheader("etag") == etag
+    for named in (etag, etag.removeprefix("W/"), f'"other", {etag}', "*"):
+        assert ask(served, "/console/app.js", if_none_match=named).status == 304, named
+        assert ask(served, "/console/app.js", if_none_match=named, accept_encoding="gzip").status == 304, named
+    for other in ('"other"', etag[:-1], ""):
+        assert ask(served, "/console/app.js", if_none_match=other).status == 200, other
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,6 +102,8 @@ HEADERS = {
 
 
 class _File(NamedTuple):
+    """etag: a weak one, since it is that of the file compressed too (RFC 9110, 8.8.1)."""
+
     content: bytes
     media_type: str
     etag: str
@@ -125,7 +128,7 @@ class Pages:
         if found is None:
             return self._missing(request, path)
         headers = {**HEADERS, "etag": found.etag}
-        if request.headers.get("if-none-match") == found.etag:
+        if _is_named(found.etag, request.headers.getlist("if-none-match")):
             return Response(status_code=304, headers=headers)
         return Response(found.content, headers={**headers, "content-type": found.media_type})
 
@@ -141,6 +144,12 @@ class Pages:
         return Response(content, 404, {**HEADERS, "content-type": page.media_type})
 
 
+def _is_named(etag: str, if_none_match: Sequence[str]) -> bool:
+    """Whether a client has that version: strong or weak is the same here (RFC 9110, 13.1.2)."""
+    named = [each.strip().removeprefix("W/") for each in ",".join(if_none_match).split(",")]
+    return "*" in named or etag.removeprefix("W/") in named
+
+
 def _read(folder: Path) -> dict[str, _File]:
     files: dict[str, _File] = {}
     for path in sorted(folder.rglob("*")):
@@ -148,7 +157,7 @@ def _read(folder: Path) -> dict[str, _File]:
         if media_type is not None and path.is_file():
             content = path.read_bytes()
             digest = hashlib.sha256(content).hexdigest()[:16]
-            files[path.relative_to(folder).as_posix()] = _File(content, media_type, f'"{digest}"')
+            files[path.relative_to(folder).as_posix()] = _File(content, media_type, f'W/"{digest}"')
     return files
 
 
