@@ -8,7 +8,8 @@ import random
 import pytest
 
 from grammars import takes
-from tokenmill.text.grammar.in_json import CannotQuote, lark_in_json, pattern_in_json, regex_in_json
+from tokenmill.text.grammar.in_json import lark_in_json, pattern_in_json, regex_in_json
+from tokenmill.text.grammar.patterns import CannotMend
 
 PATTERNS = [
     r"[a-z]+", r"a.c", r"(?s:a.c)", r'[^"]*', r'"[^"\\]*"', r"\w+\s\w+", r"\S+", r"[\s\S]{1,4}", r"a\nb|c\td", r"\\+",
@@ -59,6 +60,33 @@ def test_a_grammar_takes_the_same_texts_quoted(grammar: str) -> None:
         assert takes(within, quoted(text)) == takes(plain, text), text
 
 
+@pytest.mark.parametrize(
+    ("escape", "char"),
+    [
+        (r"\ud83d\ude00", "😀"),
+        (r"\uD83D\uDE00", "😀"),
+        (r"\uff01", "！"),
+        (r"\ue000", "\ue000"),
+        (r"\b", "\b"),
+        (r"\x41", "A"),
+    ],
+)
+def test_an_escape_of_a_text_is_its_character(escape: str, char: str) -> None:
+    """As it is where the text is the whole answer: also beyond the first 65,536 characters, by a surrogate pair."""
+    plain = f'start: "a{escape}"'
+    assert takes(lark(plain), "a" + char) and takes(lark(lark_in_json(plain)), quoted("a" + char))
+    assert not takes(lark(lark_in_json(plain)), "a??") and not takes(lark(lark_in_json(plain)), "a?")
+    between = lark(lark_in_json(f'start: "{escape}".."{escape}"'))
+    assert takes(between, quoted(char)) and not takes(between, "?")
+
+
+def test_an_escape_of_a_pattern_is_its_character() -> None:
+    for pattern in (r"\uff01", r"\x{1f600}", r"\u{1F600}", r"[\uff01\x{1f600}]"):
+        within = lark(regex_in_json(pattern))
+        assert takes(within, "！") or takes(within, "😀")
+        assert not takes(within, "?")
+
+
 def test_random_texts_of_any_characters_are_quoted_as_json_does() -> None:
     rng = random.Random(5)
     within = lark(regex_in_json(r"[\s\S]*"))
@@ -71,13 +99,15 @@ def test_random_texts_of_any_characters_are_quoted_as_json_does() -> None:
 @pytest.mark.parametrize(
     "grammar",
     ["start: %json {}", "start: <|end|>", "start: @other", "start: A & B", "start: ~A", 'start: "\\x00"', "start: /a/x",
-     "%import python.NAME", "%import common.ODD", 'start: "ab".."c"', "start: /a$b/", "start: /\\ba/"],
+     "%import python.NAME", "%import common.ODD", 'start: "ab".."c"', "start: /a$b/", "start: /\\ba/",
+     'start: "\\ud83d"', 'start: "\\ude00\\ud83d"', r"start: /\ud83d\ude00/", r"start: /\x{110000}/", 'start: "\\q"',
+     'start: "\\U0001f600"', 'start: "\ud83d"', 'start: "a".."\\udfff"'],
 )  # fmt: skip
 def test_what_cannot_be_said_within_json_is_refused(grammar: str) -> None:
-    with pytest.raises(CannotQuote):
+    with pytest.raises(CannotMend):
         lark_in_json(grammar)
 
 
 def test_a_backslash_alone_is_no_pattern() -> None:
-    with pytest.raises(CannotQuote):
+    with pytest.raises(CannotMend):
         pattern_in_json("a\\")

@@ -17,8 +17,8 @@ from ..tokenizer import Tokenizer
 from ..tools.call_grammar import calls_to_lark, text_grammars
 from .constraint import Constraint, Thinking
 from .gbnf import is_gbnf, to_lark
-from .in_json import CannotQuote, lark_in_json, regex_in_json
-from .patterns import plain_sets
+from .in_json import lark_in_json, regex_in_json
+from .patterns import CannotMend, plain_sets
 from .schema import prepare
 
 MAX_CHARS = 1 << 18
@@ -83,7 +83,7 @@ def _texts(constraint: Constraint) -> list[dict[str, Any]]:
         _text(definition, place)
         try:
             grammar = regex_in_json(definition) if syntax == "regex" else lark_in_json(definition)
-        except CannotQuote as error:
+        except CannotMend as error:
             message = f"{place} has what cannot be enforced within the arguments of a call: {error}."
             raise InvalidRequest(message, param=place) from None
         found.append({"name": name, "lark_grammar": grammar})

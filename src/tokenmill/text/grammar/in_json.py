@@ -16,10 +16,18 @@ import re
 import warnings
 from collections.abc import Iterator
 
-from .patterns import CODE, ESCAPE, code_point, plain_set
+from .patterns import CODE, ESCAPE, CannotMend, check_text, code_point, plain_set
 
 _ESCAPED = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r", "\b": "\\b", "\f": "\\f"}
 _NAMED = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
+_NAMED_IN_TEXT = {**_NAMED, "b": "\b"}
+"""In a pattern it is the border of a word."""
+_ESCAPE_IN_TEXT = re.compile(
+    r"\\u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]+\}|.)",
+    re.DOTALL,
+)
+"""As JSON has them, a surrogate pair for one character among them."""
 _CLASSES = {"d": "[0-9]", "w": "[a-zA-Z0-9_]", "s": r"[\s]", "D": "[^0-9]", "W": "[^a-zA-Z0-9_]", "S": r"[^\s]"}
 _PLAIN = r"[^\x22\x5c\x00-\x1f\x7f]"
 """What stands in a string of JSON as it is."""
@@ -51,12 +59,8 @@ _COMMON = {
 """Terminals that Lark's library of common ones has."""
 
 
-class CannotQuote(Exception):
-    """`args[0]`: what of a grammar cannot be said of a text within JSON."""
-
-
 def lark_in_json(text: str) -> str:
-    """The Lark grammar of what JSON makes of the texts of `text`. Raises CannotQuote."""
+    """The Lark grammar of what JSON makes of the texts of `text`. Raises CannotMend."""
     return "".join(_Grammar(text).pieces())
 
 
@@ -94,7 +98,7 @@ class _Grammar:
         if found["range"] is not None:
             first, last = (_unescaped(each) for each in re.findall(r'"((?:[^"\\\n]|\\.)+)"', found["range"]))
             if len(first) != 1 or len(last) != 1:
-                raise CannotQuote(f"the range {found['range']}")
+                raise CannotMend(f"the range {found['range']}")
             return self._terminal(_set(f"[{_in_set(first)}-{_in_set(last)}]"))
         if found["text"] is not None:
             chars = [_char(char, found["fold"]) for char in _unescaped(found["text"][1:-1])]
@@ -105,12 +109,12 @@ class _Grammar:
             return self._terminal(f"({pattern_in_json(pattern)})")
         if found["common"] is not None:
             if found["common"] not in _COMMON:
-                raise CannotQuote(f"common.{found['common']}")
+                raise CannotMend(f"common.{found['common']}")
             self._is_rule = False
             name = self._name(found["alias"] or found["common"], is_defined=True)
             return f"{name} {pattern_in_json(_COMMON[found['common']])}"
         if found["directive"] is not None or found["mark"] is not None:
-            raise CannotQuote(found[0][:40])
+            raise CannotMend(found[0][:40])
         return found[0]
 
     def _name(self, name: str, *, is_defined: bool) -> str:
@@ -137,7 +141,7 @@ def _line(found: Iterator[re.Match[str]]) -> Iterator[re.Match[str]]:
 
 
 def pattern_in_json(pattern: str) -> str:
-    """As Lark: its characters are terminals. Raises CannotQuote."""
+    """As Lark: its characters are terminals. Raises CannotMend."""
     out: list[str] = []
     groups = [
         ("", False)
@@ -165,7 +169,7 @@ def pattern_in_json(pattern: str) -> str:
                 groups.pop()
         elif char in "^$":
             if place not in (0, len(pattern) - 1):  # a pattern stands for a whole text
-                raise CannotQuote(f"{char!r} within a pattern")
+                raise CannotMend(f"{char!r} within a pattern")
         else:
             piece = _char(char, fold)
         out.append(piece)
@@ -180,12 +184,12 @@ def _open(pattern: str, place: int, groups: list[tuple[str, bool]]) -> tuple[int
     group = _GROUP.match(pattern, place)
     if group is None:
         if pattern.startswith("(?", place):
-            raise CannotQuote(f"{pattern[place : place + 4]!r} in a pattern")
+            raise CannotMend(f"{pattern[place : place + 4]!r} in a pattern")
         groups.append((fold, has_dots))
         return place + 1, "(", True
     on, off = group["on"] or "", group["off"] or ""
     if (on + off).strip("isu"):
-        raise CannotQuote(f"the flags {group[0]}")
+        raise CannotMend(f"the flags {group[0]}")
     fold = "" if "i" in off else "i" if "i" in on else fold
     has_dots = "s" not in off and ("s" in on or has_dots)
     if group["end"] == ")":
@@ -200,21 +204,20 @@ def _escape(pattern: str, place: int, fold: str) -> tuple[int, str]:
         return code.end(), _char(code_point(code), fold)
     found = ESCAPE.match(pattern, place)
     if found is None:
-        raise CannotQuote("a backslash at the end of a pattern")
+        raise CannotMend("a backslash at the end of a pattern")
     letter = found[0][1]
     if letter in _CLASSES:
         return found.end(), _set(_CLASSES[letter])
     if letter in "pP":
         return found.end(), _set(f"[{found[0]}]")
     if letter.isalnum() and letter not in _NAMED:
-        raise CannotQuote(f"{found[0]} in a pattern")
+        raise CannotMend(f"{found[0]} in a pattern")
     return found.end(), _char(_NAMED.get(letter, letter), fold)
 
 
 def _char(char: str, fold: str = "") -> str:
     """One character, as a string of Lark of its spelling in JSON. Letters of escapes have one case."""
-    if char not in _ESCAPED and (char < " " or char == "\x7f"):
-        raise CannotQuote(f"the character U+{ord(char):04X}")
+    check_text(char)
     return json.dumps(_ESCAPED.get(char, char), ensure_ascii=False) + ("" if char in _ESCAPED else fold)
 
 
@@ -238,11 +241,16 @@ def _in_set(char: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """A string of Lark as what it means."""
+    """A string of Lark as what it means. Raises CannotMend."""
 
     def meaning(found: re.Match[str]) -> str:
+        if found["high"] is not None:
+            return bytes.fromhex(found["high"] + found["low"]).decode("utf-16-be")
         if code := CODE.match(found[0]):
             return code_point(code)
-        return _NAMED.get(found[0][1], found[0][1])
+        letter = found[0][1]
+        if letter.isalnum() and letter not in _NAMED_IN_TEXT:
+            raise CannotMend(f"{found[0]} in a text")
+        return _NAMED_IN_TEXT.get(letter, letter)
 
-    return re.sub(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]+\}|.)", meaning, text, flags=re.DOTALL)
+    return _ESCAPE_IN_TEXT.sub(meaning, text)

@@ -16,6 +16,7 @@ callers use. Source: RFC 3339 (dates), RFC 3986 (URIs), RFC 6901 (JSON pointers)
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Sequence
 
@@ -65,11 +66,14 @@ def _is_unspeakable(char: str) -> bool:
 
 
 def code_point(code: re.Match[str]) -> str:
+    """The character. Raises CannotMend where there is none of that number."""
     *numbers, letter = code.groups()
     if letter:
         return _LETTERS[letter]
     value = int(next(digits for digits in numbers if digits), 16)
-    return chr(value) if value < 0xD800 else "?"
+    if value > sys.maxunicode or 0xD800 <= value < 0xE000:
+        raise CannotMend(f"the escape {code[0]}, which is no character")
+    return chr(value)
 
 
 def plain_sets(pattern: str) -> str:
