@@ -98,6 +98,22 @@ def test_a_process_that_has_the_id_of_a_dead_server_is_not_taken_for_it(state: P
         assert not running() and not file.exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="others tell the time of day at which a process started")
+def test_a_process_of_an_earlier_boot_is_not_taken_for_one_of_this(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers that start with the system have the same id and start at the same tick after each boot."""
+    with Registration() as registration:
+        registration.write("http://127.0.0.1:1", ["m"], "/m", 0)
+        assert running()
+        (tmp_path / "boot_id").write_text("another\n")
+        monkeypatch.setattr(servers, "_BOOT_ID", tmp_path / "boot_id")
+        assert not running()
+        registration.write("http://127.0.0.1:1", ["m"], "/m", 0)
+        monkeypatch.setattr(servers, "_BOOT_ID", tmp_path / "none")
+        assert not running() and process_start(os.getpid())
+
+
 @pytest.mark.parametrize("said", [{"pid": -1}, {"pid": -1, "started": None}, {"pid": 1}, {"started": None}])
 def test_a_file_that_tells_of_another_process_than_its_name_does_is_none(state: Path, said: dict[str, object]) -> None:
     """A signal to process -1 would reach all of the user's."""

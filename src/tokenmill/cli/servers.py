@@ -2,7 +2,8 @@
 
 Files lie in `servers` of the state folder, so that servers that share keys and accounts know of each other. A file
 counts while the process that wrote it lives: a process is known by its id and by when it started, since ids are used
-again. The time of a file's last change is that of the server's last use.
+again, and in which boot of the system, since Linux counts the time from there. The time of a file's last change is that
+of the server's last use.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _SHOWN = 4
 _LOOK_S = 1.0
 _PROBE_S = 2.0
 _STOP_S = 60.0
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger(__name__)
 
 
@@ -181,10 +183,18 @@ def process_start(pid: int) -> str | None:
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf8", errors="replace").rpartition(")")[2].split()
         except OSError:
             return None
-        return None if fields[0] in "ZX" else fields[19]
+        return None if fields[0] in "ZX" else f"{fields[19]} {_boot_id()}"
     told = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
     state, _, start = told.stdout.strip().partition(" ")
     return start.strip() if start and not state.startswith("Z") else None
+
+
+def _boot_id() -> str:
+    """Of Linux; "": it does not tell."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def memory_bytes(pid: int) -> int | None:
