@@ -68,6 +68,15 @@ VLLM: list[tuple[str, dict[str, Any] | str]] = [
         {"generation_config": "vllm", "override_generation_config": {"top_p": 0.5}, "scheduling_policy": "fcfs"},
     ),
     (
+        'vllm serve MODEL --speculative-config \'{"method": "ngram", "num_speculative_tokens": 5}\'',
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5}},
+    ),
+    (
+        "vllm serve MODEL --speculative-config.method suffix --speculative-config.suffix_decoding_min_token_prob 0.2",
+        {"speculative_config": {"method": "suffix", "suffix_decoding_min_token_prob": 0.2}},
+    ),
+    ('vllm serve MODEL -sc \'{"method": "eagle3", "model": "x"}\'', "Nothing drafts by eagle3 yet"),
+    (
         "vllm serve MODEL --schedule-policy lpm --radix-eviction-policy lfu",
         {"scheduling_policy": "lpm", "eviction_policy": "lfu"},
     ),
@@ -84,7 +93,26 @@ LLAMA: list[tuple[str, dict[str, Any] | str]] = [
     ("llama-server -hf ggml-org/gemma-3-1b-it-GGUF", {"model": "ggml-org/gemma-3-1b-it-GGUF"}),
     ("llama-server -m model.gguf --port 8080", {"model": "model.gguf", "port": 8080}),
     ("llama-server -m model.gguf -c 16384 -np 4", {"max_model_len": 16384, "max_num_seqs": 4}),
-    ("llama-server -m model.gguf -md draft.gguf", {"model": "model.gguf"}),
+    ("llama-server -m model.gguf -md draft.gguf", {"model": "model.gguf", "speculative_config": None}),
+    (
+        "llama-server -m model.gguf --spec-type ngram-mod,ngram-simple --spec-draft-n-max 8 --draft-min 2 "
+        "--spec-draft-p-min 0.5 --spec-ngram-simple-size-n 12 --spec-ngram-mod-n-match 24",
+        {
+            "speculative_config": {
+                "method": "ngram-mod,ngram-simple",
+                "num_speculative_tokens": 8,
+                "n_min": 2,
+                "p_min": 0.5,
+                "prompt_lookup_min": 12,
+            }
+        },
+    ),
+    ("llama-server -m model.gguf --spec-type none", {"speculative_config": {"method": "none"}}),
+    ("llama-server -m model.gguf --spec-type draft-mtp,ngram-mod", "Nothing drafts by draft-mtp yet"),
+    (
+        "llama-server -m model.gguf --spec-type ngram-mod --draft-max 1000",
+        "num_speculative_tokens of speculative_config must be an integer",
+    ),
     (
         "llama-server -m model.gguf --embedding --pooling cls -ub 8192",
         {"runner": "pooling", "pooling": "cls", "max_num_batched_tokens": 8192},

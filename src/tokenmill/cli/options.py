@@ -7,6 +7,7 @@ Adding an option is a field of that object: EngineOptions or TextOptions (node/o
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Collection
 from dataclasses import asdict, make_dataclass
 from typing import Any, TypeVar
@@ -85,8 +86,10 @@ def flags_of(given: Any) -> list[str]:
         flag = declared.flags(name)[0]
         if value == default or value is None:
             continue
-        assert not declared.several and isinstance(value, bool | int | float | str), name
-        if isinstance(value, bool):
+        assert not declared.several and isinstance(value, bool | int | float | str | dict), name
+        if isinstance(value, dict):
+            flags.append(f"{flag}={json.dumps(value)}")
+        elif isinstance(value, bool):
             flags.append(flag if value else f"--no-{flag.removeprefix('--')}")
         else:
             flags.append(f"{flag}={value}")

@@ -26,6 +26,7 @@ LEVELS = ("true", "false", "low", "medium", "high")
 """Values of --think; without one, it means the first."""
 
 _SAMPLING = "--override-generation-config."
+_SPECULATION = "--speculative-config."
 SPELLED: Mapping[str, tuple[str, ...]] = {
     "-hf": ("--model",),
     "-hfr": ("--model",),
@@ -62,6 +63,18 @@ SPELLED: Mapping[str, tuple[str, ...]] = {
         for name, declared in SETTINGS.items()
         for flag in declared.flags(name)
         if flag != "--repetition-penalty"  # no server has a flag of this name
+    },
+    **{
+        flag: (f"{_SPECULATION}{key}",)
+        for key, flags in {
+            "method": "--spec-type",
+            "num_speculative_tokens": "--spec-draft-n-max --draft --draft-n --draft-max --spec-ngram-simple-size-m "
+            "--spec-ngram-size-m --spec-ngram-mod-n-max",
+            "n_min": "--spec-draft-n-min --draft-min --draft-n-min",
+            "p_min": "--spec-draft-p-min --draft-p-min",
+            "prompt_lookup_min": "--spec-ngram-simple-size-n --spec-ngram-size-n",
+        }.items()
+        for flag in flags.split()
     },
     "-n": (f"{_SAMPLING}max_tokens",),
     "--predict": (f"{_SAMPLING}max_tokens",),

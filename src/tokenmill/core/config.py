@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .block import CROSS, KVGroupSpec
+from .block import CROSS, STATE, KVGroupSpec
 from .errors import ConfigError
+from .speculation import SpeculationConfig
 
 # A policy that somebody has written, under the name by which policies are chosen.
 #
@@ -78,6 +79,7 @@ class EngineConfig:
     eviction_policy         which cached block is given up first, by name (kv.blocks.eviction)
     chosen_experts          the share of a layer's experts that a token chooses; 0: the model has none
     encoder                 the group of what an encoder makes of a request's contents; None: nothing of that is kept
+    speculation             who drafts tokens, and how many at most; None: nothing is drafted
     """
 
     groups: tuple[KVGroupSpec, ...]
@@ -93,10 +95,14 @@ class EngineConfig:
     eviction_policy: str = EVICTION_POLICY
     chosen_experts: float = 0.0
     encoder: KVGroupSpec | None = None
+    speculation: SpeculationConfig | None = None
 
     def __post_init__(self) -> None:
         assert all(group.kind != CROSS for group in self.groups), self.groups
         assert self.encoder is None or self.encoder.kind == CROSS, self.encoder
+        if self.speculation is not None and (not self.keeps_kv or any(group.kind == STATE for group in self.groups)):
+            why = "a state cannot be taken back" if self.keeps_kv else "it sees a whole input in one step"
+            raise ConfigError(f"Nothing can be drafted for this model: {why}.", param="speculative_config")
         for group in self.groups:
             low = 1 if group.window else 0
             if group.num_blocks < low:

@@ -19,6 +19,7 @@ from ..core.policy import Eviction, Order
 from ..kv.blocks.eviction import EVICTIONS
 from ..sched.policies import ORDERS, SCHEDULING_POLICIES
 from .policy_file import take_own_policies
+from .speculation import read_json, read_speculation
 
 KV_SHARE = 0.4
 """Of usable memory, for the KV pool, where no size is given."""
@@ -195,6 +196,14 @@ class EngineOptions:
     threads: int | None = option(
         None, "kernel threads (default: one per usable CPU)", also="-t", read=count, metavar="N", least=1
     )
+    speculative_config: Mapping[str, Any] | None = option(
+        None,
+        'draft tokens and verify several in a step, such as {"method": "suffix"} or "ngram", with vLLM\'s other keys;'
+        " the same answers, in fewer steps (default: nothing is drafted)",
+        also="-sc",
+        read=read_json,
+        metavar="JSON",
+    )
     enable_lora: bool = option(False, "take LoRA adapters (PEFT format)")
     max_loras: int | None = option(None, f"most adapters loaded at once (default: {MAX_LORAS})", metavar="N", least=1)
     max_lora_rank: int | None = option(
@@ -215,6 +224,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         take_own_policies(self, OWN_POLICIES)
         check(self)
+        read_speculation(self.speculative_config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

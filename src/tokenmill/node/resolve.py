@@ -21,6 +21,7 @@ from ..core.config import (
 )
 from ..core.effects import WRITES
 from ..core.errors import ConfigError
+from ..core.speculation import SpeculationConfig
 from ..core.units import MiB, format_bytes
 from ..models.lora import LoraLimits
 from ..worker.spec import WorkerSpec
@@ -36,6 +37,7 @@ from .options import (
     SCHEDULING_POLICIES,
     EngineOptions,
 )
+from .speculation import read_speculation
 
 
 def longest(groups: Sequence[KVGroupSpec], block_size: int, max_context: int) -> int:
@@ -213,6 +215,7 @@ def resolve(
         enable_prefix_caching=enable_prefix_caching,
         scheduling_policy=scheduling_policy,
         eviction_policy=options.eviction_policy,
+        speculation=_speculation(options, model, decisions),
     )
     spec = WorkerSpec(
         config,
@@ -305,6 +308,22 @@ def _expert_min_share(options: EngineOptions, model: ModelFacts, decisions: list
     reason = "as asked; other answers than without"
     decisions.append(Decision("expert_min_share", f"{share:g} of a token's best expert", reason))
     return share
+
+
+def _speculation(options: EngineOptions, model: ModelFacts, decisions: list[Decision]) -> SpeculationConfig | None:
+    speculation, ignored = read_speculation(options.speculative_config)
+    if speculation is None:
+        return None
+    if model.gives_vectors:
+        raise ConfigError(
+            "--speculative-config has nothing to draft for: this model gives vectors.", param="speculative_config"
+        )
+    reason = "as asked; the same answers"
+    if ignored:
+        reason += f"; {', '.join(ignored)}: without effect, since what pays is measured"
+    shown = f"{' and '.join(speculation.methods)}, up to {speculation.num_speculative_tokens} tokens a step"
+    decisions.append(Decision("speculation", shown, reason))
+    return speculation
 
 
 def _kv_save(options: EngineOptions, model: ModelFacts) -> str | None:

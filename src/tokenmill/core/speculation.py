@@ -1,0 +1,81 @@
+"""What is set of speculative decoding: who drafts, and how much at most.
+
+A draft is accepted only where it equals what is drawn in its place, so nothing of this can change a token
+(docs/architecture.md). It changes in how many steps an answer is made. How many tokens are drafted in a step, up
+to what is set here, is decided by `engine/speculation.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import ConfigError
+
+NGRAM = "ngram"
+SUFFIX = "suffix"
+METHODS = (NGRAM, SUFFIX)
+"""Drafters, by vLLM's names."""
+
+MOST_SPECULATIVE_TOKENS = 64
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("num_speculative_tokens", 1, MOST_SPECULATIVE_TOKENS),
+    ("prompt_lookup_max", 1, 64),
+    ("prompt_lookup_min", 1, 64),
+    ("suffix_decoding_max_tree_depth", 2, 256),
+    ("suffix_decoding_max_cached_requests", 0, 1_000_000),
+    ("suffix_decoding_max_spec_factor", 0.0, 64.0),
+    ("suffix_decoding_min_token_prob", 0.0, 1.0),
+    ("n_min", 0, MOST_SPECULATIVE_TOKENS),
+    ("p_min", 0.0, 1.0),
+)
+"""Name, least and most; where both are floats, so may the value be."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """The fields are called as in vLLM's --speculative-config; the last two as in a request (core/terms.py). Raises
+    ConfigError.
+
+    methods                  drafters, by their names in METHODS
+    num_speculative_tokens   most tokens drafted for one sequence in one step
+    prompt_lookup_max, _min  ngram: tokens of the longest and of the shortest end of a text that is looked for earlier
+                             in it (prompt lookup, also in arXiv 2304.04487)
+    suffix_decoding_max_tree_depth       suffix (SuffixDecoding, arXiv 2411.04975): tokens of the longest path in a
+                                         tree, those that match and those that are drafted together
+    suffix_decoding_max_cached_requests  answers in the tree that requests share, of which the oldest are forgotten
+                                         first; 0: there is none
+    suffix_decoding_max_spec_factor      most tokens drafted for each that matches
+    suffix_decoding_min_token_prob       of what followed a path in the tree, the least share of a token to draft it
+    n_min                    where fewer tokens than this are worth it, none is drafted
+    p_min                    nor is a token drafted that is right with a probability below this
+    """
+
+    methods: tuple[str, ...] = (SUFFIX,)
+    num_speculative_tokens: int = 24
+    prompt_lookup_max: int = 5
+    prompt_lookup_min: int = 5
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    n_min: int = 0
+    p_min: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.methods or len(set(self.methods)) < len(self.methods) or not set(self.methods) <= set(METHODS):
+            raise wrong("method", f"one or several of {', '.join(METHODS)}", ", ".join(self.methods) or "none")
+        for name, least, most in _RANGES:
+            value = getattr(self, name)
+            kinds, said = ((int, float), "a number") if isinstance(least, float) else ((int,), "an integer")
+            if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
+                raise wrong(name, f"{said} from {least:g} to {most:g}", value)
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise wrong(
+                "prompt_lookup_min", f"at most prompt_lookup_max ({self.prompt_lookup_max})", self.prompt_lookup_min
+            )
+
+
+def wrong(name: str, wanted: str, value: Any) -> ConfigError:
+    return ConfigError(f"{name} of speculative_config must be {wanted}, got {value!r}.", param="speculative_config")

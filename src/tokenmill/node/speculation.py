@@ -1,0 +1,106 @@
+"""Reads what is asked of speculative decoding: vLLM's --speculative-config, whose keys flags of llama-server stand for,
+too (cli/parser.py). What changes nothing here is accepted and said; what is not here is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from ..core.config import check_keys
+from ..core.errors import ConfigError
+from ..core.speculation import METHODS, NGRAM, SUFFIX, SpeculationConfig, wrong
+
+_OURS = {
+    **{name: name for name in METHODS},
+    "[ngram]": NGRAM,
+    "ngram_gpu": NGRAM,
+    "ngram-simple": NGRAM,
+    "ngram-mod": SUFFIX,
+}
+"""Methods of vLLM, and types of llama-server, and what drafts here."""
+
+_NOT_BUILT = {
+    "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash", "dspark", "custom_class",
+    "draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark",
+    "ngram-map-k", "ngram-map-k4v", "ngram-cache",
+}  # fmt: skip
+
+_WITHOUT_EFFECT = (
+    "draft_sample_method", "draft_tensor_parallel_size", "enforce_eager", "disable_padded_drafter_batch",
+    "disable_by_batch_size", "num_speculative_tokens_per_batch_size", "enable_adaptive_verification",
+)  # fmt: skip
+"""Keys of vLLM's that belong to drafters with a model, or that set what is measured here."""
+
+_WITH_A_MODEL = ("model", "quantization", "max_model_len", "revision", "code_revision", "parallel_drafting")
+
+_OFF = ("none", "")
+
+
+def read_json(text: str) -> dict[str, Any]:
+    """Raises ConfigError."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise _no_object(text)
+    read_speculation(value)
+    return value
+
+
+def _no_object(given: str) -> ConfigError:
+    return ConfigError(
+        f'speculative_config must be an object such as {{"method": "suffix"}}, got {given[:100]!r}.',
+        param="speculative_config",
+    )
+
+
+def read_speculation(given: Mapping[str, Any] | None) -> tuple[SpeculationConfig | None, tuple[str, ...]]:
+    """What `given` asks for, None where nothing drafts; and the keys of it that have no effect. Raises ConfigError."""
+    if given is None:
+        return None, ()
+    if not isinstance(given, Mapping):
+        raise _no_object(str(given))
+    settings = {each.name for each in fields(SpeculationConfig)} - {"methods"}
+    known = settings | {"method", "rejection_sample_method", *_WITHOUT_EFFECT, *_WITH_A_MODEL}
+    check_keys(given, known, "speculative_config")
+    exact = given.get("rejection_sample_method", "standard")
+    if exact != "standard":
+        raise wrong("rejection_sample_method", "standard, since drafts never change an answer here", exact)
+    methods = _methods(given)
+    asked = [name for name in _WITH_A_MODEL if given.get(name) and given[name] not in (NGRAM, "[ngram]", SUFFIX)]
+    if asked:
+        raise ConfigError(
+            f"{asked[0]} of speculative_config belongs to a drafter with a model, and none is built; leave it out, "
+            f"and name {' or '.join(METHODS)} as method.",
+            param="speculative_config",
+        )
+    if methods is None:
+        return None, ()
+    values = {name: given[name] for name in settings if given.get(name) is not None}
+    lookup = [values[name] for name in ("prompt_lookup_max", "prompt_lookup_min") if name in values]
+    if len(lookup) == 1:  # as there
+        values |= {"prompt_lookup_max": lookup[0], "prompt_lookup_min": lookup[0]}
+    return SpeculationConfig(methods, **values), tuple(name for name in _WITHOUT_EFFECT if name in given)
+
+
+def _methods(given: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """None: nothing is to draft."""
+    asked = given.get("method")
+    if asked is None:
+        asked = given.get("model") if given.get("model") in (NGRAM, "[ngram]") else SUFFIX
+    names = asked.split(",") if isinstance(asked, str) else asked
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise wrong("method", f"one or several of {', '.join(METHODS)}", asked)
+    names = [name.strip() for name in names]
+    if all(name in _OFF for name in names):
+        return None
+    for name in names:
+        if name in _NOT_BUILT or name.endswith("_mtp"):
+            raise ConfigError(
+                f"Nothing drafts by {name} yet; the methods of speculative_config are {' and '.join(METHODS)}.",
+                param="speculative_config",
+            )
+    return tuple(dict.fromkeys(_OURS.get(name, name) for name in names))

@@ -1,0 +1,89 @@
+"""What --speculative-config asks for: vLLM's keys and defaults, several drafters, and one line for what is not here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tokenmill.core.block import STATE, STATE_WINDOW, KVGroupSpec, full_groups
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import ConfigError
+from tokenmill.core.speculation import SpeculationConfig
+from tokenmill.core.units import GiB
+from tokenmill.node.machine import MachineFacts
+from tokenmill.node.options import EngineOptions
+from tokenmill.node.resolve import ModelFacts, resolve
+from tokenmill.node.speculation import read_speculation
+
+
+def read(**given: Any) -> SpeculationConfig | None:
+    return read_speculation(given)[0]
+
+
+def test_keys_and_defaults_are_those_of_vllm() -> None:
+    assert read_speculation(None) == (None, ()) and read() == SpeculationConfig()
+    assert read(method="none") is None and read(method="none,none") is None
+    assert read(method="ngram", prompt_lookup_max=4) == SpeculationConfig(
+        ("ngram",), prompt_lookup_max=4, prompt_lookup_min=4
+    )
+    assert read(model="[ngram]") == read(method="ngram") == SpeculationConfig(("ngram",))
+    both = read(method="ngram-mod, ngram", num_speculative_tokens=3, p_min=1, rejection_sample_method="standard")
+    assert both == SpeculationConfig(("suffix", "ngram"), num_speculative_tokens=3, p_min=1)
+    assert read(method=["suffix", "ngram-mod"]) == SpeculationConfig()
+    found = SpeculationConfig()
+    assert (found.suffix_decoding_max_tree_depth, found.suffix_decoding_max_cached_requests) == (24, 10_000)
+    assert (found.suffix_decoding_max_spec_factor, found.suffix_decoding_min_token_prob) == (1.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"method": "draft_model", "model": "x"},
+            "Nothing drafts by draft_model yet; the methods of",
+        ),
+        ({"method": "deepseek_mtp"}, "Nothing drafts by deepseek_mtp yet"),
+        ({"model": "x"}, "model of speculative_config belongs to a drafter with a model"),
+        ({"method": "sufix"}, "method of speculative_config must be one or several of ngram, suffix, got 'sufix'"),
+        ({"method": 3}, "method of speculative_config must be one or several of"),
+        ({"methd": "suffix"}, "Did you mean 'method'?"),
+        ({"rejection_sample_method": "block"}, "rejection_sample_method of speculative_config must be standard"),
+        (
+            {"num_speculative_tokens": 0},
+            "num_speculative_tokens of .* must be an integer from 1 to 64, got 0",
+        ),
+        ({"num_speculative_tokens": 1000}, "from 1 to 64, got 1000"),
+        ({"num_speculative_tokens": True}, "got True"),
+        (
+            {"prompt_lookup_max": 2, "prompt_lookup_min": 3},
+            "prompt_lookup_min of .* must be at most prompt_lookup_max",
+        ),
+        ({"p_min": "high"}, "p_min of speculative_config must be a number from 0 to 1, got 'high'"),
+    ],
+)
+def test_what_is_not_here_is_one_line(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        EngineOptions(speculative_config=given)
+    assert caught.value.param in ("speculative_config", "methd") and "\n" not in caught.value.message
+
+
+def test_a_text_is_no_object() -> None:
+    with pytest.raises(ConfigError, match="must be an object such as"):
+        EngineOptions(speculative_config="suffix")  # type: ignore[arg-type]
+
+
+def test_models_that_nothing_can_be_drafted_for_refuse() -> None:
+    machine = MachineFacts(num_cpus=4, cpu_quota=None, memory_available=8 * GiB, cgroup_headroom=None)
+    model = ModelFacts(max_context=2048, kv_bytes_per_token=46_080, weights_bytes=1 << 27)
+    options = EngineOptions(speculative_config={"method": "suffix", "draft_sample_method": "greedy"})
+    found = resolve(options, machine, model)
+    assert found.config.speculation == SpeculationConfig()
+    (decision,) = [each for each in found.decisions if each.name == "speculation"]
+    assert "draft_sample_method: without effect" in decision.reason
+    with pytest.raises(ConfigError, match="this model gives vectors"):
+        resolve(options, machine, replace(model, gives_vectors=True))
+    groups = (*full_groups(8), KVGroupSpec(STATE, 8, STATE_WINDOW))
+    with pytest.raises(ConfigError, match="a state cannot be taken back"):
+        EngineConfig(groups=groups, max_model_len=64, speculation=SpeculationConfig())
