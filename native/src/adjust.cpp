@@ -1,6 +1,9 @@
 // Penalties, bias, masks and forbidden tokens, in this order, on one row of logits. All state is the history of the
 // sequence: its prompt and what was drawn so far, to which every draw appends. So a step can be computed before anybody has
-// looked at the one before, and going back is nothing but a smaller num_output.
+// looked at the one before, and going back is nothing but a smaller num_output. Several rows of a step may read one history,
+// each what lies before its own token, where the tokens of the others are still drafts and may become what another thread
+// draws: an entry is read once for each thing that is made of it, or a row that is of no use any more would leave its
+// counts behind.
 //
 //   repetition           tokens of prompt and output (Keskar et al., "CTRL", 2019)
 //   frequency, presence  tokens of the output
@@ -28,14 +31,15 @@ constexpr auto kLongestNap = std::chrono::milliseconds(1);  // what a nap counts
 void penalise(const tm_adjustment& how, int num_output, float* logits, int num_cols, uint32_t* counts) {
   const int end = how.num_prompt + num_output;
   const int first = how.repetition_penalty == 1.0f ? how.num_prompt : 0;
-  const auto is_known = [&](int i) { return how.history[i] >= 0 && how.history[i] < num_cols; };
-  for (int i = first; i < end; i++)
-    if (is_known(i)) counts[how.history[i]] = i < how.num_prompt ? kInPrompt : counts[how.history[i]] + 1;
+  std::vector<int32_t> found;
   for (int i = first; i < end; i++) {
-    if (!is_known(i)) continue;
     const int32_t token = how.history[i];
+    if (token < 0 || token >= num_cols) continue;
+    if (counts[token] == 0) found.push_back(token);
+    counts[token] = i < how.num_prompt ? kInPrompt : counts[token] + 1;
+  }
+  for (const int32_t token : found) {
     const uint32_t count = counts[token];
-    if (count == 0) continue;  // done already
     counts[token] = 0;
     float value = logits[token];
     value = value > 0 ? value / how.repetition_penalty : value * how.repetition_penalty;
