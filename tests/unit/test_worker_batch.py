@@ -54,25 +54,25 @@ def test_scores_stop_at_the_end_of_the_prompt():
     assert part_of_row(0, row, 0, num_prompt=30).num_scored == 4
 
 
-@pytest.mark.parametrize("limit", [2, 3, 7, 8, 100])
+@pytest.mark.parametrize("limit", [3, 4, 7, 8, 100])
 def test_micro_batches_keep_order_and_lose_nothing(limit):
     """Whatever the limit, the rows of the micro-batches concatenate to the plan's, in order, each within the limit."""
     rows = [
         PlanRow(0, 3, tuple(range(9)), score=True),
         PlanRow(1, 0, (50, 51), sample=True),
         PlanRow(2, 5, tuple(range(20, 31)), score=True, sample=True),
-        PlanRow(3, 9, (), from_step=1, sample=True),
+        PlanRow(3, 9, (), from_step=1, sample=True, drafts=(30, 31)),
         PlanRow(4, 0, (70, 71, 72)),
     ]
     parts = [part_of_row(i, row, i, num_prompt=16) for i, row in enumerate(rows)]
     cut = list(micro_batches(parts, limit))
-    assert all(sum(p.num_scored + p.sample for p in piece) <= limit for piece in cut)
+    assert all(sum(p.num_scored + p.num_draws for p in piece) <= limit for piece in cut)
     flat = [part for piece in cut for part in piece]
     assert [p.row for p in flat] == sorted(p.row for p in flat)
     for index, (row, whole) in enumerate(zip(rows, parts, strict=True)):
         mine = [p for p in flat if p.row == index]
         assert sum(p.num_scored for p in mine) == whole.num_scored
-        assert [p.sample for p in mine] == [False] * (len(mine) - 1) + [row.sample]
+        assert [p.num_draws for p in mine] == [0] * (len(mine) - 1) + [row.sample + len(row.drafts)]
         position = row.start
         for part in mine:
             assert part.start == position and part.num_tokens > 0
@@ -120,10 +120,25 @@ def test_broken_plans_are_caught():
         slots[999]
 
 
-def test_drafts_and_embeds_are_refused() -> None:
-    """A worker that cannot verify the ones or compute the others says so, instead of leaving them out."""
-    with pytest.raises(EngineFailed, match="cannot verify drafts"):
-        part_of_row(0, PlanRow(1, 6, (1,), sample=True, drafts=(2, 3)), 0, num_prompt=6)
+def test_drafts_are_inputs_that_draw() -> None:
+    """Behind a known token and behind one that is still to be drawn: each draft has a position, and logits to draw by,
+    beside a row that has none."""
+    slots = _slots((4, 9), (7,), (3,))
+    slots.drawn_step[slots[101]] = 5
+    rows = [
+        PlanRow(100, 4, (11,), sample=True, drafts=(12, 13)),
+        PlanRow(101, 1, (), from_step=5, sample=True, drafts=(21,)),
+        PlanRow(102, 2, (31,), sample=True),
+    ]
+    batch = build_batch([part_of_row(i, row, slots[row.seq], 0) for i, row in enumerate(rows)], slots, 4, LIMITS)
+    assert batch.tokens_T.tolist() == [11, 12, 13, ~slots[101], 21, 31]
+    assert batch.positions_T.tolist() == [4, 5, 6, 1, 2, 2]
+    assert batch.row_starts_S1.tolist() == [0, 3, 5, 6] and batch.context_lens_S.tolist() == [7, 3, 3]
+    assert batch.logit_rows_L.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_embeds_are_refused() -> None:
+    """A worker that cannot compute them says so, instead of leaving them out."""
     intro = Introduction((1, 2), (), SamplingParams(), 0, 0, (), embeds=(Embeds(1, 1, b"digest"),))
     with pytest.raises(EngineFailed, match="without embeddings"):
         part_of_row(0, PlanRow(1, 0, (1, 2), intro=intro), 0, num_prompt=2)

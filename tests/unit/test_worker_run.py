@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from tiny import VOCAB_SIZE, tiny_checkpoint, tiny_config
+from tiny import VOCAB_SIZE, tensor, tiny_checkpoint, tiny_config
 from tiny_moe import moe_config
 from tokenmill.core.block import KVGroup, full_groups
 from tokenmill.core.request import SamplingParams
@@ -131,6 +131,54 @@ def test_carrying_steps_on_changes_nothing(make_worker):
         assert carried == (0 if anew else 27)
         outcomes.append(results)
     assert outcomes[0] == outcomes[1]
+
+
+def test_drafts_are_accepted_up_to_the_first_that_is_wrong(make_worker):
+    """A row gives the right drafts and one token more, each with its logprobs, also where it is cut into several calls;
+    the next row goes on over what was written for the others. Penalties count the drafts before a draw."""
+    params = SamplingParams(temperature=0.8, frequency_penalty=0.7, repetition_penalty=1.3, logprobs=1)
+    prompt = _prompt(17)
+    single = _generate(make_worker(), prompt, 7, params)
+    tokens, entries = _tokens(single), [entry for result in single for entry in result.logprobs]
+    wrong = (tokens[3] + 1) % VOCAB_SIZE
+    worker = make_worker(max_num_seqs=2)
+    rows = [
+        PlanRow(0, 0, prompt, blocks=tuple(range(8)), intro=_intro(prompt, params), sample=True),
+        PlanRow(0, 17, (tokens[0],), sample=True, drafts=(*tokens[1:3], wrong, 5)),
+        PlanRow(0, 20, (tokens[3],), sample=True, drafts=(*tokens[4:6],)),
+    ]
+    beside = [PlanRow(1, 0, prompt, blocks=tuple(range(8, 12)), intro=_intro(prompt), sample=True)]
+    beside += [PlanRow(1, 17, (9,), sample=True, drafts=(1, 2, 3, 4, 5, 6))] * 2
+    assert _limits(worker).max_logit_rows == 16
+    worker.executor._runner._limits = dataclasses.replace(_limits(worker), max_logit_rows=8)
+    found = [
+        worker.executor.execute_now(StepPlan(n, pair)).rows[0] for n, pair in enumerate(zip(rows, beside, strict=True))
+    ]
+    assert [result.tokens for result in found] == [(tokens[0],), tuple(tokens[1:4]), tuple(tokens[4:7])]
+    got = [entry for result in found for entry in result.logprobs]
+    assert [(e.token, e.rank) for e in got] == [(e.token, e.rank) for e in entries]
+    np.testing.assert_allclose([e.logprob for e in got], [e.logprob for e in entries], atol=1e-4)
+
+
+def test_a_draw_without_a_token_ends_what_a_row_gives(make_worker):
+    """The logits behind an accepted draft are not finite: the row gives the tokens before, and the next one fails."""
+    prompt = _prompt(9)
+    checkpoint = tiny_checkpoint()
+    broken = _tokens(_generate(make_worker(checkpoint), prompt, 1))[0]
+    embedding = checkpoint.tensors["model.embed_tokens.weight"]
+    values = np.frombuffer(embedding.data, np.float32).reshape(embedding.shape).copy()
+    values[broken] = np.nan
+    checkpoint.tensors[embedding.name] = tensor(embedding.name, values)
+    worker = make_worker(checkpoint)
+    intro = _intro(prompt)
+    rows = [
+        PlanRow(0, 0, prompt[:-1], blocks=(0, 1), intro=intro),
+        PlanRow(0, 8, prompt[-1:], sample=True, drafts=(broken, 3)),
+        PlanRow(0, 9, (broken,), sample=True, drafts=(3,)),
+    ]
+    found = [worker.executor.execute_now(StepPlan(n, (row,))).rows[0] for n, row in enumerate(rows)]
+    assert found[1].tokens == (broken,) and not found[1].is_corrupted
+    assert found[2].is_corrupted and not found[2].tokens
 
 
 def test_resumed_sequence_continues(make_worker):
@@ -377,7 +425,8 @@ def test_memory_plan(make_worker):
 
 
 def test_logit_rows_are_bounded():
-    """Few sequences need few rows; a large vocabulary is held to the buffer's aim, with some rows at least."""
+    """Few sequences need few rows; a large vocabulary is held to the buffer's aim, with some rows at least, and with
+    those of a row whose drafts fill a block."""
     config = _config(vocab_size=1000)
     shape = {"max_model_len": 100, "max_num_batched_tokens": 512, "block_size": 16}
     assert step_limits(config, max_num_seqs=256, **shape).max_logit_rows == 256
@@ -385,6 +434,7 @@ def test_logit_rows_are_bounded():
     assert step_limits(config, max_num_seqs=256, **shape).max_blocks_per_seq == 7
     huge = step_limits(_config(vocab_size=256_000), max_num_seqs=256, **shape).max_logit_rows
     assert huge >= 16 and huge * 256_000 * 4 <= LOGITS_BYTES
+    assert step_limits(config, max_num_seqs=1, **shape | {"block_size": 64}).max_logit_rows == 64
 
 
 def test_numerics_id(make_worker, monkeypatch):

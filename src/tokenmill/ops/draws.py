@@ -119,7 +119,9 @@ def _no_values() -> np.ndarray:
 @dataclass(slots=True, eq=False)
 class Adjustment:
     """What one sequence's settings do to its logits. Its only state is `history`, int32: prompt, then output; a draw of
-    output position p writes its token at num_prompt + p. All other ids lie in the vocabulary, in rising order.
+    output position p reads what lies before num_prompt + p, and writes its token there. Several rows of a step may
+    draw with it, for positions in a row: those behind the first find drafts before them, and while they read, the
+    draft may become the token that was drawn. All other ids lie in the vocabulary, in rising order.
 
     params   penalties and min_tokens are read of it, and no lists
     packed   what a backend makes of it, once
@@ -180,7 +182,7 @@ class Draws:
     """Tokens to draw in the call that computes a step, and the memory that carries them into later steps.
 
     how       one entry for each of the last rows of the step's logits
-    slots_L   int32: the slot of `drawn` that keeps each token
+    slots_L   int32: the slot of `drawn` that keeps each token; with several draws, the token of one of them
     tokens_L  int32: what was drawn, or NOT_FINITE or MASK_LATE; the call fills it
     drawn     int32 [slots], the caller's; read as the call begins, written as it ends (0 where no token was drawn)
     adjustments   None: no row has any

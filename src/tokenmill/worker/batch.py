@@ -25,19 +25,19 @@ class RowPart:
     """A run of one plan row's tokens within one micro-batch.
 
     row         index of the row in the plan
-    tokens      input ids; None: the token drawn for the slot in step `from_step`
+    tokens      input ids, drafts last; with `from_step`, those behind the token drawn for the slot in that step
     num_scored  leading positions whose logits score the next prompt token
-    sample      the last position's logits draw a token
+    num_draws   last positions whose logits draw a token: one, and one for each draft
     """
 
     row: int
     slot: int
     start: int
     num_tokens: int
-    tokens: tuple[int, ...] | None
+    tokens: tuple[int, ...]
     from_step: int
     num_scored: int
-    sample: bool
+    num_draws: int
 
 
 class Slots:
@@ -106,24 +106,25 @@ class Slots:
 
 def part_of_row(index: int, row: PlanRow, slot: int, num_prompt: int) -> RowPart:
     """The whole row as one part. `num_prompt` matters only to rows that score."""
-    if row.drafts:
-        raise EngineFailed("This worker cannot verify drafts: none may be planned for it.")
     if row.intro is not None and row.intro.embeds:
         raise EngineFailed("This worker computes prompts of token ids only, without embeddings.")
     num_scored = max(0, min(row.num_tokens, num_prompt - 1 - row.start)) if row.score else 0
-    tokens = None if row.from_step >= 0 else row.tokens
-    return RowPart(index, slot, row.start, row.num_tokens, tokens, row.from_step, num_scored, row.sample)
+    num_draws = 1 + len(row.drafts) if row.sample else 0
+    tokens = row.tokens + row.drafts
+    return RowPart(index, slot, row.start, row.num_tokens, tokens, row.from_step, num_scored, num_draws)
 
 
 def micro_batches(parts: list[RowPart], max_logit_rows: int) -> Iterator[list[RowPart]]:
-    """Cut a step so that no micro-batch wants more than `max_logit_rows` rows of logits. Only scored runs are cut."""
-    if sum(part.num_scored + part.sample for part in parts) <= max_logit_rows:
+    """Cut a step so that no micro-batch wants more than `max_logit_rows` rows of logits. Only scored runs are cut; the
+    draws of one row fit, because its drafts lie in one block (memory.step_limits)."""
+    if sum([part.num_scored + part.num_draws for part in parts]) <= max_logit_rows:
         yield parts
         return
     micro_batch: list[RowPart] = []
     room = max_logit_rows
     for part in parts:
-        while part.num_scored + part.sample > room:
+        assert part.num_draws <= max_logit_rows, (part, max_logit_rows)
+        while part.num_scored + part.num_draws > room:
             count = min(room, part.num_scored, part.num_tokens - 1)
             if count:
                 head, part = _cut(part, count)
@@ -131,15 +132,15 @@ def micro_batches(parts: list[RowPart], max_logit_rows: int) -> Iterator[list[Ro
             yield micro_batch
             micro_batch, room = [], max_logit_rows
         micro_batch.append(part)
-        room -= part.num_scored + part.sample
+        room -= part.num_scored + part.num_draws
     if micro_batch:
         yield micro_batch
 
 
 def _cut(part: RowPart, count: int) -> tuple[RowPart, RowPart]:
     """The first `count` tokens, all of them scored, and the rest."""
-    assert part.tokens is not None, part
-    head = replace(part, num_tokens=count, tokens=part.tokens[:count], num_scored=count, sample=False)
+    assert part.from_step < 0, part
+    head = replace(part, num_tokens=count, tokens=part.tokens[:count], num_scored=count, num_draws=0)
     rest = replace(
         part,
         start=part.start + count,
@@ -165,7 +166,7 @@ def build_batch(micro_batch: Sequence[RowPart], slots: Slots, block_size: int, l
     if num_tokens == num_parts:
         positions_T = starts_S
     else:
-        positions_T = np.arange(num_tokens, dtype=np.int32) + np.repeat(starts_S - row_starts_S1[:-1], counts_S)
+        positions_T = runs(starts_S, counts_S)
     return StepBatch(
         tokens_T=_tokens(micro_batch, slots_S, row_starts_S1, slots),
         positions_T=positions_T,
@@ -174,6 +175,12 @@ def build_batch(micro_batch: Sequence[RowPart], slots: Slots, block_size: int, l
         block_tables_SB=block_tables(slots, slots_S, context_lens_S, block_size),
         logit_rows_L=_logit_rows(micro_batch, row_starts_S1),
     )
+
+
+def runs(starts_S: np.ndarray, counts_S: np.ndarray) -> np.ndarray:
+    """Whole numbers from each start on, as many as its count, one run after the other: int32."""
+    ends_S = np.cumsum(counts_S, dtype=np.int32)
+    return np.arange(counts_S.sum(), dtype=np.int32) + np.repeat(starts_S - ends_S + counts_S, counts_S)
 
 
 def block_tables(slots: Slots, slots_S: np.ndarray, context_lens_S: np.ndarray, block_size: int) -> np.ndarray:
@@ -220,11 +227,10 @@ def _tokens(micro_batch: Sequence[RowPart], slots_S: np.ndarray, row_starts_S1: 
     flat: list[int] = []
     drawn: list[int] = []
     for index, part in enumerate(micro_batch):
-        if part.tokens is None:
+        if part.from_step >= 0:
             drawn.append(index)
             flat.append(0)
-        else:
-            flat.extend(part.tokens)
+        flat.extend(part.tokens)
     tokens_T = np.array(flat, np.int32)
     if drawn:
         from_slots = slots_S[drawn]
@@ -236,11 +242,11 @@ def _tokens(micro_batch: Sequence[RowPart], slots_S: np.ndarray, row_starts_S1: 
 
 def _logit_rows(micro_batch: Sequence[RowPart], row_starts_S1: np.ndarray) -> np.ndarray:
     """All scored positions, part by part, then all sampled ones: each kind is one contiguous range of the logits."""
-    sampled = [index for index, part in enumerate(micro_batch) if part.sample]
-    last_L = row_starts_S1[1:][sampled] - np.int32(1)
+    num_draws_S = np.fromiter((part.num_draws for part in micro_batch), np.int32, len(micro_batch))
+    drawing_L = runs(row_starts_S1[1:] - num_draws_S, num_draws_S)
     scored = [
         first + offset
         for part, first in zip(micro_batch, row_starts_S1.tolist(), strict=False)
         for offset in range(part.num_scored)
     ]
-    return np.concatenate([np.array(scored, np.int32), last_L]) if scored else last_L
+    return np.concatenate([np.array(scored, np.int32), drawing_L]) if scored else drawing_L

@@ -105,7 +105,7 @@ class PoolingRunner:
             self._pool(pooled, states_LD[at : at + part.num_scored])
             at += part.num_scored
         for part, pooled in rows:
-            if part.sample:
+            if part.num_draws:
                 pooled.state = states_LD[at].copy()
                 at += 1
         self._end([pooled for row, pooled in zip(step.plan.rows, step.pooled, strict=True) if row.sample])
@@ -139,8 +139,8 @@ class PoolingRunner:
             self._slots.append_blocks(slot, blocks)
         how = self._pooled[slot].how
         leading = row.num_tokens if how == "mean" else int(how == "cls" and row.start == 0)
-        is_last = row.sample and how == "last"
-        return RowPart(index, slot, row.start, row.num_tokens, row.tokens, -1, leading, is_last)
+        num_last = int(row.sample and how == "last")
+        return RowPart(index, slot, row.start, row.num_tokens, row.tokens, -1, leading, num_last)
 
     def _places(self, parts: list[RowPart], batch: StepBatch) -> np.ndarray:
         """Positions, where the table has them; those of a pair's second text in the second part of the table."""

@@ -7,6 +7,11 @@
               `compute`, which goes micro-batch by micro-batch
     collect   tokens and logprobs -> results, row by row
 
+A row with drafts draws at once what as many steps would draw one after the other, each draw as if the drafts before it
+had been drawn. Collecting takes those behind drafts that are what was drawn in their places, so a draft decides how
+many tokens a row gives and never which. Nothing is planned on top of such a row before its end, and what its other
+draws have left behind is never read: their KV and their places in the history are written again by later rows.
+
 Steps are prepared in order by one thread and their work is done in order by one thread, the same or another: a step may
 be prepared while earlier ones compute. It decides nothing: what runs, and where its KV lies, is in the plan.
 
@@ -18,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -27,7 +32,7 @@ from ..core.step import RowResult, StepPlan, StepResult, TokenLogprob
 from ..ops.api import Draws, Ops, Program, StepBatch, StepLimits
 from ..ops.draws import MASK_LATE, MASK_WAIT_S, NOT_FINITE
 from .adapters import Adapters
-from .batch import RowPart, Slots, block_tables, build_batch, micro_batches, one_more_on, one_on, part_of_row
+from .batch import RowPart, Slots, block_tables, build_batch, micro_batches, one_more_on, one_on, part_of_row, runs
 from .grammars import Constrained, Grammars
 from .sampler import Drawing, Sampler, told
 
@@ -36,7 +41,7 @@ from .sampler import Drawing, Sampler, told
 class MicroBatch:
     """A call of the model: what goes in, and what has come out.
 
-    sampled   index in the plan of each row that draws, in the order of `draws`
+    sampled   index in the plan of the row of each draw, in the order of `draws`; those of one row are side by side
     scored    index in the plan of each row that scores, and how many positions
     known     of every scored position: the token that follows
     num_top   and how many alternatives to report
@@ -58,12 +63,13 @@ class PreparedStep:
     """A prepared step.
 
     is_carried  every row goes one token on from a row of the step before
-    ends      if all rows draw, in one micro-batch: where each one's context ends, in that order. The next step may
-              simply carry them on
+    ends      if all rows draw one token, in one micro-batch: where each one's context ends, in that order. The next
+              step may simply carry them on
     room      tokens that each of them can take at least before its block table must grow
     outgrown  drawn tokens of earlier steps, to be carried over before it computes
     work      what computes it
     is_call   the work is a call of the program and no more
+    has_drafts  some row draws more than one token
     """
 
     plan: StepPlan
@@ -74,6 +80,7 @@ class PreparedStep:
     outgrown: np.ndarray | None = None
     work: Callable[[], Any] = lambda: None
     is_call: bool = False
+    has_drafts: bool = False
 
 
 class Runner:
@@ -175,8 +182,8 @@ class Runner:
             for micro_batch in micro_batches(parts, self._limits.max_logit_rows)
             if micro_batch
         ]
-        step = PreparedStep(plan, cut, outgrown=outgrown)
-        if len(cut) == 1 and all(part.sample and not part.num_scored for part in parts):
+        step = PreparedStep(plan, cut, outgrown=outgrown, has_drafts=any(part.num_draws > 1 for part in parts))
+        if len(cut) == 1 and all(part.num_draws == 1 and not part.num_scored for part in parts):
             step.ends = cut[0].batch.context_lens_S.tolist()
             step.room = self._room(cut[0].draws.slots_L, cut[0].batch.context_lens_S)
         return step
@@ -200,6 +207,8 @@ class Runner:
                 slots.append_blocks(slot, row.blocks)
             if row.score:
                 num_prompt = len(self._scores[slot].prompt_tokens)
+            if row.drafts and self._sampler.has_grammar(slot):
+                row = row._replace(drafts=())
             parts.append(part_of_row(index, row, slot, num_prompt))
         return parts
 
@@ -220,13 +229,8 @@ class Runner:
             adapters_S = [self._adapter_of_part(part) for part in parts]
             batch.adapters_T = np.repeat(np.array(adapters_S, np.int32), np.diff(batch.row_starts_S1))
         assert batch.tokens_T.max() < self._vocab_size, f"a token id beyond the vocabulary of {self._vocab_size}"
-        sampled = [part for part in parts if part.sample]
-        slots_L = np.fromiter((part.slot for part in sampled), np.int32, len(sampled))
-        positions_L = np.fromiter((part.start + part.num_tokens for part in sampled), np.int32, len(sampled))
-        self._slots.drawn_step[slots_L] = step
-        micro_batch = self._bind(
-            batch, self._sampler.prepare(slots_L, positions_L), slots_L, [part.row for part in sampled]
-        )
+        slots_L, positions_L, sampled = self._places_of_draws(step, parts)
+        micro_batch = self._bind(batch, self._sampler.prepare(slots_L, positions_L), slots_L, sampled)
         scored = [part for part in parts if part.num_scored]
         if scored:
             known: list[int] = []
@@ -238,6 +242,20 @@ class Runner:
             micro_batch.scored = [(part.row, part.num_scored) for part in scored]
             micro_batch.known, micro_batch.num_top = known, num_top
         return micro_batch
+
+    def _places_of_draws(self, step: int, parts: list[RowPart]) -> tuple[np.ndarray, np.ndarray, list[int]]:
+        """Of each draw its slot, the position of its token and its row in the plan."""
+        drawing = [part for part in parts if part.num_draws]
+        slots_S = np.fromiter((part.slot for part in drawing), np.int32, len(drawing))
+        ends_S = np.fromiter((part.start + part.num_tokens for part in drawing), np.int32, len(drawing))
+        counts_S = np.fromiter((part.num_draws for part in drawing), np.int32, len(drawing))
+        firsts_S = ends_S - counts_S + np.int32(1)
+        self._slots.drawn_step[slots_S] = np.where(counts_S == 1, step, -1)
+        for part, first in zip(drawing, firsts_S.tolist(), strict=True):
+            if part.num_draws > 1:
+                self._sampler.take_drafts(part.slot, first, part.tokens[1 - part.num_draws :])
+        sampled = [part.row for part in drawing for _ in range(part.num_draws)]
+        return np.repeat(slots_S, counts_S), runs(firsts_S, counts_S), sampled
 
     def _bind(self, batch: StepBatch, drawing: Drawing, slots_L: np.ndarray, sampled: Sequence[int]) -> MicroBatch:
         draws = drawing.draws(slots_L, self._drawn)
@@ -263,7 +281,7 @@ class Runner:
     def collect(self, step: PreparedStep, duration_s: float) -> StepResult:
         """Of a step whose work has been done, in that time."""
         constrained = self._follow_grammars(step)
-        if step.is_call and step.micro_batches[0].draws.scores is None and not constrained:
+        if step.is_call and step.micro_batches[0].draws.scores is None and not (constrained or step.has_drafts):
             return StepResult(step.plan.step, self._plain_rows(step), duration_s)
         tokens: dict[int, tuple[int, ...]] = {}
         failed: dict[int, RowResult] = {}
@@ -274,12 +292,14 @@ class Runner:
         logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
         scores: dict[int, tuple[TokenLogprob, ...]] = {}
         for micro_batch in step.micro_batches:
-            for row, token in zip(micro_batch.sampled, self._drawn_tokens(micro_batch), strict=True):
-                tokens[row] = (token,)
-                if token < 0:
-                    failed.setdefault(row, _failed(step.plan.rows[row].seq, token))
-            for index, entry in told(micro_batch.draws).items():
-                logprobs[micro_batch.sampled[index]] = (entry,)
+            drawn, drawn_scores = self._drawn_tokens(micro_batch), told(micro_batch.draws)
+            for row, draws in groupby(range(len(drawn)), key=micro_batch.sampled.__getitem__):
+                seq, drafts = step.plan.rows[row].seq, step.plan.rows[row].drafts
+                taken = _taken([*draws], drawn, drafts)
+                tokens[row] = tuple(drawn[index] for index in taken)
+                logprobs[row] = tuple(drawn_scores[index] for index in taken if index in drawn_scores)
+                if tokens[row][0] < 0:
+                    failed.setdefault(row, _failed(seq, tokens[row][0]))
             entries = iter(micro_batch.scores)
             for row, count in micro_batch.scored:
                 scored = tuple(islice(entries, count))
@@ -334,6 +354,16 @@ class Runner:
         drawn: list[int] = micro_batch.draws.tokens_L.tolist()
         assert not drawn or MASK_LATE <= min(drawn) <= max(drawn) < self._vocab_size, (min(drawn), max(drawn))
         return drawn
+
+
+def _taken(draws: list[int], drawn: Sequence[int], drafts: tuple[int, ...]) -> list[int]:
+    """Of a row's draws, by their index among `drawn`, those that its sequence takes: the first, and each behind drafts
+    that are what was drawn in their places. One that gave no token ends them, unless it is the first: in the next step
+    it will be."""
+    for count, (before, index, draft) in enumerate(zip(draws, draws[1:], drafts, strict=False), 1):
+        if drawn[before] != draft or drawn[index] < 0:
+            return draws[:count]
+    return draws
 
 
 def _failed(seq: int, token: int) -> RowResult:

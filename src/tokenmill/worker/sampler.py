@@ -5,6 +5,11 @@ the host keeps the settings of each slot as arrays, from which a step's are gath
 goes on is its history, to which the draws append: a function of (introduction, tokens drawn since), so a resumed
 sequence continues as if it had never left. Prompt logprobs, of known tokens, are asked for here.
 
+Drafts are written to the history when their row is prepared, at positions that no step in flight writes. Each of the
+row's draws reads what lies before its position and writes its own token there, while other threads draw the row's
+others. Where a draft is what is drawn, writing changes nothing; a draw behind one that is not may see either token, and
+is dropped. So nothing is rolled back: places behind the tokens that were taken are written before they are read.
+
     L logit rows  V vocabulary
 """
 
@@ -171,6 +176,16 @@ class Sampler:
                 constrained = [None if one is None else one.constrained for one in kept]
         num_top_L = columns["num_logprobs"][slots_L]
         return Drawing(how, adjustments, num_top_L if (num_top_L != _NO_LOGPROBS).any() else None, constrained)
+
+    def has_grammar(self, slot: int) -> bool:
+        return bool(self._columns["has_grammar"][slot])
+
+    def take_drafts(self, slot: int, position: int, drafts: tuple[int, ...]) -> None:
+        """What the draws from `position` on, counted from the start of the prompt, find before them besides what the
+        sequence has."""
+        kept = self._adjustments.get(slot)
+        if kept is not None:
+            kept.history[position : position + len(drafts)] = drafts
 
     def score(
         self, logits_LV: np.ndarray, rows: np.ndarray, tokens: np.ndarray, num_top: Sequence[int]

@@ -1,0 +1,233 @@
+"""Exactness with drafts: however many tokens a step gives, a request's tokens, logprobs and end are those of its run
+alone, which has none. As test_exactness.py, with its mixes (penalties, DRY, XTC, bias, allowed tokens, min_tokens, stop
+tokens, prompt logprobs, chunks, shared prefixes, preemption, resumption, several steps in flight), in every kind of KV.
+
+The drafter is the test's own: it has watched each request's run alone, and proposes what it knows, or lies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_exactness import (
+    BLOCK_SIZE,
+    NUM_BLOCKS,
+    Mix,
+    Stream,
+    check_mix,
+    no_digest,  # noqa: F401, a fixture
+    random_mix,
+    run,
+    small_pool,
+    windowed_workers,
+)
+
+from adapters import random_pairs, write_adapter
+from tiny import VOCAB_SIZE, tiny_checkpoint
+from tiny_latent import latent_checkpoint
+from tokenmill.core.block import full_groups
+from tokenmill.core.events import LoadAdapter, Submit
+from tokenmill.core.step import Drafts, PlanRow, RowResult, StepPlan, StepResult
+from tokenmill.engine.core import EngineCore
+from tokenmill.models.lora import LoraLimits
+from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.native.record import Recorder
+from tokenmill.ops.reference import ReferenceOps
+from tokenmill.worker import build
+from tokenmill.worker.build import Worker
+from workers import build_worker
+
+needs_native = pytest.mark.skipif(
+    available() is not None or not hasattr(Recorder, "moe_ffn"), reason=f"no native experts: {available()}"
+)
+CROWDED = {"num_requests": 8, "max_prompt": 50, "max_output": 60}
+SEEDS = (31, 39, 46)
+MOST = 6
+RIGHT, LYING, MIXED = "right", "lying", "mixed"
+Key = tuple[int, int, tuple[int, ...], str]
+
+
+class Drafting:
+    """An executor whose steps another computes. It remembers what each sequence has drawn at which position, and
+    proposes after a token what an earlier run of the same sequence drew next. Where nothing is known, nothing is
+    proposed: a first run is one without drafts."""
+
+    def __init__(self, executor: Any, seed: int, known: dict[Key, dict[int, int]] | None = None) -> None:
+        self._executor = executor
+        self._rng = random.Random(seed)
+        self.known = defaultdict[Key, dict[int, int]](dict) if known is None else known
+        self._key_of: dict[int, Key] = {}
+        self._num_output: dict[int, int] = {}
+        self.num_drafted = Counter[str]()
+        self.num_accepted = Counter[str]()
+        self.num_overlapped = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def execute_now(self, plan: StepPlan) -> StepResult:
+        return self.took(plan, self._executor.execute_now(plan))
+
+    def took(self, plan: StepPlan, result: StepResult) -> StepResult:
+        """The same with drafts."""
+        return replace(result, rows=tuple(map(self._row, plan.rows, result.rows)))
+
+    def _row(self, row: PlanRow, result: RowResult) -> RowResult:
+        if row.intro is not None:
+            intro = row.intro
+            self._key_of[row.seq] = intro.seed, intro.choice, intro.prompt_tokens, intro.adapter
+            self._num_output[row.seq] = len(intro.output_tokens)
+        key, position = self._key_of[row.seq], self._num_output[row.seq]
+        known, kind = self.known[key], kind_of(key)
+        for token in result.tokens:
+            assert known.setdefault(position, token) == token
+            position += 1
+        self._num_output[row.seq] = position
+        if row.drafts:
+            self.num_overlapped += row.from_step >= 0
+            self.num_drafted[kind] += len(row.drafts)
+            self.num_accepted[kind] += len(result.tokens) - 1
+        return result._replace(drafts=self._propose(known, position, kind)) if result.tokens else result
+
+    def _propose(self, known: dict[int, int], position: int, kind: str) -> Drafts:
+        tokens: list[int] = []
+        for place in range(position, position + self._rng.randint(0, MOST)):
+            if place not in known:
+                break
+            is_right = kind == RIGHT or (kind == MIXED and self._rng.random() < 0.8)
+            tokens.append(
+                known[place] if is_right else (known[place] + self._rng.randrange(1, VOCAB_SIZE)) % VOCAB_SIZE
+            )
+        return Drafts(tuple(tokens), "test", (0.5,) * len(tokens))
+
+
+def kind_of(key: Key) -> str:
+    return (RIGHT, LYING, MIXED)[key[0] % 3]
+
+
+def check_drafts(
+    worker: Worker,
+    seeds: Iterable[int] = SEEDS,
+    *,
+    exact: bool = True,
+    plain: Worker | None = None,
+    adapters: tuple[str, ...] = (),
+) -> None:
+    """Mixes with a drafter of each kind equal runs without drafts, on `plain` where that is another worker; drafts are
+    accepted as they deserve."""
+    drafted, accepted, preemptions, hits = Counter[str](), Counter[str](), 0, 0
+    for seed in seeds:
+        rng = random.Random(seed)
+        mix = random_mix(rng, vocab_size=VOCAB_SIZE, adapters=adapters, **CROWDED)
+        if plain is not None:
+            groups = tuple(small_pool(rng, group, mix.config) for group in worker.config.groups)
+            mix = replace(mix, config=replace(mix.config, groups=groups))
+        teacher = Drafting((plain or worker).executor, seed)
+        drafting = Drafting(worker.executor, seed, teacher.known)
+        alone_on, drafts_on = replace(plain or worker, executor=teacher), replace(worker, executor=drafting)
+        core = check_mix(drafts_on, mix, rng, exact=exact, where=f"seed {seed}", plain=alone_on)
+        preemptions += core.stats().num_preemptions
+        hits += core.stats().prefix_hits
+        drafted += drafting.num_drafted
+        accepted += drafting.num_accepted
+        assert not teacher.num_drafted
+    assert preemptions and hits, "mixes that never preempt nor share a prefix prove too little"
+    assert accepted[RIGHT] > 20 and drafted[LYING] > 20 and 0 < accepted[MIXED] < drafted[MIXED]
+    assert drafted[RIGHT] == accepted[RIGHT] and not accepted[LYING]
+
+
+@pytest.fixture
+def make_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Worker]]:
+    monkeypatch.setattr(build, "weights_digest", lambda path, cache_dir: "tiny")
+    made: list[Worker] = []
+
+    def make(checkpoint: Any = None, make_ops: Callable[[], Any] = NativeOps, **how: Any) -> Worker:
+        limits = {"max_model_len": 128, "max_num_batched_tokens": 128, "max_num_seqs": 8, "block_size": BLOCK_SIZE}
+        how = {"groups": full_groups(NUM_BLOCKS), **limits, **how}
+        made.append(build_worker(checkpoint or tiny_checkpoint(), make_ops(), **how))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.executor.close()
+
+
+def test_on_numpy(make_worker: Callable[..., Worker]) -> None:
+    """The engine's half and the worker's: drafts change no token."""
+    check_drafts(make_worker(make_ops=ReferenceOps, kv_dtype="f32"), SEEDS[1:2], exact=False)
+
+
+@pytest.mark.exact
+@needs_native
+@pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "int8"])
+def test_bit_for_bit(make_worker: Callable[..., Worker], kv_dtype: str) -> None:
+    """Tokens and logprobs, in every kind of KV."""
+    check_drafts(make_worker(kv_dtype=kv_dtype))
+
+
+@pytest.mark.exact
+@needs_native
+@pytest.mark.parametrize(("name", "kv_dtype"), [("V2", "bf16"), ("V3", "int8")])
+def test_latents_and_experts_bit_for_bit(make_worker: Callable[..., Worker], name: str, kv_dtype: str) -> None:
+    """One latent for keys and values, and experts that drafts go through beside other rows."""
+    check_drafts(make_worker(latent_checkpoint(name), kv_dtype=kv_dtype))
+
+
+@pytest.mark.exact
+@needs_native
+@pytest.mark.usefixtures("no_digest")
+def test_windows_bit_for_bit() -> None:
+    """What is accepted slides windows; what is rejected does not."""
+    worker, plain = windowed_workers(NativeOps, (0, 5, 21), sum(CROWDED.values()))
+    check_drafts(worker, plain=plain)
+    worker.executor.close()
+    plain.executor.close()
+
+
+@pytest.mark.exact
+@needs_native
+def test_adapters_bit_for_bit(make_worker: Callable[..., Worker], tmp_path: Path) -> None:
+    """Rows are sorted by adapter before they are computed; each draft stays with its row."""
+    worker = make_worker(lora=LoraLimits(2, 8))
+    folders = [write_adapter(tmp_path / str(seed), random_pairs(tiny_checkpoint(), seed=seed)) for seed in (1, 2)]
+    adapters = tuple(asyncio.run(worker.executor.run(LoadAdapter(0, str(folder)))) for folder in folders)
+    check_drafts(worker, adapters=adapters)
+
+
+@pytest.mark.exact
+@needs_native
+def test_steps_that_overlap_bit_for_bit(make_worker: Callable[..., Worker]) -> None:
+    """A row with drafts is prepared while the step computes that draws its first token."""
+    worker, num_overlapped = make_worker(), 0
+    for seed in SEEDS:
+        mix = random_mix(random.Random(seed), vocab_size=VOCAB_SIZE, **CROWDED)
+        mix = replace(mix, aborts={}, config=replace(mix.config, steps_in_flight=2))
+        teacher = Drafting(worker.executor, seed)
+        expected, _ = run(replace(worker, executor=teacher), replace(mix, config=replace(mix.config, max_num_seqs=1)))
+        drafting = Drafting(worker.executor, seed, teacher.known)
+        got = asyncio.run(run_overlapped(drafting, mix))
+        assert got == expected, f"seed {seed}"
+        num_overlapped += drafting.num_overlapped
+    assert num_overlapped > 20
+
+
+async def run_overlapped(drafting: Drafting, mix: Mix) -> dict[str, Stream]:
+    """All requests at once; steps are prepared and queued while those before them compute."""
+    core, streams = EngineCore(mix.config), {request.id: Stream() for _, request in mix.arrivals}
+    in_flight: deque[tuple[StepPlan, asyncio.Future[StepResult]]] = deque()
+    effects = [core.handle(Submit(tuple(request for _, request in mix.arrivals)), 0.0)]
+    while core.has_work or in_flight:
+        while (plan := core.plan(0.0)) is not None:
+            in_flight.append((plan, drafting.execute(plan)))
+        planned, future = in_flight.popleft()
+        effects.append(core.commit(drafting.took(planned, await future), 0.0))
+    for output in (output for each in effects for output in each.outputs):
+        streams[output.request_id].take(output)
+    return streams
