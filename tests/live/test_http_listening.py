@@ -314,10 +314,11 @@ def test_ctrl_c_says_what_it_waits_for_and_a_unix_socket_goes(tmp_path: Path) ->
         raw.sendall(completion(max_tokens=4000, ignore_eos=True, stream=True))
         assert raw.recv(100).startswith(b"HTTP/1.1 200")
         server.process.send_signal(signal.SIGINT)
-        until(lambda: "draining" in server.output)
-        assert "draining 1 request for at most 30 s; again to stop at once" in server.output
+        until(lambda: "stopping" in server.output)
+        assert "stopping: 1 open request has 30 s to finish; again to stop at once" in server.output
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(20) == 0
+        until(lambda: server.output.endswith("tokenmill: stopped"))
         raw.close()
         assert not os.path.exists(path) and "Traceback" not in server.output and "access" not in server.output
 

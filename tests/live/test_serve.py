@@ -268,13 +268,13 @@ def test_nothing_outlives_a_killed_front_end(smollm2, tmp_path):
         wait_until(lambda: not glob.glob(f"{tmp_path}/*"), "the socket's folder to be gone")
 
 
-def test_a_clean_end_leaves_no_file_and_says_nothing(smollm2, tmp_path):
+def test_a_clean_end_leaves_no_file_and_says_that_it_is_one(smollm2, tmp_path):
     with Server(*SMALL, env={"TMPDIR": str(tmp_path)}) as server:
         said = len(server.lines)
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(30) == 0
     assert not os.listdir(tmp_path)
-    assert server.lines[said:] == []
+    assert server.lines[said:] == ["tokenmill: stopping", "tokenmill: stopped"]
 
 
 def test_a_file_answers_as_its_alias_does(server, smollm2, tmp_path):

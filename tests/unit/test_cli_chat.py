@@ -181,7 +181,7 @@ def test_a_server_of_something_else_is_refused(url):
 
 
 def test_a_server_that_has_gone_is_started_again(url):
-    partner = ServerPartner("http://127.0.0.1:1", None, {}, "m", lambda: url)
+    partner = ServerPartner("http://127.0.0.1:1", None, {}, "other", lambda: url)
     assert "".join(said.text for said in partner.answer([{"role": "user", "content": "hi"}])) == "part"
 
 
@@ -199,6 +199,20 @@ def test_an_address_is_a_server_and_the_key_may_be_in_the_environment(how, url, 
     assert body["model"] == ("other" if named else "m[/x]") and body["max_tokens"] == 7 and body["stream"] is True
     assert Handler.keys == ["Bearer sk-1"]
     assert ("the first of 2 models" in ended.stdout) == (not named)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [("none", "has no model 'none'; it has: m[/x], other."), ("othr", "has no model 'othr'; did you mean other?")],
+)
+def test_a_model_that_the_server_lacks_is_refused_before_the_first_message(url, monkeypatch, model, says):
+    typed(monkeypatch, "hello")
+    ended = run_command("chat", "--url", url, "--model", model)
+    assert ended.returncode == 2 and says in ended.stderr and ended.stdout == ""
+
+
+def test_a_servers_model_may_be_named_with_ollamas_tag(url):
+    assert ServerPartner(url, None, {}, "other:latest").name == "other:latest"
 
 
 @pytest.mark.parametrize(

@@ -191,9 +191,12 @@ def test_a_stop_that_waits_for_calls_says_how_to_end_it_now(
     two: tuple[Process, Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(servers, "_STOP_S", 0.0)
+        patch.setattr(servers, "_STOP_S", 0.2)
+        patch.setattr(servers, "_TELL_S", 0.0)
         patch.setattr(os, "kill", lambda pid, number: None)
-        assert f"kill {two[0].process.pid}" in run_command("stop", "llama").stderr
+        waits, gave_up = run_command("stop", "llama").stderr.splitlines()
+        assert waits.startswith("llama at http") and waits.endswith(f"kill {two[0].process.pid}")
+        assert gave_up.endswith(f"kill {two[0].process.pid}")
 
 
 def test_a_folder_that_cannot_be_written_keeps_no_server_from_serving(

@@ -23,7 +23,7 @@ from ..control.observe.traces import Tracing
 from ..core.errors import TokenmillError
 from ..core.events import Ready
 from ..core.policy import Order
-from ..core.units import format_parts
+from ..core.units import format_names, format_parts
 from ..formats.hub import ResolvedModel
 from ..node.machine import MachineFacts
 from ..node.model_warnings import NOTE
@@ -450,17 +450,18 @@ class FrontEnd:
         notify("STOPPING=1")
         drain_s = self.given.options.drain_s
         self.stops_at_s = time.monotonic() + drain_s
-        if not num_open:
-            return
-        requests = f"{num_open} request{'' if num_open == 1 else 's'}"
-        print(f"tokenmill: draining {requests} for at most {drain_s:g} s; again to stop at once", flush=True)
+        waits = ""
+        if num_open:
+            requests = f"{num_open} open request{' has' if num_open == 1 else 's have'}"
+            waits = f": {requests} {drain_s:g} s to finish; again to stop at once"
+        print(f"tokenmill: stopping{waits}", flush=True)
 
 
 def _print_listed(given: UpstreamOptions, names: list[str]) -> None:
     rules = given.on_demand
     kept = "until their memory is needed" if rules.idle_s == math.inf else f"{rules.idle_s:g} s after their last call"
     facts = [
-        ("models", f"{len(names)}: {', '.join(names[:_MAX_SHOWN])}{', ...' if len(names) > _MAX_SHOWN else ''}"),
+        ("models", f"{len(names)}: {format_names(names, _MAX_SHOWN)}"),
         ("loaded", f"at most {rules.max_loaded or 'what memory holds'}, when a call names them, {kept}"),
     ]
     print_facts(f"tokenmill {__version__} loads models of {given.models_dir} on demand", facts)

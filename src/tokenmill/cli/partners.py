@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import http.client
 import json
 import os
 import sys
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..core.errors import ConfigError, ContextTooLong, TokenmillError, Unavailable
 from ..core.sampling import CHAT_TOKENS
-from ..core.units import format_count
+from ..core.units import format_count, format_names
 from .server_url import read_url
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ KEYS = ("TOKENMILL_API_KEY", "OPENAI_API_KEY")
 _NEEDS_KEY = f"Give its key by --api-key, or in the environment as {' or '.join(KEYS)}."
 _TIMEOUT_S = 300.0
 _SMALL_PARAMETERS = 10**9
+_MAX_SHOWN = 8
 
 
 class Said(NamedTuple):
@@ -107,11 +109,16 @@ def tell_if_small(num_parameters: int) -> None:
         )
 
 
+def is_among(model: str, names: Sequence[str]) -> bool:
+    """Whether a server with these models answers to that name; Ollama's tag `latest` may be there or not."""
+    return model.removesuffix(":latest") in (each.removesuffix(":latest") for each in names)
+
+
 class ServerPartner:
     """Speaks OpenAI's API with the standard library alone.
 
-    overrides: fields of each call; None: left out. model: "": the first that the server lists. restarted: starts the
-    server again where it has gone, and gives its URL. guards_loops: have it end what repeats itself, if it can."""
+    overrides: fields of each call; None: left out. model: one that the server lists; "": the first. restarted: starts
+    the server again where it has gone, and gives its URL. guards_loops: have it end what repeats itself, if it can."""
 
     def __init__(
         self,
@@ -131,6 +138,10 @@ class ServerPartner:
         cards = self._cards()
         self.models = [str(card["id"]) for card in cards]
         self.name = model or self.models[0]
+        if not is_among(self.name, self.models):
+            likely = difflib.get_close_matches(model, self.models, 1)
+            hint = f"did you mean {likely[0]}?" if likely else f"it has: {format_names(self.models, _MAX_SHOWN)}."
+            raise ConfigError(f"{self._where} has no model {model!r}; {hint}", param="model")
         self.num_parameters = _num_parameters(next((card for card in cards if card["id"] == self.name), {}))
         if guards_loops and cards[0].get("owned_by") == "tokenmill":
             self._fields["loop_guard"] = True

@@ -126,10 +126,12 @@ def serve(args: argparse.Namespace) -> int:
         print(f"tokenmill: {note}", file=sys.stderr)
     set_access_log(given.http)
     with kv_tiers(given.tiers, given.engine, options.log_level, options.log_format) as (engine, tiers):
-        return _serve_with(replace(given, engine=engine), tiers, started_s)
+        _serve_with(replace(given, engine=engine), tiers, started_s)
+    print("tokenmill: stopped", flush=True)
+    return 0
 
 
-def _serve_with(given: ServeConfig, tiers: KVTiers, started_s: float) -> int:
+def _serve_with(given: ServeConfig, tiers: KVTiers, started_s: float) -> None:
     """given.engine: with the KV store that engines join."""
     http, options, listen = given.http, given.serve, given.listen
     tls = http.tls()
@@ -173,7 +175,6 @@ def _serve_with(given: ServeConfig, tiers: KVTiers, started_s: float) -> int:
         from ..net.system import run_event_loop
 
         run_event_loop(run_front_end(front_end, engines, launch, tiers.machine))
-    return 0
 
 
 def _first_of(given: ServeConfig) -> ResolvedModel:

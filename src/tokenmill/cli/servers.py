@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ..core.errors import ConfigError, Unavailable
-from ..core.units import KiB, format_bytes
-from .partners import KEYS
+from ..core.units import KiB, format_bytes, format_names
+from .partners import KEYS, is_among
 from .server_url import ServerURL, read_url
 from .state import default_state_dir
 
@@ -37,6 +37,7 @@ _SHOWN = 4
 _LOOK_S = 1.0
 _PROBE_S = 2.0
 _STOP_S = 60.0
+_TELL_S = 2.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger(__name__)
 
@@ -66,8 +67,8 @@ class Served:
         return process_start(self.pid) == self.started
 
     def has(self, model: str) -> bool:
-        """Whether it answers to that name; Ollama's tag `latest` may be there or not."""
-        return _untagged(model) in map(_untagged, self.models)
+        """Whether it answers to that name."""
+        return is_among(model, self.models)
 
     @property
     def title(self) -> str:
@@ -125,10 +126,6 @@ class Served:
         if not self.exit_idle_s:
             return "stopped"
         return f"in {told_time(max(0.0, self.used_s + self.exit_idle_s - now_s))}"
-
-
-def _untagged(name: str) -> str:
-    return name.removesuffix(":latest")
 
 
 def told_time(seconds: float) -> str:
@@ -278,7 +275,7 @@ def ps(args: argparse.Namespace) -> int:
     rows = [("MODEL", "ADDRESS", "PID", "MEMORY", "STATE", "UNTIL")]
     rows += [
         (
-            ", ".join(each.models[:_SHOWN]) + (f" and {more} more" if (more := len(each.models) - _SHOWN) > 0 else ""),
+            format_names(each.models, _SHOWN),
             each.address,
             str(each.pid),
             "-" if memory is None else format_bytes(memory),
@@ -299,10 +296,15 @@ def stop(args: argparse.Namespace) -> int:
         with contextlib.suppress(ProcessLookupError):
             if served.lives():  # it may have ended while another was waited for
                 os.kill(served.pid, signal.SIGTERM)
-        until_s = time.monotonic() + _STOP_S
+        began_s, has_told = time.monotonic(), False
         while served.lives():
-            if time.monotonic() > until_s:
+            waited_s = time.monotonic() - began_s
+            if waited_s > _STOP_S:
                 raise Unavailable(f"Process {served.pid} still finishes its calls; to end it now: kill {served.pid}")
+            if waited_s > _TELL_S and not has_told:
+                has_told = True
+                told = f"{served.title} at {served.address} finishes its calls; to end it now: kill {served.pid}"
+                print(told, file=sys.stderr, flush=True)
             time.sleep(0.05)
         print(f"stopped {served.title} at {served.address}")
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from .errors import ConfigError
 
@@ -36,6 +36,12 @@ def format_bytes(num_bytes: float) -> str:
             return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1024
     raise AssertionError("unreachable")
+
+
+def format_names(names: Sequence[str], most: int) -> str:
+    """(("a", "b", "c"), 2) -> 'a, b and 1 more'."""
+    num_more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {num_more} more" if num_more > 0 else "")
 
 
 def visible(text: str) -> str:
