@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import pytest
 
 from tokenmill.api.common_fields import read_wish, with_headers
 from tokenmill.api.fields import Fields
-from tokenmill.control.slo.objectives import Objectives
+from tokenmill.control.slo import objectives as objectives_module
+from tokenmill.control.slo.objectives import ENOUGH_STEPS, Measuring, Objectives
 from tokenmill.core.cost import Costs
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.events import Ready
+from tokenmill.core.request import Request
 from tokenmill.core.slo import NO_WISH, PROFILES, Targets, Wish, raised, unloaded
 from tokenmill.core.terms import Terms
 
@@ -75,10 +83,67 @@ def test_what_a_request_says_comes_first() -> None:
 
 def test_profiles_have_no_targets_while_the_machine_is_measured() -> None:
     """Those that a request or tenant states count also then."""
-    each = _objectives("chat")
-    each.is_measuring = True
+    num_steps = [ENOUGH_STEPS - 1]
+    each = Objectives("chat", lambda: COSTS, lambda: 512, lambda: num_steps[0])
     assert each.terms(Terms(), NO_WISH, 10)[4:7] == ("chat", 0.0, 0.0)
     assert each.terms(Terms(tpot_s=0.1), Wish("", 0.3), 10)[4:7] == ("chat", 0.3, 0.1)
+    num_steps[0] = ENOUGH_STEPS
+    assert each.terms(Terms(), NO_WISH, 10).ttft_s > 2.0
+
+
+class _Machine:
+    """An engine whose requests make so many steps each."""
+
+    def __init__(self, steps_each: int) -> None:
+        self.steps_each = steps_each
+        self.num_steps = 2  # of two requests that came first
+        self.num_requests = 0
+        self.objectives = Objectives("auto", lambda: COSTS, lambda: 512, lambda: self.num_steps)
+
+    async def wait_ready(self, longest_s: float) -> Ready:
+        return Ready("m", 10_000, 100, (), "numerics", 16, 4)
+
+    async def compute(self, request: Request, client: str) -> None:
+        self.num_requests += 1
+        self.num_steps += self.steps_each
+        await asyncio.sleep(0 if self.steps_each else 3600)
+
+    def measure(self, until: Callable[[], bool]) -> None:
+        async def run() -> None:
+            measuring = Measuring(self, self.objectives, SimpleNamespace(now=lambda: 0.0), lambda kind: kind)
+            measuring.open()
+            async with asyncio.timeout(20):
+                while not until():
+                    await asyncio.sleep(0.001)
+            await measuring.close()
+
+        asyncio.run(run())
+
+
+def test_two_requests_tell_no_targets(caplog: pytest.LogCaptureFixture) -> None:
+    """They may come before the server begins to measure; it does so all the same, and then tells what it raised."""
+    caplog.set_level(logging.INFO)
+    machine = _Machine(steps_each=19)
+    machine.measure(lambda: "Profile agent, raised" in caplog.text)
+    assert machine.num_requests == 3 and machine.num_steps >= ENOUGH_STEPS
+
+
+def test_a_machine_too_slow_to_be_measured_says_so_and_tells_targets_later(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(objectives_module, "_MOST_S", 0.0)
+    monkeypatch.setattr(objectives_module, "_LOOK_S", 0.0)
+    machine = _Machine(steps_each=0)
+
+    def until() -> bool:
+        if "no targets until 48 steps" in caplog.text:
+            assert "raised" in caplog.text or machine.num_steps == 2
+            machine.num_steps = ENOUGH_STEPS  # clients made them
+        return "raised" in caplog.text
+
+    machine.measure(until)
+    assert caplog.text.index("no targets until 48 steps") < caplog.text.index("raised")
 
 
 def test_targets_are_raised_to_what_the_machine_can_hold() -> None:

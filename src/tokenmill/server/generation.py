@@ -126,7 +126,9 @@ class Generation:
         self.encoder = Encoder(text, sandbox)
         self.grammars = GrammarCompiler(sandbox, client.observers.metrics)
         self.limits = Limits(config, client, clock)
-        self.objectives = Objectives(config.slo, lambda: client.stats.costs, self._step_tokens)
+        self.objectives = Objectives(
+            config.slo, lambda: client.stats.costs, self._step_tokens, lambda: client.stats.num_steps
+        )
         self.scorer = Scorer(config.model_names[0], lambda: self.objectives.effective)
         client.observers.added.append(self.scorer)
         self.retention = KVRetention(client.kv_hints, config.kv_keep_tools_s)

@@ -16,6 +16,7 @@ from typing import Any, cast
 import uvicorn
 from starlette.applications import Starlette
 
+from ..control.slo.objectives import CLIENT as MEASURING
 from ..core.errors import Unavailable
 from .access_log import Noting
 from .connection import Connection
@@ -136,7 +137,9 @@ class _Stop:
             self._app.state.limits.draining = True
             if self._app.state.handover is not None:
                 self._app.state.handover.stop()
-            self._on_draining(self._app.state.client.num_open + self._app.state.models.num_open)
+            client = self._app.state.client
+            num_own = client.request_queue.num_open_of(MEASURING)
+            self._on_draining(client.num_open - num_own + self._app.state.models.num_open)
             self._server.should_exit = True
             loop.call_later(self._drain_s, self._end_open)
         elif not self._server.force_exit:

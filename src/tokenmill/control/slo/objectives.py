@@ -18,6 +18,12 @@ from ...core.request import IDLE_PRIORITY, Request, SamplingParams
 from ...core.slo import AUTO, OFF, PROFILES, Targets, Wish, raised, unloaded
 from ...core.terms import Terms
 
+CLIENT = "measure"
+"""Who asks for what is measured."""
+
+ENOUGH_STEPS = 48
+"""The first steps are slow, and a few of them say nothing of prompts that are longer than theirs."""
+
 _ALIKE = 0.1
 """Costs that differ by less, as a share, leave the targets as they are."""
 
@@ -27,23 +33,34 @@ class Objectives:
 
     costs         of steps, as measured lately
     step_tokens   most tokens of a step; 0: not known
-    is_measuring  the machine is being measured: until it is over profiles give no targets, since these might be less
-                  than what the machine can hold
+    num_steps     that were measured. Until there are ENOUGH_STEPS, profiles give no targets, since these might be less
+                  than what the machine can hold; where the mode is OFF, those that are wanted
     """
 
-    def __init__(self, mode: str = OFF, costs: Callable[[], Costs] = Costs, step_tokens: Callable[[], int] = int):
+    def __init__(
+        self,
+        mode: str = OFF,
+        costs: Callable[[], Costs] = Costs,
+        step_tokens: Callable[[], int] = int,
+        num_steps: Callable[[], int] = lambda: ENOUGH_STEPS,
+    ) -> None:
         self.mode = mode
         self.costs = costs
         self.step_tokens = step_tokens
-        self.is_measuring = False
+        self.num_steps = num_steps
         self._costs = Costs()
         self._effective: dict[str, Targets] = {name: profile.targets for name, profile in PROFILES.items()}
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough steps were measured to tell what this machine can hold."""
+        return self.num_steps() >= ENOUGH_STEPS and self.costs().is_known
 
     @property
     def effective(self) -> Mapping[str, Targets]:
         """By profile, the targets as far as this machine can hold them. What is not measured is not raised."""
         costs = self.costs()
-        if costs is not self._costs and not _are_alike(costs, self._costs):
+        if self.is_known and costs is not self._costs and not _are_alike(costs, self._costs):
             self._costs = costs
             self._effective = {
                 name: raised(each.targets, self.alone(each.num_prompt)) for name, each in PROFILES.items()
@@ -52,12 +69,11 @@ class Objectives:
 
     def usual_targets(self) -> Targets:
         """Of those for whom none are named, where these are the same for all; zeros where they are not."""
-        known = self.mode not in (OFF, AUTO) and not self.is_measuring
-        return self.effective[self.mode] if known else Targets()
+        return self.effective[self.mode] if self.mode not in (OFF, AUTO) and self.is_known else Targets()
 
     def alone(self, num_prompt: int) -> Targets:
         """What a prompt's first token, and each further one, takes with nobody else there; 0: not yet measured."""
-        return unloaded(self.costs(), num_prompt, self.step_tokens())
+        return unloaded(self.costs(), num_prompt, self.step_tokens()) if self.is_known else Targets()
 
     def terms(self, terms: Terms, wish: Wish, num_prompt: int, recognised: str = "") -> Terms:
         """The tenant's terms as they are for a request with this wish and so many prompt tokens."""
@@ -67,7 +83,7 @@ class Objectives:
         ttft_s, tpot_s = wish.ttft_s, wish.tpot_s
         if not wish.profile:
             ttft_s, tpot_s = ttft_s or terms.ttft_s, tpot_s or terms.tpot_s
-        if profile and not (ttft_s and tpot_s) and not self.is_measuring:
+        if profile and not (ttft_s and tpot_s) and (self.mode == OFF or self.is_known):
             own = self.effective[profile]
             if num_prompt > PROFILES[profile].num_prompt:
                 own = raised(own, self.alone(num_prompt))
@@ -85,11 +101,10 @@ def _are_alike(some: Costs, others: Costs) -> bool:
 _WAIT_S = 3600.0
 _STEPS, _STEP_TOKENS, _OUTPUT = 3, 512, 16
 _TOKEN = 1
-_ROUNDS = 3
-"""The first steps of an engine are slow."""
-
 _MOST_S = 10.0
-"""After so long profiles have targets by what is known then."""
+"""A slow machine is not measured for longer: its clients' requests show the rest."""
+
+_LOOK_S = 1.0
 
 _LAST = IDLE_PRIORITY - 1
 """Behind all others, but no idle work, whose steps are small."""
@@ -129,22 +144,22 @@ class Measuring:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
+        objectives = self._objectives
         with contextlib.suppress(TokenmillError):
             ready = await self._engines.wait_ready(_WAIT_S)
-            if ready.pooling is None and not self._objectives.costs().is_known:
+            if ready.pooling is None:
                 step_tokens = ready.max_num_batched_tokens or _STEP_TOKENS
-                self._objectives.is_measuring = True
-                timer = asyncio.get_running_loop().call_later(_MOST_S, self._end)
-                try:
-                    for _ in range(_ROUNDS):
-                        await self._compute(min(_STEPS * step_tokens, ready.max_model_len - _OUTPUT))
-                finally:
-                    timer.cancel()
-                    self._end()
-            tell(self._objectives)
-
-    def _end(self) -> None:
-        self._objectives.is_measuring = False
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_MOST_S):
+                        while not objectives.is_known:
+                            await self._compute(min(_STEPS * step_tokens, ready.max_model_len - _OUTPUT))
+            if not objectives.is_known:
+                _log.info(
+                    "Profiles have no targets until %d steps have shown what this machine can hold.", ENOUGH_STEPS
+                )
+            while not objectives.is_known:
+                await asyncio.sleep(_LOOK_S)
+            tell(objectives)
 
     async def _compute(self, num_prompt: int) -> None:
         """A request of some full steps, and of some small ones. Others go first."""
@@ -160,7 +175,7 @@ class Measuring:
             cache_salt=self._new_id("measure"),
             arrival_s=self._clock.now(),
         )
-        await self._engines.compute(request, "measure")
+        await self._engines.compute(request, CLIENT)
 
 
 def tell(objectives: Objectives) -> None:

@@ -29,7 +29,7 @@ def slo_body(objectives: Objectives, scorer: Scorer, idle_time: IdleTime | None 
     return {
         "object": "slo",
         "mode": objectives.mode,
-        "is_measured": objectives.costs().is_known and not objectives.is_measuring,
+        "is_measured": objectives.is_known,
         "profiles": [_profile(name, objectives, scorer) for name in PROFILES],
         "idle_command": None if idle_time is None else idle_time.shown(),
         "callers": [_caller(key, traffic, scorer) for key, traffic in list(scorer.traffic.items())[::-1]],
