@@ -12,6 +12,7 @@ import pytest
 
 from scripted import Served
 from tokenmill.api.errors import Fault, anthropic_style, ollama_style, openai_style, style_of
+from tokenmill.server.http import nearest_path
 
 VERSION = {"anthropic-version": "2023-06-01"}
 
@@ -82,6 +83,50 @@ def test_every_refusal_has_the_shape_of_its_api() -> None:
         assert is_anthropic(ask(served, "GET", "/v1/messages/nothing", headers=key)[2])
         assert is_anthropic(ask(served, "GET", "/v1/nothing", headers=key | VERSION)[2])
         assert not is_anthropic({"type": "", **ask(served, "GET", "/v1/nothing", headers=key)[2]})
+
+
+def test_a_wrong_path_or_method_is_told_what_is_right_in_the_shape_of_its_api() -> None:
+    with Served() as served:
+
+        def told(method: str, path: str) -> tuple[int, str, str | None]:
+            status, headers, body = ask(served, method, path)
+            error = body["error"]
+            return status, error if isinstance(error, str) else error["message"], headers["allow"]
+
+        wrong = ask(served, "POST", "/v1/chat/completion")
+        assert wrong[0] == 404 and wrong[2]["error"] == {
+            "message": "There is no path /v1/chat/completion; did you mean /v1/chat/completions?",
+            "type": "invalid_request_error", "param": None, "code": "unknown_url",
+        }  # fmt: skip
+        assert told("GET", "/images") == (404, "There is no path /images; /docs lists all paths.", None)
+        assert told("POST", "/api/chats") == (404, "There is no path /api/chats; did you mean /api/chat?", None)
+        method = ask(served, "GET", "/v1/chat/completions")
+        assert method[0] == 405 and method[1]["allow"] == "POST" and method[2]["error"] == {
+            "message": "/v1/chat/completions takes POST, not GET.",
+            "type": "invalid_request_error", "param": None, "code": "method_not_supported",
+        }  # fmt: skip
+        assert told("PUT", "/v1/responses/resp_1")[::2] == (405, "DELETE, GET, HEAD")  # of two routes
+        assert len(told("GET", "/v1/" + "x" * 5000)[1]) < 300
+        assert told("GET", "/admin/requests/none")[1].startswith("No such request is open")
+
+
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/openai/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat", "/v1/chat/completions"),  # it begins only one
+        ("/v1/models/", "/v1/models"),
+        ("/v1/file/file-1/contents", "/v1/files/file-1/content"),
+        ("/v1/images/generations", ""),  # not /v1/files/generations, though most letters are the same
+        ("/v1", ""),
+        ("/", ""),
+        ("/v1/files/" + "x" * 300, ""),
+    ],
+)
+def test_the_path_nearest_to_a_wrong_one(path: str, nearest: str) -> None:
+    known = ["/v1/chat/completions", "/v1/models", "/v1/files/{file_id}", "/v1/files/{file_id}/content", "/v1/score"]
+    assert nearest_path(path, known) == nearest
 
 
 def test_a_key_is_taken_from_either_header() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.errors import Fault, Style, anthropic_style, describe, headers, style_of
@@ -45,6 +47,13 @@ OPEN_PATHS = frozenset(
 _OPEN_BELOW = "/console/"
 """Static files, without any data in them."""
 _MAX_ID = 256
+_MAX_SHOWN = 200
+_ALIKE = 0.8
+"""How much of a wrong path and the one that is offered instead must be the same."""
+
+_NO_PATH, _NO_METHOD = "unknown_url", "method_not_supported"
+"""OpenAI's words."""
+
 _OPEN_SCOPES = frozenset((OPERATOR, ADAPTERS))
 
 
@@ -178,12 +187,55 @@ def error_reply(error: TokenmillError, scope: Mapping[str, Any]) -> Response:
 
 
 async def on_http(request: HttpRequest, error: Exception) -> Response:
-    """Starlette's own refusals: no such path, wrong method."""
+    """What routes refuse by themselves, and the router's own refusals: no such path, wrong method."""
     assert isinstance(error, HTTPException)
-    message = f"{error.detail}: {request.method} {request.url.path}"
-    fault = Fault(error.status_code, message, "invalid_request_error", request_id=told_id(request.scope))
-    body = style_for(request.scope)(fault)
-    return JSONReply(body, status_code=error.status_code, headers=error.headers)
+    path, code, added = route_of(request.scope), None, dict(error.headers or {})
+    message = f"{error.detail}: {request.method} {path[:_MAX_SHOWN]}"
+    if error.status_code == 405:
+        methods = ", ".join(sorted(_methods_of(request.app.routes, request.scope)))
+        message, code, added["Allow"] = (
+            f"{path[:_MAX_SHOWN]} takes {methods}, not {request.method}.",
+            _NO_METHOD,
+            methods,
+        )
+    elif "endpoint" not in request.scope:
+        nearest = nearest_path(path, [each.path for each in request.app.routes if isinstance(each, Route)])
+        hint = f"did you mean {request.scope.get('root_path', '')}{nearest}?" if nearest else "/docs lists all paths."
+        message, code = f"There is no path {path[:_MAX_SHOWN]}; {hint}", _NO_PATH
+    fault = Fault(error.status_code, message, "invalid_request_error", code=code, request_id=told_id(request.scope))
+    return JSONReply(style_for(request.scope)(fault), status_code=error.status_code, headers=added)
+
+
+def _methods_of(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
+    """All that a path takes, by whichever of its routes."""
+    return {
+        method
+        for route in routes
+        if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
+
+
+def nearest_path(path: str, known: Iterable[str]) -> str:
+    """Of the paths known, whose variable parts are taken from `path`, the only one that it begins, or else the one most
+    like it; "": none is."""
+    if len(path) > _MAX_SHOWN:
+        return ""
+    path, known = path.rstrip("/"), tuple(known)
+    begun = [each for each in known if each.startswith(path + "/") and "{" not in each]
+    if path and len(begun) == 1:
+        return begun[0]
+    filled = (_filled(each.split("/"), path.split("/")) if "{" in each else each for each in known)
+    return next(iter(difflib.get_close_matches(path, filter(None, filled), 1, _ALIKE)), "")
+
+
+def _filled(parts: list[str], given: list[str]) -> str:
+    """A path with variable parts as it is meant, where each of its other parts is like the one given; else ""."""
+    if len(parts) != len(given):
+        return ""
+    pairs = [(one if part.startswith("{") else part, one) for part, one in zip(parts, given, strict=True)]
+    is_alike = all(difflib.SequenceMatcher(None, part, one).ratio() >= _ALIKE for part, one in pairs)
+    return "/".join(part for part, _ in pairs) if is_alike else ""
 
 
 async def on_unexpected(request: HttpRequest, error: Exception) -> Response:
