@@ -110,6 +110,7 @@ def test_who_lacks_the_secret_or_computes_otherwise_is_refused_at_both_ends(
     with start_worker(port, env={"TOKENMILL_WORKER_SECRET": "another secret of the tests"}) as stranger:
         assert stranger.ended() == 2
         assert stranger.says("refuses this worker: The secret is not this front end's.")
+        assert sum("The secret is not" in line for line in stranger.lines) == 1
         wait_until(lambda: "does not have this front end's secret" in server.output, "the front end's line")
     with start_worker(port, "--kv-cache-dtype", "f32") as other:
         assert other.ended() == 2

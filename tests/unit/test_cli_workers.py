@@ -294,17 +294,49 @@ def test_workers_are_measured_by_the_front_ends_own_engine_also_while_that_is_aw
     run(main())
 
 
-def test_a_worker_says_nothing_to_a_front_end_of_what_another_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be the same front end again, which has given the worker the same requests again."""
-    monkeypatch.setattr(worker_module, "FIRST_DELAY_S", 0.01)
-    clock = MonotonicClock()
-    executor = ToyExecutor(CONFIG, clock, costs=Costs(step_s=0.002))
+def new_worker(*ports: int) -> worker_module._Worker:
+    """With an engine of the toy model, for front ends at these ports."""
+    executor = ToyExecutor(CONFIG, MonotonicClock(), costs=Costs(step_s=0.002))
     engine: Any = SimpleNamespace(
         worker=SimpleNamespace(executor=executor, expert_load=lambda: None),
         ops=SimpleNamespace(progress=lambda: None),
         first_events=lambda: (),
         settings=SimpleNamespace(spec=SimpleNamespace(kv_store=None)),
     )
+    addresses = [("127.0.0.1", port) for port in ports]
+    return worker_module._Worker(engine, EngineCore(CONFIG), IDENTITY, addresses, Credentials(SECRET), 0.0)
+
+
+def test_a_worker_that_is_refused_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As its last word where there is one front end; one line for each, and one for the end, where there are more."""
+
+    async def main() -> None:
+        with listening_socket() as (listener, port), listening_socket() as (other_listener, other):
+            takers = [
+                WorkerListener(each, Credentials(SECRET), MonotonicClock(), lambda _: "Not today.", lambda *_: None)
+                for each in (listener, other_listener)
+            ]
+            for taker in takers:
+                taker.open()
+            with pytest.raises(LinkRefused, match=rf"127.0.0.1:{port}: .*Not today."):
+                await new_worker(port).run()
+            assert not told()
+            with pytest.raises(LinkRefused, match=r"No front end takes this worker\."):
+                await new_worker(port, other).run()
+            assert sorted(line.split()[0] for line in told()) == sorted(f"127.0.0.1:{each}:" for each in (port, other))
+            for taker in takers:
+                taker.close()
+
+    def told() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.name == worker_module.__name__]
+
+    run(main())
+
+
+def test_a_worker_says_nothing_to_a_front_end_of_what_another_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the same front end again, which has given the worker the same requests again."""
+    monkeypatch.setattr(worker_module, "FIRST_DELAY_S", 0.01)
+    clock = MonotonicClock()
 
     def request(name: str, max_tokens: int) -> Submit:
         return Submit((Request(name, (1, 2, 3), SamplingParams(ignore_eos=True), max_tokens, seed=1),))
@@ -323,10 +355,7 @@ def test_a_worker_says_nothing_to_a_front_end_of_what_another_had(monkeypatch: p
                 listener, Credentials(SECRET), clock, lambda identity: "", lambda _, link, __: joined.put_nowait(link)
             )
             taker.open()
-            worker = worker_module._Worker(
-                engine, EngineCore(CONFIG), IDENTITY, [("127.0.0.1", port)], Credentials(SECRET), 0.0
-            )
-            running = asyncio.create_task(worker.run())
+            running = asyncio.create_task(new_worker(port).run())
             link = await joined.get()
             ready = await link.receive()
             assert isinstance(ready, Ready) and ready.stats.num_steps == 0

@@ -291,7 +291,7 @@ class _Worker:
         if not serving.done():
             refusals = [each for each in await all_joining if isinstance(each, BaseException)]
             if len(refusals) == len(joining) and not self._is_leaving:
-                raise refusals[0]
+                raise refusals[0] if len(joining) == 1 else LinkRefused("No front end takes this worker.")
             self._front_ends.drain()
         await serving
 
@@ -317,8 +317,10 @@ class _Worker:
             except (OSError, EOFError) as error:
                 _log.info("The front end at %s cannot be reached: %s", where, str(error) or "no answer in time")
             except LinkRefused as refusal:
-                _log.error("%s: %s", where, refusal.message)
-                return refusal
+                told = f"{where}: {refusal.message}"
+                if len(self._addresses) > 1:  # this process goes on for the others
+                    _log.error("%s", told)
+                return LinkRefused(told)
             else:
                 self._outside.discard(me)
                 if await self._serve(link, where):
