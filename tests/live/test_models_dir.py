@@ -18,6 +18,7 @@ from kill import write_model
 from serving import Server, wait_until
 
 from browser import Browser
+from tokenmill.cli.main import main
 
 NAMES = ("a", "b", "c")
 
@@ -89,6 +90,17 @@ def test_calls_one_after_another_load_what_they_name(server: Server) -> None:
     assert all(each == said[0] for each in said) and loads(server) == {"a": 2, "b": 1, "c": 1}
     assert states(server) | {"damaged": ""} == {"a": "loaded", "b": "unloaded", "c": "loaded", "damaged": ""}
     assert ask(server, None)[1]["model"] == "a", "the first answers for who names none"
+
+
+def test_what_calls_wait_for_is_measured(server: Server, tmp_path: Path) -> None:
+    """Models are found by themselves; with room for two of three, every call waits for a load."""
+    before, out = sum(loads(server).values()), tmp_path / "waits.json"
+    how = ("--num-calls", "4", "--max-tokens", "4", "--json", str(out))
+    assert main(["bench", "on-demand", "--url", server.url, *how]) == 0
+    calls = json.loads(out.read_text())["calls"]
+    assert [call["model"] for call in calls] == ["a", "b", "c", "a"]
+    assert sum(call["num_loads"] for call in calls) == sum(loads(server).values()) - before
+    assert all(call["load_s"] > 0 for call in calls[1:]) and not any(call["error"] for call in calls)
 
 
 def test_eight_callers_at_once_all_come_to_their_end(server: Server) -> None:

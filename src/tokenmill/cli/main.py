@@ -321,6 +321,9 @@ def _add_bench(commands: _Commands, argv: Sequence[str]) -> None:
     )
     fairness = _command(benches, "fairness", "what a tenant feels of a greedy one", "bench.commands", "fairness")
     compare = _command(benches, "compare", "several servers under equal loads, in turns", "bench.commands", "compare")
+    on_demand = _command(
+        benches, "on-demand", "what calls wait for where models are loaded on demand", "bench.commands", "on_demand"
+    )
     report = _command(benches, "report", "draw results measured earlier", "bench.commands", "report")
     if argv[:1] == ["bench"]:
         importlib.import_module("tokenmill.bench.engine").add_arguments(engine)
@@ -330,6 +333,7 @@ def _add_bench(commands: _Commands, argv: Sequence[str]) -> None:
         importlib.import_module("tokenmill.bench.quality.command").add_arguments(quality)
         importlib.import_module("tokenmill.bench.tools").add_arguments(tools)
         importlib.import_module("tokenmill.bench.structured.command").add_arguments(structured)
+        importlib.import_module("tokenmill.bench.on_demand").add_arguments(on_demand)
         importlib.import_module("tokenmill.cli.bench.commands").add_arguments(report)
         load = importlib.import_module("tokenmill.bench.load.options")
         load.add_serve_arguments(serve_load)

@@ -125,7 +125,7 @@ class ApiSubject:
             times_s: list[float] = []
             with connection.getresponse() as response:
                 if response.status != 200:
-                    _content(path, response.status, response.read())
+                    content_of(path, response.status, response.read())
                 for line in response:
                     if line.startswith(b"data: [DONE]"):
                         return times_s
@@ -141,15 +141,16 @@ class ApiSubject:
 
     def _call(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
         for attempt in range(1, NUM_TRIES + 1):
-            status, headers, data = self._exchange(method, path, body)
+            status, headers, data = self.exchange(method, path, body)
             if status in (429, 503) and attempt < NUM_TRIES:
                 time.sleep(_wait_s(headers.get("Retry-After"), attempt))
                 continue
-            return _content(path, status, data)
+            return content_of(path, status, data)
         raise AssertionError("unreachable: the last try returns or raises")
 
-    def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, Any, bytes]:
-        """One request. Where the server has closed an idle connection meanwhile, a fresh one is tried."""
+    def exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, Any, bytes]:
+        """Status, headers and body of one request, whatever the status is. Where the server has closed an idle
+        connection meanwhile, a fresh one is tried. Raises Unavailable."""
         while True:
             is_fresh = not self._idle
             connection = self._connect(*self._address, timeout=TIMEOUT_S) if is_fresh else self._idle.pop()
@@ -175,7 +176,8 @@ def _wait_s(retry_after: str | None, attempt: int) -> float:
     return min(wanted, LONGEST_WAIT_S)
 
 
-def _content(path: str, status: int, data: bytes) -> dict[str, Any]:
+def content_of(path: str, status: int, data: bytes) -> dict[str, Any]:
+    """The object that was answered. Raises InvalidRequest where the server refused, EngineFailed where it failed."""
     try:
         answer = json.loads(data)
     except ValueError:

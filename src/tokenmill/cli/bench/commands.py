@@ -17,6 +17,7 @@ from ...bench.html.report import read_results, requests_csv, summary_csv, write_
 from ...bench.load import command as load_command
 from ...bench.load import overload_command
 from ...bench.load.fairness import run as run_fairness
+from ...bench.on_demand import run as run_on_demand
 from ...bench.quality import command as quality_command
 from ...bench.quality.api import ApiSubject
 from ...bench.quality.run import Completion, Subject
@@ -155,3 +156,7 @@ def structured(args: argparse.Namespace) -> int:
 
 def tools(args: argparse.Namespace) -> int:
     return run_tools(args)
+
+
+def on_demand(args: argparse.Namespace) -> int:
+    return run_on_demand(args)
