@@ -14,6 +14,7 @@ import pytest
 from tokenmill.bench import engine as bench
 from tokenmill.bench import machine
 from tokenmill.bench.engine import Demand, Load
+from tokenmill.bench.machine import RunTime
 from tokenmill.bench.peer import llama_engine
 from tokenmill.bench.peer import processes as llama_tools
 from tokenmill.bench.peer import processes as peers
@@ -30,6 +31,8 @@ class FakeEngine:
     vocab_size = 1000
     pids = ()
     takes_uneven = True
+    cores = 2
+    """Processors that it keeps busy; 0: it cannot tell."""
     threads = 1
     model_path = Path("fake.gguf")
 
@@ -40,9 +43,10 @@ class FakeEngine:
         self.log = [] if log is None else log
         self.is_closed = False
 
-    def run(self, prompts: list[list[int]], max_tokens: list[int]) -> float:
+    def run(self, prompts: list[list[int]], max_tokens: list[int]) -> RunTime:
         self.log.append((self.name, prompts, max_tokens))
-        return sum(map(len, prompts)) * self.prompt_s + (max(max_tokens) - 1) * self.step_s
+        wall_s = sum(map(len, prompts)) * self.prompt_s + (max(max_tokens) - 1) * self.step_s
+        return RunTime(wall_s, self.cores * wall_s if self.cores else None)
 
     def peak_bytes(self) -> int | None:
         return 3 << 30
@@ -69,6 +73,20 @@ def test_rates_follow_from_the_seconds_of_two_runs() -> None:
     rates = {figure.quantity: figure.runs["ours"] for figure in figures}
     assert rates["decode only"] == pytest.approx([2 * 10 / 0.5] * 2)
     assert rates["generated over wall"] == pytest.approx([2 * 11 / (0.16 + 0.5)] * 2)
+
+
+def test_processor_time_counts_in_place_of_the_clocks() -> None:
+    """Two processors are busy, so the rates are half as high; who cannot tell its time is named."""
+    engine = FakeEngine("ours", 0.01, 0.05)
+    figures = bench.measure([engine], LOAD, 1, random.Random(0), by_cpu=True)
+    rates = {figure.quantity: figure.runs["ours"] for figure in figures}
+    assert rates["decode only"] == pytest.approx([10 / 0.5])
+    assert rates["generated over CPU time"] == pytest.approx([11 / (0.16 + 0.5)])
+    report = bench.compare([engine], [LOAD], 1, 1, by_cpu=True)
+    assert report.cells()[0][1] == "tokens/CPU s" and report.to_json()["clock"] == "cpu"
+    engine.cores = 0
+    with pytest.raises(ConfigError, match="processor time of ours is not known"):
+        bench.measure([engine], LOAD, 1, random.Random(0), by_cpu=True)
 
 
 def test_prefill_is_one_run_to_the_first_token() -> None:
@@ -184,6 +202,21 @@ def test_an_interpreter_says_which_engines_it_has(monkeypatch: pytest.MonkeyPatc
         peers.find([sys.executable], None, [])
 
 
+def test_another_tokenmill_is_a_peer_where_there_is_no_other_engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not this interpreter's own; it takes the file under test, and says where it lies."""
+    other = tmp_path / "python"
+    other.symlink_to(sys.executable)
+    monkeypatch.setattr(peers, "_LOOK", 'print(\'["/env", ["tokenmill"]]\')')
+    (found,) = peers.find([str(other)], None, [])
+    assert (found.engine, found.model, found.name()) == ("tokenmill", None, "tokenmill of /env")
+    with pytest.raises(ConfigError, match="finds none"):
+        peers.find([sys.executable], None, [])
+    monkeypatch.setattr(peers, "_LOOK", 'print(\'["/env", ["llama_cpp", "tokenmill"]]\')')
+    assert [peer.engine for peer in peers.find([str(other)], None, [])] == ["llama"]
+
+
 FAKE_WORKER = """
 import json, os, sys
 engine, model, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
@@ -195,7 +228,8 @@ for line in sys.stdin:
     request = json.loads(line)
     if request["max_tokens"] == [99]:
         os._exit(4)
-    print(json.dumps({"seconds": len(request["prompts"]) + sum(request["max_tokens"])}), flush=True)
+    seconds = len(request["prompts"]) + sum(request["max_tokens"])
+    print(json.dumps({"seconds": seconds, "cpu_seconds": 3 * seconds}), flush=True)
 """
 
 
@@ -216,7 +250,7 @@ def start_peer(engine: str, model: str) -> list[peers.Worker]:
 def test_a_peer_answers_over_its_pipe(fake_worker: None) -> None:
     plain, flash = start_peer("llama", "m.gguf")
     (other,) = start_peer("vllm", "folder")
-    assert flash.run([[1], [2]], [5, 1]) == 8.0
+    assert flash.run([[1], [2]], [5, 1]) == RunTime(8.0, 24.0)
     assert [peer.name for peer in (plain, flash, other)] == [
         "llama.cpp m.gguf",
         "llama.cpp m.gguf, flash attention",
@@ -232,7 +266,7 @@ def test_a_peer_answers_over_its_pipe(fake_worker: None) -> None:
 
 def test_a_peer_that_dies_on_rearranged_weights_runs_without_and_says_so(fake_worker: None) -> None:
     for peer in start_peer("llama", "fragile.gguf"):
-        assert peer.run([[1]], [1]) == 2.0
+        assert peer.run([[1]], [1]).wall_s == 2.0
         assert "code 3: boom" in peer.facts["weights"]
         peer.close()
 
@@ -290,8 +324,8 @@ def test_llamas_program_is_told_the_shape_and_its_times_are_read(tmp_path: Path)
     assert (plain.name, flash.name) == ("llama.cpp", "llama.cpp, flash attention")
     prompts = [[1] * 8, [2] * 8]
     assert plain.facts["version"] == f"{llama_tools.TOOL} 12 (abc)"
-    assert plain.run(prompts, [11, 11]) == pytest.approx(16.01)
-    assert plain.run(prompts, [1, 1]) == 16.0
+    assert plain.run(prompts, [11, 11]).wall_s == pytest.approx(16.01)
+    assert plain.run(prompts, [1, 1]) == RunTime(16.0, None)
     with pytest.raises(TokenmillError, match="reported no times"):
         plain.run([[1]] * 100, [1] * 100)
 

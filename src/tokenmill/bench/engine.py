@@ -11,7 +11,8 @@ read in chunks among decodes; its figure is all tokens, read and generated, over
 
 With peers, engines take turns inside every repeat, on the same prompts: a machine that changes speed changes it for
 all. This module times nothing itself; an engine reports the seconds of its own run, so that a peer in another process
-is not charged for the pipe.
+is not charged for the pipe. --cpu-time takes the processor time of an engine's process for the wall clock's: on a
+machine that others use too, two builds of one engine still compare by it.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class Measured(Protocol):
     @property
     def pids(self) -> tuple[int, ...]: ...
 
-    def run(self, prompts: list[list[int]], max_tokens: Sequence[int]) -> float:
-        """Seconds to read all prompts and extend prompt i by max_tokens[i] tokens, whatever the tokens are."""
+    def run(self, prompts: list[list[int]], max_tokens: Sequence[int]) -> machine.RunTime:
+        """Read all prompts and extend prompt i by max_tokens[i] tokens, whatever the tokens are."""
         ...
 
     def peak_bytes(self) -> int | None:
@@ -128,7 +129,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATH",
-        help="interpreter with llama-cpp-python, vLLM or OpenVINO GenAI (repeatable; implies --peers)",
+        help="interpreter with llama-cpp-python, vLLM or OpenVINO GenAI, or with another tokenmill and none of these"
+        " (repeatable; implies --peers)",
     )
     group.add_argument("--peer-llama-bin", type=Path, metavar="DIR", help="llama.cpp's own programs (implies --peers)")
     group.add_argument(
@@ -138,6 +140,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="ENGINE=PATH",
         help=f"model of a peer: {', '.join(peers.TITLES)} (repeatable; llama: default the same file)",
+    )
+    group.add_argument(
+        "--cpu-time", action="store_true", help="tokens by an engine's processor time in place of the wall clock's"
     )
     group.add_argument("--repeats", type=int, metavar="N", help=f"runs of each load (default: {REPEATS})")
     group.add_argument(
@@ -191,7 +196,7 @@ def run(args: argparse.Namespace, make_engine: Callable[[Demand], BenchEngine]) 
         for peer in wanted:
             print(f"starting {peer.name()}", file=sys.stderr)
             engines += peers.start(peer, own.model_path, own.threads, demand.num_seqs)
-        report = compare(engines, chosen, num_repeats, own.threads)
+        report = compare(engines, chosen, num_repeats, own.threads, by_cpu=args.cpu_time)
     finally:
         for engine in engines:
             engine.close()
@@ -211,22 +216,27 @@ def loads(stream_counts: Sequence[int], new_tokens: int = NEW_TOKENS) -> list[Lo
     return [Load(f"prefill {PREFILL_TOKENS}", ((1, PREFILL_TOKENS, 1),)), *streams, Load("mixed", MIXED)]
 
 
-def compare(engines: Sequence[Measured], wanted: Sequence[Load], num_repeats: int, num_threads: int) -> Report:
+def compare(
+    engines: Sequence[Measured], wanted: Sequence[Load], num_repeats: int, num_threads: int, *, by_cpu: bool = False
+) -> Report:
     """Every load on every engine, in turns, num_repeats times after one run that warms up."""
     rng = random.Random(SEED)
     bandwidth_before = machine.read_bandwidth(num_threads)
     figures: list[Figure] = []
     for load in wanted:
-        figures += measure(engines, load, num_repeats, rng)
+        figures += measure(engines, load, num_repeats, rng, by_cpu=by_cpu)
     facts = {"machine": machine.hardware(), "run": _run_facts(num_repeats)}
     for engine in engines:
         peak = engine.peak_bytes()
         memory = {} if peak is None else {"peak memory": format_bytes(peak)}
         facts[engine.name] = {**engine.facts, **memory}
-    return Report(facts, (bandwidth_before, machine.read_bandwidth(num_threads)), figures)
+    clock = "cpu" if by_cpu else "wall"
+    return Report(facts, (bandwidth_before, machine.read_bandwidth(num_threads)), figures, clock)
 
 
-def measure(engines: Sequence[Measured], load: Load, num_repeats: int, rng: random.Random) -> list[Figure]:
+def measure(
+    engines: Sequence[Measured], load: Load, num_repeats: int, rng: random.Random, *, by_cpu: bool = False
+) -> list[Figure]:
     """The figures of one load, of the engines that can run it."""
     is_uneven = len(load.kinds) > 1
     engines = [engine for engine in engines if engine.takes_uneven or not is_uneven]
@@ -240,7 +250,7 @@ def measure(engines: Sequence[Measured], load: Load, num_repeats: int, rng: rand
         prompts = load.draw(rng, vocab_size)
         for engine in engines:
             time.sleep(SETTLE_S)
-            seconds, values = _measure_once(engine, load, prompts)
+            seconds, values = _measure_once(engine, load, prompts, by_cpu=by_cpu)
             print(f"{load.name}, {repeat + 1} of {num_repeats}: {engine.name} {seconds:.2f} s", file=sys.stderr)
             for quantity, value in values.items():
                 rates.setdefault(quantity, {}).setdefault(engine.name, []).append(value)
@@ -248,23 +258,35 @@ def measure(engines: Sequence[Measured], load: Load, num_repeats: int, rng: rand
     return [Figure(load.name, quantity, runs, state) for quantity, runs in rates.items()]
 
 
-def _measure_once(engine: Measured, load: Load, prompts: list[list[int]]) -> tuple[float, dict[str, float]]:
+def _measure_once(
+    engine: Measured, load: Load, prompts: list[list[int]], *, by_cpu: bool
+) -> tuple[float, dict[str, float]]:
     """Seconds in all, and tokens per second by quantity."""
+
+    def seconds_of(max_tokens: Sequence[int]) -> float:
+        spent = engine.run(prompts, max_tokens)
+        if not by_cpu:
+            return spent.wall_s
+        if spent.cpu_s is None:
+            raise ConfigError(f"--cpu-time: the processor time of {engine.name} is not known.", param="cpu_time")
+        return spent.cpu_s
+
     num_new = sum(load.max_tokens)
     if len(load.kinds) > 1:
-        total_s = engine.run(prompts, load.max_tokens)
+        total_s = seconds_of(load.max_tokens)
         return total_s, {"read and generated": (load.num_prompt + num_new) / total_s}
-    first_s = engine.run(prompts, [1] * load.num_streams)
+    first_s = seconds_of([1] * load.num_streams)
     if num_new == load.num_streams:
         return first_s, {"prompt": load.num_prompt / first_s}
-    total_s = engine.run(prompts, load.max_tokens)
+    total_s = seconds_of(load.max_tokens)
     if total_s <= first_s:
         raise TokenmillError(
             f"{engine.name} took {first_s:.3f} s for one token and {total_s:.3f} s for {load.max_tokens[0]}: the"
             " machine is too busy to measure on. Try again when it is idle."
         )
     decode = (num_new - load.num_streams) / (total_s - first_s)
-    return first_s + total_s, {"decode only": decode, "generated over wall": num_new / total_s}
+    whole = f"generated over {'CPU time' if by_cpu else 'wall'}"
+    return first_s + total_s, {"decode only": decode, whole: num_new / total_s}
 
 
 def _find_peers(args: argparse.Namespace) -> list[peers.Wanted]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,13 @@ CONTAMINATED_CORES = 0.12
 PROBE_BYTES = 128 << 20
 PROBE_ROUNDS = 4
 _FEATURES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimd", "asimddp", "i8mm")
+
+
+class RunTime(NamedTuple):
+    """Seconds of one run of an engine. cpu_s: of all processors, by its process; None where that cannot be told."""
+
+    wall_s: float
+    cpu_s: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,11 +99,13 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """facts: section -> name -> value, printed as they are. bandwidth: GB/s before and after."""
+    """facts: section -> name -> value, printed as they are. bandwidth: GB/s before and after. clock: whose seconds the
+    figures are by: "wall", or "cpu", the engine's processor time."""
 
     facts: dict[str, dict[str, str]]
     bandwidth: tuple[float, float]
     figures: list[Figure] = field(default_factory=list)
+    clock: str = "wall"
 
     @property
     def is_contaminated(self) -> bool:
@@ -112,7 +114,7 @@ class Report:
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Header and rows of the table."""
         engines = list(dict.fromkeys(name for figure in self.figures for name in figure.runs))
-        header = ["load", "tokens/s", *engines]
+        header = ["load", "tokens/s" if self.clock == "wall" else "tokens/CPU s", *engines]
         header += ["ratio to the best peer"] if len(engines) > 1 else []
         rows = []
         for figure in self.figures:
@@ -172,6 +174,7 @@ class Report:
             "facts": self.facts,
             "bandwidth_gb_per_s": {"before": before, "after": after},
             "is_contaminated": self.is_contaminated,
+            "clock": self.clock,
             "figures": figures,
         }
 

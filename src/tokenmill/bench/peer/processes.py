@@ -40,8 +40,8 @@ class LlamaTools:
         self._command += ["-b", str(BATCH_TOKENS), "-ub", str(MICRO_BATCH_TOKENS)]
         self._command += ["-fa", "on" if flash_attention else "off", "--output-format", "jsonl"]
 
-    def run(self, prompts: list[list[int]], max_tokens: Sequence[int]) -> float:
-        """Seconds for all prompts and max_tokens tokens of each."""
+    def run(self, prompts: list[list[int]], max_tokens: Sequence[int]) -> machine.RunTime:
+        """For all prompts and max_tokens tokens of each. The program's processor time is not told: loading is in it."""
         num_prompt, num_new, num_streams = len(prompts[0]), max_tokens[0], len(prompts)
         assert {len(prompt) for prompt in prompts} == {num_prompt} and set(max_tokens) == {num_new}, max_tokens
         # A first token comes with the prompt; the program insists on extending by one at least.
@@ -50,7 +50,8 @@ class LlamaTools:
         shape = {"-c": room, "-npp": num_prompt, "-ntg": extended, "-npl": num_streams}
         command = [*self._command, *(str(word) for pair in shape.items() for word in pair)]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        return seconds_of(done.stdout, num_new > 1, f"{self.name} ended with code {done.returncode}")
+        seconds = seconds_of(done.stdout, num_new > 1, f"{self.name} ended with code {done.returncode}")
+        return machine.RunTime(seconds, None)
 
     def peak_bytes(self) -> int | None:
         """Not told: what the system reports of an ended child includes this process at the fork."""
@@ -86,10 +87,12 @@ def find_tool(folder: Path) -> Path:
 
 WORKER = Path(__file__).with_name("worker.py")
 
-ENGINES = {"llama_cpp": "llama", "vllm": "vllm", "openvino_genai": "openvino"}
+ENGINES = {"llama_cpp": "llama", "vllm": "vllm", "openvino_genai": "openvino", "tokenmill": "tokenmill"}
 """Python module that shows that an interpreter has the engine -> our name for it, as in --peer-model."""
 
-TITLES = {"llama": "llama.cpp", "vllm": "vLLM", "openvino": "OpenVINO"}
+TITLES = {"llama": "llama.cpp", "vllm": "vLLM", "openvino": "OpenVINO", "tokenmill": "tokenmill"}
+TAKES_OWN_MODEL = ("llama", "tokenmill")
+"""Those that run the file under test unless they are given models."""
 
 _LOOK = (
     "import importlib.util, json, sys;"
@@ -114,6 +117,7 @@ class Wanted:
 
     def name(self, flash_attention: bool = False) -> str:
         title = TITLES[self.engine] + (f" {self.model.name}" if self.model else "")
+        title += f" of {self.prefix}" if self.engine == "tokenmill" else ""
         return f"{title}{', flash attention' if flash_attention else ''}"
 
 
@@ -139,15 +143,16 @@ class Worker:
         self.facts.update(hello["facts"])
         self.vocab_size = hello["vocab_size"]
 
-    def run(self, prompts: list[list[int]], max_tokens: Sequence[int]) -> float:
-        """Seconds to read all prompts and extend prompt i by max_tokens[i] tokens."""
+    def run(self, prompts: list[list[int]], max_tokens: Sequence[int]) -> machine.RunTime:
+        """Read all prompts and extend prompt i by max_tokens[i] tokens."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"prompts": prompts, "max_tokens": list(max_tokens)}) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise self._death() from None
-        return float(self._read()["seconds"])
+        found = self._read()
+        return machine.RunTime(float(found["seconds"]), float(found["cpu_seconds"]))
 
     def peak_bytes(self) -> int | None:
         return machine.peak_memory(self._process.pid)
@@ -179,7 +184,8 @@ class Worker:
 def find(pythons: Sequence[str], llama_bin: Path | None, models: Sequence[tuple[str, Path]]) -> list[Wanted]:
     """What can be run with these interpreters, this folder of llama.cpp's programs, and these (engine, path) models.
 
-    llama.cpp runs the file under test unless it is given models; the others need theirs named. Raises ConfigError.
+    llama.cpp and tokenmill run the file under test unless they are given models; the others need theirs named. Raises
+    ConfigError.
     """
     homes: dict[str, dict[str, Any]] = {}
     if llama_bin is not None:
@@ -192,7 +198,7 @@ def find(pythons: Sequence[str], llama_bin: Path | None, models: Sequence[tuple[
     wanted = []
     for engine, home in homes.items():
         named: list[Path | None] = [path for name, path in models if name == engine]
-        if not named and engine != "llama":
+        if not named and engine not in TAKES_OWN_MODEL:
             raise ConfigError(f"{TITLES[engine]} needs a model: --peer-model {engine}=PATH.", param="peer_model")
         wanted += [Wanted(engine, path, **home) for path in named or [None]]
     for engine, path in models:
@@ -207,7 +213,8 @@ def find(pythons: Sequence[str], llama_bin: Path | None, models: Sequence[tuple[
 
 
 def _look(python: str) -> tuple[str, list[str]]:
-    """Where the interpreter's packages lie, and the engines it has: at least one."""
+    """Where the interpreter's packages lie, and the engines it has: at least one. A tokenmill is one where there is no
+    other, and it is not this interpreter's."""
     is_ours = python == sys.executable
     try:
         done = subprocess.run([python, "-c", _LOOK], capture_output=True, text=True)
@@ -217,6 +224,8 @@ def _look(python: str) -> tuple[str, list[str]]:
         reason = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise ConfigError(f"--peer-python {python} fails: {reason[0]}", param="peer_python")
     prefix, modules = json.loads(done.stdout)
+    if is_ours or len(modules) > 1:
+        modules = [module for module in modules if module != "tokenmill"]
     if not modules:
         what = "--peers finds none" if is_ours else f"--peer-python {python} has none"
         raise ConfigError(

@@ -3,16 +3,17 @@
 It answers one JSON line on standard output for each JSON line on standard input:
 
     at the start                                         -> {"facts": {name: value}, "vocab_size": n}
-    {"prompts": [[id, ...], ...], "max_tokens": [n, ...]} -> {"seconds": s}
+    {"prompts": [[id, ...], ...], "max_tokens": [n, ...]} -> {"seconds": s, "cpu_seconds": c}
 
 ENGINE names a module beside this file with `start(model, **options) -> runner`; a runner has `facts`, `vocab_size` and
-`run(prompts, max_tokens) -> seconds`.
+`run(prompts, max_tokens) -> seconds`. The processor time is this process's.
 """
 
 import importlib
 import json
 import os
 import sys
+import time
 
 
 def main() -> None:
@@ -23,7 +24,10 @@ def main() -> None:
     print(json.dumps({"facts": runner.facts, "vocab_size": runner.vocab_size}), file=replies, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        print(json.dumps({"seconds": runner.run(request["prompts"], request["max_tokens"])}), file=replies, flush=True)
+        start_s = time.process_time()
+        seconds = runner.run(request["prompts"], request["max_tokens"])
+        reply = {"seconds": seconds, "cpu_seconds": time.process_time() - start_s}
+        print(json.dumps(reply), file=replies, flush=True)
 
 
 if __name__ == "__main__":

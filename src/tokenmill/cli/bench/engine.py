@@ -12,7 +12,7 @@ from typing import Any
 from ...api.constraints import read_constraint
 from ...api.fields import Fields
 from ...bench.engine import Demand, run
-from ...bench.machine import peak_memory
+from ...bench.machine import RunTime, peak_memory
 from ...core.errors import ConfigError
 from ...core.request import SamplingParams
 from ...formats.hub import resolve_model
@@ -41,11 +41,11 @@ class LocalEngine:
         self._since_s, self._expert_load = time.time(), expert_load
         self._settings = {"temperature": 0.0, **with_grammar(settings)}
 
-    def run(self, prompts: list[list[int]], max_tokens: Sequence[int]) -> float:
+    def run(self, prompts: list[list[int]], max_tokens: Sequence[int]) -> RunTime:
         sampling = [SamplingParams(max_tokens=count, ignore_eos=True, **self._settings) for count in max_tokens]
-        start_s = time.perf_counter()
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
         outputs = self._llm.generate(prompts, sampling)
-        seconds = time.perf_counter() - start_s
+        spent = RunTime(time.perf_counter() - start_s, time.process_time() - start_cpu_s)
         given = [len(output.outputs[0].token_ids) for output in outputs]
         if given != list(max_tokens):
             raise ConfigError(
@@ -53,7 +53,7 @@ class LocalEngine:
                 'long enough, such as {"json": {"type": "array", "items": {"type": "string"}, "minItems": 1000}}.',
                 param="sampling",
             )
-        return seconds
+        return spent
 
     def peak_bytes(self) -> int | None:
         return peak_memory()
