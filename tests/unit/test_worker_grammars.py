@@ -19,7 +19,7 @@ from tokenmill.ops.reference import ReferenceOps
 from tokenmill.text.grammar import matcher as matchers
 from tokenmill.text.grammar.matcher import Matcher
 from tokenmill.worker import grammars as grammars_module
-from tokenmill.worker.grammars import Constrained, Grammars
+from tokenmill.worker.grammars import Constrained, DraftMasks, Grammars
 
 NONE = np.zeros(0, np.int32)
 text = Characters()
@@ -45,7 +45,7 @@ def introduce(grammars: Grammars, intro: Introduction, allowed_ids: np.ndarray =
 
 
 def advance(grammars: Grammars, several: list[Constrained], tokens: str) -> None:
-    grammars.advance(list(zip(several, text.encode(tokens), strict=True)))
+    grammars.advance([(one, [token]) for one, token in zip(several, text.encode(tokens), strict=True)])
 
 
 def ids(*strings: str) -> np.ndarray:
@@ -83,7 +83,7 @@ def test_a_resumed_sequence_goes_on_where_it_was(grammars):
 def test_an_ended_sequence_lets_its_overshoot_draw(grammars):
     """A step that was planned before the end is known waits for nothing; what it draws is dropped."""
     one = introduce(grammars, intro(regex("a?")))
-    grammars.advance([(one, END)])
+    grammars.advance([(one, [END])])
     assert until(lambda: one.mask.until[0] == ALWAYS) and not one.error
 
 
@@ -92,7 +92,7 @@ def test_a_row_of_a_failed_step_lets_later_ones_draw(grammars):
     grammars.give_up(one)
     assert until(lambda: one.mask.until[0] == ALWAYS) and not one.error
     other = introduce(grammars, intro(regex("abc")))
-    grammars.advance([(other, -1)])  # its logits were not finite
+    grammars.advance([(other, [-1])])  # its logits were not finite
     assert until(lambda: other.mask.until[0] == ALWAYS) and not other.error
 
 
@@ -125,6 +125,79 @@ def test_other_settings_narrow_the_mask(grammars):
     assert allowed(goes_on.mask, 1) == text.encode("b")
     advance(grammars, [goes_on], "b")
     assert allowed(goes_on.mask, 2) == [END]
+
+
+def ahead(grammars: Grammars, one: Constrained, position: int, drafts: str, end: bool = False) -> DraftMasks:
+    masks = grammars.take_drafts(one, position, (*text.encode(drafts), *([END] if end else [])))
+    grammars.hand_over()
+    return masks
+
+
+def known(masks: DraftMasks) -> list[list[int]]:
+    """Of the draws behind drafts that have one, the mask."""
+    assert until(lambda: all(mask.until[0] == ALWAYS for mask in masks.masks))
+    return [allowed(mask, masks.position) for mask in masks.masks[: masks.known]]
+
+
+def test_draws_behind_drafts_have_masks(grammars):
+    """Made from the tokens before them, be these known already or not, and from the drafts; then the sequence goes on
+    from what was accepted."""
+    one = introduce(grammars, intro(regex("a(b[cd]|x)*y")))
+    first = ahead(grammars, one, 1, "bcxb")
+    assert first.masks[0].until[0] == 0
+    advance(grammars, [one], "a")
+    assert known(first) == [text.encode(each) for each in ("cd", "bxy", "bxy", "cd")]
+    assert allowed(one.mask, 1) == text.encode("bxy")
+    grammars.advance([(one, text.encode("bd"))])  # of the drafts one was right
+    assert allowed(one.mask, 3) == text.encode("bxy")
+    assert known(ahead(grammars, one, 3, "xb")) == [text.encode("bxy"), text.encode("cd")]
+    grammars.advance([(one, text.encode("xbc"))])
+    assert allowed(one.mask, 6) == text.encode("bxy") and not one.error
+
+
+def test_behind_a_draft_that_cannot_come_a_draw_is_of_no_use(grammars):
+    """One that the grammar or other settings forbid, one that ends the answer, or no sequence any more: nothing waits,
+    and those before are known."""
+    one = introduce(grammars, intro(regex("ab+")))
+    assert known(ahead(grammars, one, 0, "acb")) == [text.encode("b")]
+    assert known(ahead(grammars, one, 0, "x")) == []
+    assert known(ahead(grammars, one, 0, "abb", end=True)) == [text.encode("b"), *[[*text.encode("b"), END]] * 2]
+    narrow = introduce(grammars, intro(regex("[ab]{2}c")), ids("a"))
+    assert (
+        known(ahead(grammars, narrow, 0, "aa")) == [text.encode("a")] and known(ahead(grammars, narrow, 0, "b")) == []
+    )
+    pending = ahead(grammars, one, 1, "b")
+    grammars.give_up(one)
+    assert known(pending) == [] and known(ahead(grammars, one, 1, "b")) == []
+
+
+def test_an_error_in_drafts_is_not_the_sequences(grammars, monkeypatch):
+    """They leave the matcher where it cannot go on; the sequence goes on with another."""
+    one = introduce(grammars, intro(regex("ab*c")))
+    assert allowed(one.mask, 0) == text.encode("a")
+    step, failing = Matcher.step, [False]
+
+    def leave(self: Matcher, token: int, address: int, num_bytes: int) -> float:
+        return step(self, text.encode("z")[0] if failing[0] else token, address, num_bytes)
+
+    monkeypatch.setattr(Matcher, "step", leave)
+    failing[0] = True
+    assert known(ahead(grammars, one, 0, "ab")) == []
+    failing[0] = False
+    grammars.advance([(one, text.encode("ab"))])
+    assert allowed(one.mask, 2) == text.encode("bc") and not one.error
+    assert known(ahead(grammars, one, 2, "b")) == [text.encode("bc")]
+
+
+def test_drafts_take_what_time_masks_leave(grammars, monkeypatch):
+    """What they take is charged, and counts for no bound of the sequence."""
+    one = introduce(grammars, intro(regex("[ab]{9}")))
+    assert allowed(one.mask, 0)
+    monkeypatch.setattr(grammars_module, "_SLOW_S", 0.0)
+    assert len(known(ahead(grammars, one, 0, "abab"))) == 4
+    assert one.spent_s > 0 and one.slow_s == 0
+    monkeypatch.setattr(grammars_module, "STEP_S", 0.0)
+    assert len(known(ahead(grammars, one, 0, "abab"))) == 1
 
 
 def test_grammars_are_prepared_once_and_kept_in_bounds(monkeypatch):
@@ -160,7 +233,7 @@ def test_no_sequence_fails_for_what_others_found_out(monkeypatch):
         one = introduce(grammars, intro(grammar, max_tokens=None))
         for position, token in enumerate(rng.choice(ids("ab"), 60).tolist()):
             assert len(allowed(one.mask, position)) > 90
-            grammars.advance([(one, token)])
+            grammars.advance([(one, [token])])
         assert allowed(one.mask, 60) and not one.error, one.error
     grammars.close()
 
@@ -247,7 +320,7 @@ def test_a_step_waits_for_one_slow_mask(grammars, monkeypatch):
     assert all(allowed(one.mask, 0) for one in several)
     for one, slow_s in zip(several, (0.03, 0.01, 0.02, 0.04), strict=True):
         one.slow_s = slow_s
-    grammars.advance([*((one, text.encode("a")[0]) for one in several[:3]), (several[3], END)])
+    grammars.advance([*((one, text.encode("a")) for one in several[:3]), (several[3], [END])])
     assert until(lambda: all(one.mask.until[0] for one in several))
     assert allowed(several[1].mask, 1) == text.encode("b")
     assert until(lambda: all(several[place].mask.until[0] == ALWAYS for place in (0, 2, 3)))

@@ -16,6 +16,11 @@ on as if it had never left; what its slow masks have taken is told with it. Gram
 has one is introduced (`core.effects.PrepareGrammar`), so that nothing slow is left to do beside the steps; which ones
 are kept is this file's business.
 
+The draws of a row with drafts have a mask each: that behind a draft is what follows if the draft is taken. The matcher
+takes the drafts and is rolled back, before the tokens that were drawn are known. Behind a draft that the grammar does
+not allow, that ends the answer or that is too slow, a draw may give anything: `known` says that it is of no use. What
+drafts cost is charged, but fails no sequence.
+
 What cannot go on (an error of the library, masks that take too long, no token left) lets its row draw anything: its
 error is read when that row's step is collected, and the token is dropped.
 """
@@ -74,6 +79,18 @@ _COSTLY_S = 0.01
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
+class DraftMasks:
+    """Of a row with drafts: the masks of the draws behind each of them. The row's first draw is of output position
+    `position`, and its mask is the sequence's own. known: so many of the draws behind are by what the grammar allows;
+    it stands once the step has ended."""
+
+    position: int
+    tokens: tuple[int, ...]
+    masks: Sequence[Mask]
+    known: int = 0
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Constrained:
     """A sequence that follows a grammar. The thread of `Grammars` writes it; others read how it stands and charge what
@@ -87,7 +104,8 @@ class Constrained:
     is_invalid  what `error` says is for the caller to mend
     lacks_mask   its next mask was not made: if it is to draw, then in another step, where it is introduced anew
     slow_s    processor time of its slow tokens, those before it was introduced included
-    spent_s   of all that was slow, its beginning too
+    spent_s   of all that was slow, its beginning and drafts too
+    drafts    of its next row, where their masks are still to be made
     """
 
     grammar: str
@@ -105,6 +123,7 @@ class Constrained:
     is_invalid: bool = False
     lacks_mask: bool = False
     spent_s: float = 0.0
+    drafts: DraftMasks | None = None
     _charged_s: float = 0.0
 
     def charge(self) -> float:
@@ -114,10 +133,10 @@ class Constrained:
         return spent_s
 
 
-_NO_TOKEN = -1
+_NO_TOKEN = (-1,)
 
-Work = tuple[Constrained, int | None]
-"""A sequence and the token that it has drawn, below 0 where none will come; None: it begins."""
+Work = tuple[Constrained, Sequence[int] | DraftMasks | None]
+"""A sequence and the tokens that it has drawn, one below 0 where none will come; or its drafts; None: it begins."""
 
 
 @dataclass(slots=True, eq=False)
@@ -186,14 +205,21 @@ class Grammars:
         self._begun.append((one, None))
         return one
 
+    def take_drafts(self, one: Constrained, position: int, drafts: tuple[int, ...]) -> DraftMasks:
+        """Masks for the draws behind the drafts of a row, which are made once the tokens before it are known.
+        `position`: the output position of the row's first draw."""
+        masks = DraftMasks(position, drafts, [Mask(self.vocab_size) for _ in drafts])
+        self._begun.append((one, masks))
+        return masks
+
     def hand_over(self) -> None:
-        """Those that were introduced since the last time."""
+        """What was introduced, and the drafts that were taken, since the last time."""
         if self._begun:
             begun, self._begun = self._begun, []
             self._do(begun)
 
     def advance(self, drawn: Sequence[Work]) -> None:
-        """Of a step: its constrained sequences, each with its token."""
+        """Of a step: its constrained sequences, each with its tokens."""
         self._do(drawn)
 
     def give_up(self, one: Constrained) -> None:
@@ -260,29 +286,37 @@ class Grammars:
                 trim_heap()
 
     def _serve(self, works: Sequence[Work]) -> None:
-        """What was asked for together."""
+        """What was asked for together. Draws behind drafts wait for the others."""
         spent_s = 0.0
-        for one, token in sorted(works, key=_cost):
-            if one.is_over:
+        for one, what in sorted(works, key=_cost):
+            if isinstance(what, DraftMasks):
+                one.drafts = what
+                if one.is_over:
+                    self._drop_drafts(one)
+            elif one.is_over:
                 continue
-            if token is not None and (token < 0 or token in one.end_ids):
+            elif what is not None and (what[0] < 0 or not one.end_ids.isdisjoint(what)):
                 self._let_go(one)
-            elif spent_s > STEP_S or (token is not None and len(one.tokens) + 1 >= one.max_tokens):  # nothing follows
-                one.lacks_mask = True
+            elif spent_s > STEP_S or (what is not None and len(one.tokens) + len(what) >= one.max_tokens):
+                one.lacks_mask = True  # which is of no use where nothing follows
                 self._let_go(one)
             else:
-                spent_s += self._guard(one, token)
+                spent_s += self._guard(one, what)
+        for one, _ in works:
+            if one.drafts is not None and one.drafts.position == len(one.tokens):
+                spent_s += self._look_ahead(one, one.drafts, STEP_S - spent_s)
 
-    def _guard(self, one: Constrained, token: int | None) -> float:
+    def _guard(self, one: Constrained, tokens: Sequence[int] | None) -> float:
         """Make a mask; the processor time, where that was slow. An error ends the sequence and nothing else."""
         began_s = time.thread_time()
         try:
-            if token is None:
+            if tokens is None:
                 self._start(one)
             else:
-                one.tokens.append(token)
-                self._take(one, [token])
-            self._narrow(one)
+                one.tokens += tokens
+                self._take(one, tokens)
+            if not self._narrow(one, one.mask):
+                raise GrammarFailed("The grammar allows none of the tokens of allowed_token_ids here.")
         except GrammarFailed as error:
             one.error, one.is_invalid = str(error), True
         except Exception as error:
@@ -317,9 +351,11 @@ class Grammars:
         else:
             one.matcher.fill(*one.mask.place)
 
-    def _take(self, one: Constrained, tokens: list[int]) -> None:
+    def _take(self, one: Constrained, tokens: Sequence[int]) -> None:
         """Those that it has drawn since; the last one is a step of its matcher."""
-        assert one.matcher is not None
+        if one.matcher is None:  # drafts have led it where it could not go on
+            self._make_anew(one).fill(*one.mask.place)
+            return
         *before, last = tokens
         try:
             if before:
@@ -348,37 +384,79 @@ class Grammars:
         one.matcher = None
         if before_bytes - heap_bytes() > MAX_GROWN_BYTES // 2:
             raise GrammarFailed(f"Grammars take more than {MAX_GROWN_BYTES >> 20} MiB. Make this one simpler.")
-        self._make_anew(one)
+        self._make_anew(one).fill(*one.mask.place)
 
     def _start_afresh(self, one: Constrained, error: GrammarFailed) -> None:
         """Copies of a matcher share what the library found out about the grammar, and that is bounded. One that starts
         from nothing has all room to itself, so that no sequence fails for what others did before."""
         if not error.is_out_of_room:
             raise error
-        self._make_anew(one)
+        self._make_anew(one).fill(*one.mask.place)
 
-    def _make_anew(self, one: Constrained) -> None:
-        one.matcher = self._build(one.grammar)
-        self._keep(one.grammar, one.matcher.copy())
-        one.matcher.follow(one.tokens)
-        one.matcher.fill(*one.mask.place)
+    def _make_anew(self, one: Constrained) -> Matcher:
+        one.matcher = matcher = self._build(one.grammar)
+        self._keep(one.grammar, matcher.copy())
+        matcher.follow(one.tokens)
+        return matcher
 
-    def _narrow(self, one: Constrained) -> None:
-        words = one.mask.words
-        if one.hides_end and any(int(words[end >> 5]) >> (end & 31) & 1 for end in one.end_ids):
+    def _look_ahead(self, one: Constrained, drafts: DraftMasks, most_s: float) -> float:
+        """Make the masks behind drafts, in about that time at most; what of it was slow. An error ends the drafts and
+        nothing else."""
+        try:
+            return self._follow_drafts(one, drafts, most_s)
+        except Exception as error:
+            if not isinstance(error, GrammarFailed):
+                log.exception("The masks of drafts could not be made.")
+            one.matcher = None  # it is made anew for the next token
+            return 0.0
+        finally:
+            self._drop_drafts(one)
+
+    def _follow_drafts(self, one: Constrained, drafts: DraftMasks, most_s: float) -> float:
+        assert one.matcher is not None
+        num_taken, spent_s, mask = 0, 0.0, one.mask
+        for token, following in zip(drafts.tokens, drafts.masks, strict=True):
+            if spent_s > most_s or token in one.end_ids or not _allows(mask, token):
+                break
+            taken_s = one.matcher.step(token, *following.place)
+            num_taken += 1
+            if taken_s >= _SLOW_S:
+                spent_s += taken_s
+            if not self._narrow(one, following):
+                break
+            drafts.known, mask = num_taken, following
+        one.spent_s += spent_s
+        one.matcher.roll_back(num_taken)
+        return spent_s
+
+    def _drop_drafts(self, one: Constrained) -> None:
+        """No mask is waited for any more: those that are not known let their draws be anything."""
+        if one.drafts is not None:
+            for mask in one.drafts.masks:
+                self.ops.publish(mask, ALWAYS)
+            one.drafts = None
+
+    def _narrow(self, one: Constrained, mask: Mask) -> bool:
+        """By what else its settings say; whether that leaves a token."""
+        words = mask.words
+        if one.hides_end and any(_allows(mask, end) for end in one.end_ids):
             others = words & ~one.ends
             if others.any():
                 words[:] = others
         if one.allowed is not None:
             words &= one.allowed
-            if not words.any():
-                raise GrammarFailed("The grammar allows none of the tokens of allowed_token_ids here.")
+        return one.allowed is None or bool(words.any())
 
     def _let_go(self, one: Constrained) -> None:
         one.is_over = True
         one.matcher = None
         one.mask.words[:] = 2**32 - 1
         self.ops.publish(one.mask, ALWAYS)
+        self._drop_drafts(one)
+
+
+def _allows(mask: Mask, token: int) -> bool:
+    return bool(int(mask.words[token >> 5]) >> (token & 31) & 1)
 
 
 def _cost(work: Work) -> tuple[float, int]:

@@ -20,7 +20,7 @@ be prepared while earlier ones compute. It decides nothing: what runs, and where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
@@ -207,8 +207,6 @@ class Runner:
                 slots.append_blocks(slot, row.blocks)
             if row.score:
                 num_prompt = len(self._scores[slot].prompt_tokens)
-            if row.drafts and self._sampler.has_grammar(slot):
-                row = row._replace(drafts=())
             parts.append(part_of_row(index, row, slot, num_prompt))
         return parts
 
@@ -229,8 +227,7 @@ class Runner:
             adapters_S = [self._adapter_of_part(part) for part in parts]
             batch.adapters_T = np.repeat(np.array(adapters_S, np.int32), np.diff(batch.row_starts_S1))
         assert batch.tokens_T.max() < self._vocab_size, f"a token id beyond the vocabulary of {self._vocab_size}"
-        slots_L, positions_L, sampled = self._places_of_draws(step, parts)
-        micro_batch = self._bind(batch, self._sampler.prepare(slots_L, positions_L), slots_L, sampled)
+        micro_batch = self._prepare_draws(step, batch, [part for part in parts if part.num_draws])
         scored = [part for part in parts if part.num_scored]
         if scored:
             known: list[int] = []
@@ -243,19 +240,19 @@ class Runner:
             micro_batch.known, micro_batch.num_top = known, num_top
         return micro_batch
 
-    def _places_of_draws(self, step: int, parts: list[RowPart]) -> tuple[np.ndarray, np.ndarray, list[int]]:
-        """Of each draw its slot, the position of its token and its row in the plan."""
-        drawing = [part for part in parts if part.num_draws]
+    def _prepare_draws(self, step: int, batch: StepBatch, drawing: list[RowPart]) -> MicroBatch:
         slots_S = np.fromiter((part.slot for part in drawing), np.int32, len(drawing))
         ends_S = np.fromiter((part.start + part.num_tokens for part in drawing), np.int32, len(drawing))
         counts_S = np.fromiter((part.num_draws for part in drawing), np.int32, len(drawing))
-        firsts_S = ends_S - counts_S + np.int32(1)
+        slots_L, positions_L = np.repeat(slots_S, counts_S), runs(ends_S - counts_S + np.int32(1), counts_S)
         self._slots.drawn_step[slots_S] = np.where(counts_S == 1, step, -1)
-        for part, first in zip(drawing, firsts_S.tolist(), strict=True):
+        sampled: list[int] = []
+        drafts: dict[int, tuple[int, ...]] = {}
+        for part in drawing:
             if part.num_draws > 1:
-                self._sampler.take_drafts(part.slot, first, part.tokens[1 - part.num_draws :])
-        sampled = [part.row for part in drawing for _ in range(part.num_draws)]
-        return np.repeat(slots_S, counts_S), runs(firsts_S, counts_S), sampled
+                drafts[len(sampled)] = part.tokens[1 - part.num_draws :]
+            sampled += [part.row] * part.num_draws
+        return self._bind(batch, self._sampler.prepare(slots_L, positions_L, drafts), slots_L, sampled)
 
     def _bind(self, batch: StepBatch, drawing: Drawing, slots_L: np.ndarray, sampled: Sequence[int]) -> MicroBatch:
         draws = drawing.draws(slots_L, self._drawn)
@@ -293,13 +290,11 @@ class Runner:
         scores: dict[int, tuple[TokenLogprob, ...]] = {}
         for micro_batch in step.micro_batches:
             drawn, drawn_scores = self._drawn_tokens(micro_batch), told(micro_batch.draws)
-            for row, draws in groupby(range(len(drawn)), key=micro_batch.sampled.__getitem__):
-                seq, drafts = step.plan.rows[row].seq, step.plan.rows[row].drafts
-                taken = _taken([*draws], drawn, drafts)
+            for row, taken in _taken(step, micro_batch, drawn):
                 tokens[row] = tuple(drawn[index] for index in taken)
                 logprobs[row] = tuple(drawn_scores[index] for index in taken if index in drawn_scores)
                 if tokens[row][0] < 0:
-                    failed.setdefault(row, _failed(seq, tokens[row][0]))
+                    failed.setdefault(row, _failed(step.plan.rows[row].seq, tokens[row][0]))
             entries = iter(micro_batch.scores)
             for row, count in micro_batch.scored:
                 scored = tuple(islice(entries, count))
@@ -320,16 +315,16 @@ class Runner:
         """Have the masks of the tokens to come made. By row: those whose masks took long, or that were drawn without
         one, each with the processor time that it has not been charged for."""
         told: dict[int, tuple[Constrained, float]] = {}
-        followed: list[tuple[Constrained, int]] = []
+        followed: list[tuple[Constrained, Sequence[int]]] = []
         for micro_batch in step.micro_batches:
-            if micro_batch.drawing.constrained is None:
+            constrained = micro_batch.drawing.constrained
+            if constrained is None:
                 continue
-            drawn = zip(
-                micro_batch.sampled, micro_batch.drawing.constrained, micro_batch.draws.tokens_L.tolist(), strict=True
-            )
-            for row, one, token in drawn:
+            drawn = micro_batch.draws.tokens_L.tolist()
+            for row, taken in _taken(step, micro_batch, drawn):
+                one = constrained[taken[0]]
                 if one is not None:
-                    followed.append((one, token))
+                    followed.append((one, [drawn[index] for index in taken]))
                     spent_s = one.charge()
                     if spent_s or one.error or one.lacks_mask:
                         told[row] = one, spent_s
@@ -356,14 +351,22 @@ class Runner:
         return drawn
 
 
-def _taken(draws: list[int], drawn: Sequence[int], drafts: tuple[int, ...]) -> list[int]:
-    """Of a row's draws, by their index among `drawn`, those that its sequence takes: the first, and each behind drafts
-    that are what was drawn in their places. One that gave no token ends them, unless it is the first: in the next step
-    it will be."""
-    for count, (before, index, draft) in enumerate(zip(draws, draws[1:], drafts, strict=False), 1):
-        if drawn[before] != draft or drawn[index] < 0:
-            return draws[:count]
-    return draws
+def _taken(step: PreparedStep, micro_batch: MicroBatch, drawn: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+    """Of each row that draws, its index in the plan and those of its draws that its sequence takes: the first, and each
+    behind drafts that are what was drawn in their places. One that gave no token ends them, unless it is the first: in
+    the next step it will be."""
+    if not step.has_drafts:
+        yield from zip(micro_batch.sampled, [(index,) for index in range(len(drawn))], strict=True)
+        return
+    for row, draws in groupby(range(len(drawn)), key=micro_batch.sampled.__getitem__):
+        first, drafts = next(draws), step.plan.rows[row].drafts
+        masks = micro_batch.drawing.drafts.get(first)
+        end = first + 1
+        for draft in drafts if masks is None else drafts[: masks.known]:
+            if drawn[end - 1] != draft or drawn[end] < 0:
+                break
+            end += 1
+        yield row, range(first, end)
 
 
 def _failed(seq: int, token: int) -> RowResult:

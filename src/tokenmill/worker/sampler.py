@@ -15,8 +15,8 @@ is dropped. So nothing is rolled back: places behind the tokens that were taken 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -25,7 +25,7 @@ from ..core.sampling import FILTERS, PENALTIES, SETTINGS, SamplingParams
 from ..core.step import Introduction, TokenLogprob
 from ..ops.api import Ops
 from ..ops.draws import ALWAYS, COLUMN_DTYPES, Adjustment, Adjustments, Draws, Mask, SampleBatch, Scores
-from .grammars import Constrained, Grammars
+from .grammars import Constrained, DraftMasks, Grammars
 
 SLICE = 16
 """Rows scored at once: what bounds the scratch of prompt logprobs."""
@@ -45,13 +45,15 @@ _COLUMNS: dict[str, type[np.generic]] = {
 class Drawing:
     """How the rows of a step draw, and what they report; None where no row has any.
 
-    constrained   of each row, the sequence that follows a grammar
+    constrained   of each row, the sequence that follows a grammar; None for draws behind its drafts
+    drafts        of these, by the row's first draw: what the grammar says behind each draft
     """
 
     how: SampleBatch
     adjustments: Adjustments | None
     num_top_L: np.ndarray | None
     constrained: Sequence[Constrained | None] | None = None
+    drafts: Mapping[int, DraftMasks] = field(default_factory=dict)
 
     def advanced(self) -> Drawing:
         """The same for the tokens that follow."""
@@ -153,9 +155,12 @@ class Sampler:
         for lists in pending:
             lists.hand_over(self._ops)
 
-    def prepare(self, slots_L: np.ndarray, positions_L: np.ndarray) -> Drawing:
+    def prepare(
+        self, slots_L: np.ndarray, positions_L: np.ndarray, drafts: Mapping[int, tuple[int, ...]] | None = None
+    ) -> Drawing:
         """How to draw, for each of these slots, the token of position positions_L (counted from the start of the
-        prompt). Later introductions change nothing in it."""
+        prompt). `drafts`: of the rows that have some, by their first draw; the others are side by side behind it.
+        Later introductions change nothing in it."""
         columns = self._columns
         has_filters = columns["has_filters"][slots_L].any()
         how = SampleBatch(
@@ -169,23 +174,36 @@ class Sampler:
             filters={name: columns[name][slots_L] for name in FILTERS} if has_filters else {},
         )
         adjustments = constrained = None
+        masks = dict[int, DraftMasks]()
         if columns["is_adjusted"][slots_L].any():
             kept = [self._adjustments.get(slot) for slot in slots_L.tolist()]
+            for first, tokens in (drafts or {}).items():
+                self._take_drafts(kept, first, int(positions_L[first]), tokens, masks)
             adjustments = Adjustments(kept)
             if columns["has_grammar"][slots_L].any():
                 constrained = [None if one is None else one.constrained for one in kept]
         num_top_L = columns["num_logprobs"][slots_L]
-        return Drawing(how, adjustments, num_top_L if (num_top_L != _NO_LOGPROBS).any() else None, constrained)
+        reported = num_top_L if (num_top_L != _NO_LOGPROBS).any() else None
+        return Drawing(how, adjustments, reported, constrained, masks)
 
-    def has_grammar(self, slot: int) -> bool:
-        return bool(self._columns["has_grammar"][slot])
-
-    def take_drafts(self, slot: int, position: int, drafts: tuple[int, ...]) -> None:
-        """What the draws from `position` on, counted from the start of the prompt, find before them besides what the
-        sequence has."""
-        kept = self._adjustments.get(slot)
-        if kept is not None:
-            kept.history[position : position + len(drafts)] = drafts
+    def _take_drafts(
+        self,
+        kept: list[_Kept | None],
+        first: int,
+        position: int,
+        tokens: tuple[int, ...],
+        masks: dict[int, DraftMasks],
+    ) -> None:
+        """Draws behind drafts find them before them, in the history and, where they follow a grammar, in its masks."""
+        one = kept[first]
+        if one is None:
+            return
+        one.history[position : position + len(tokens)] = tokens
+        if one.constrained is not None:
+            made = self._of_grammars.take_drafts(one.constrained, position - one.num_prompt, tokens)
+            masks[first] = made
+            for index, mask in enumerate(made.masks, first + 1):
+                kept[index] = replace(one, mask=mask, constrained=None, packed=None)
 
     def score(
         self, logits_LV: np.ndarray, rows: np.ndarray, tokens: np.ndarray, num_top: Sequence[int]

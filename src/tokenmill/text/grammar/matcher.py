@@ -138,8 +138,9 @@ class Matcher:
             raise self._failure("The grammar cannot be followed any further")
 
     def roll_back(self, num_tokens: int) -> None:
-        """Forget the last tokens that were taken."""
-        assert self._inner.rollback(num_tokens), self._inner.get_error()
+        """Forget the last tokens that were taken. Raises GrammarFailed where one of them has failed."""
+        if not self._inner.rollback(num_tokens):
+            raise self._failure("The grammar cannot be followed back")
 
     @property
     def is_whole(self) -> bool:
