@@ -197,7 +197,10 @@ int Program::next_phase() {
       cost_ns = units * kDrawNs;
     }
     if (units > 1 && cost_ns > kInlineNs && space_.team->num_threads() > 1) return units;
-    for (int unit = 0; unit < units; unit++) run_unit(unit, space_.team->num_threads());
+    for (int unit = 0; unit < units; unit++) {
+      run_unit(unit, space_.team->num_threads());
+      space_.team->tick();
+    }
   }
 }
 

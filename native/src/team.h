@@ -33,8 +33,13 @@ class Team {
   ~Team();
   Team(const Team&) = delete;
 
-  // Another number with every unit that is claimed.
+  // Another number with every unit that is claimed, or told of by `tick`.
   uint64_t progress() const { return ticket_.load(std::memory_order_relaxed); }
+
+  // A job runs a unit by itself, within next_phase: no worker waits for it where there is none.
+  void tick() {
+    if (workers_.empty()) ticket_.store(ticket_.load(std::memory_order_relaxed) + kPhase, std::memory_order_relaxed);
+  }
 
   int num_threads() const { return 1 + static_cast<int>(workers_.size()); }
 
@@ -75,6 +80,7 @@ class Team {
 
   void (*const rest_)();
   // High half: phase number. Low half: units not yet claimed.
+  static constexpr uint64_t kPhase = uint64_t{1} << 32;
   alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<int> unfinished_{0};
   alignas(64) std::atomic<int> sleeping_workers_{0};

@@ -224,6 +224,20 @@ def test_two_programs_share_a_team_and_close(ops: NativeOps) -> None:
 
 
 @needs_native
+def test_every_operation_is_progress_with_one_thread_too() -> None:
+    """A long prompt may take minutes on a busy machine: who watches must see that its step gets on."""
+    rng = np.random.default_rng(0)
+    with closing(NativeOps(1)) as backend:
+        table, square = (backend.pack([raw_tensor(rng, "f32", 64, 64)]) for _ in "ab")
+        program = backend.compile(
+            lambda rec, b: rec.linear(rec.linear(rec.embed(table, b.tokens_T), square), square), StepLimits(8, 1, 1, 1)
+        )
+        before = backend.progress()
+        program(Sequences(16, [np.zeros(1, np.int32)]).batch([(0, [1, 2], 0)], logit_rows=[]))
+        assert (backend.progress() - before) >> 32 >= 3, "high half: what has been done"
+
+
+@needs_native
 def test_more_threads_than_processors_make_progress() -> None:
     """Eight threads on few processors, called from several Python threads in turn, finish and agree."""
     rng = np.random.default_rng(0)
