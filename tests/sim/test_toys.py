@@ -23,9 +23,9 @@ from tokenmill.core import block
 from tokenmill.core.block import KEY_BYTES, cross_group, state_group
 from tokenmill.core.embeds import Embeds
 from tokenmill.core.sequence import Sequence
+from tokenmill.core.speculation import SpeculationConfig
 from tokenmill.core.step import RowResult
 from tokenmill.engine import commit
-from tokenmill.engine import step_builder as ledger
 from tokenmill.engine.state import EngineState
 from tokenmill.engine.step_builder import StepBuilder
 from tokenmill.kv.blocks import encoder, hashing
@@ -40,7 +40,8 @@ NUM_DRAFTS = 4
 
 def drafting(scenario: Scenario) -> Scenario:
     """Its executors propose drafts."""
-    return replace(scenario, most_drafts=NUM_DRAFTS)
+    config = replace(scenario.config, speculation=SpeculationConfig(num_speculative_tokens=NUM_DRAFTS))
+    return replace(scenario, most_drafts=NUM_DRAFTS, config=config)
 
 
 GRID = ((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1))
@@ -83,12 +84,11 @@ def stored_anew(scenario: Scenario) -> Scenario:
 
 
 def stateful(scenario: Scenario) -> Scenario:
-    """Some layers of its model keep a state of fixed size, beside others or alone. Its executors propose drafts, which
-    are of no use."""
+    """Some layers of its model keep a state of fixed size, beside others or alone."""
     config, rng = scenario.config, random.Random(f"states {scenario.config}")
     state = state_group(rng.choice([3, 8, 30]), config.groups[0].bytes_per_block)
     groups = rng.choice([(state,), (*config.groups, state), (state, *config.groups)])
-    return stored_anew(drafting(replace(scenario, config=replace(config, groups=groups))))
+    return stored_anew(replace(scenario, config=replace(config, groups=groups)))
 
 
 def encoding(scenario: Scenario) -> Scenario:
@@ -220,10 +220,6 @@ def give_checkpoints_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(block, "STATE_WINDOW", 1)
 
 
-def draft_past_states(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ledger, "STATE", "another")
-
-
 def share_what_another_content_made(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(encoder, "blake2b", lambda data, digest_size: blake2b(data[:KEY_BYTES], digest_size=digest_size))
 
@@ -244,7 +240,6 @@ PLANTS: dict[Plant, Callable[[Scenario], Scenario]] = {
     draft_beside_other_rows: drafting,
     leave_contents_out_of_keys: embedding,
     give_checkpoints_back: stateful,
-    draft_past_states: stateful,
     share_what_another_content_made: encoding,
     leave_encoded_out_of_rows: encoding,
 }

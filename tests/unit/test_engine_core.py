@@ -11,6 +11,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.effects import StepFailed
 from tokenmill.core.events import Abort, Drain, Output, Submit
 from tokenmill.core.request import IDLE_PRIORITY, Request, SamplingParams
+from tokenmill.core.speculation import SpeculationConfig
 from tokenmill.core.step import Drafts, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from tokenmill.core.terms import Terms
 from tokenmill.engine.core import EngineCore
@@ -480,7 +481,9 @@ def proposed(*tokens: int) -> Drafts:
 
 def drafted(request: Request, *drawn: RowResult) -> tuple[Engine, list[Output]]:
     """An engine with one step in flight that serves `request` by these results, and the last step's outputs."""
-    engine = Engine(replace(CONFIG, steps_in_flight=1))
+    engine = Engine(replace(CONFIG, steps_in_flight=1, speculation=SpeculationConfig()))
+    assert engine.core.state.speculation is not None
+    engine.core.state.speculation.choose = lambda rows, *_: [min(each.room, 5) for each in rows]  # type: ignore
     engine.add(request)
     outputs: list[Output] = []
     for result in drawn:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .speculation import MOST_SPECULATIVE_TOKENS
+
 NUM_PRIORITY_CLASSES = 3
 STANDARD_CLASS = 1
 """Of requests of which nothing else is said: P1."""
@@ -22,6 +24,10 @@ class Terms(NamedTuple):
                     takes
     timeout_s       seconds after its arrival by which it ends; 0: it may run as long as it takes
     shorten_to      tokens to which its answer may be cut under load; 0: it may not
+    draft_n_max     most tokens drafted for it in a step; 0: none are
+    draft_n_min     where fewer than this are worth it, none is drafted
+    draft_p_min     nor is a token drafted that is right with a probability below this. They bound what the server
+                    drafts further (core/speculation.py)
     """
 
     tenant: str = ""
@@ -34,6 +40,9 @@ class Terms(NamedTuple):
     queue_s: float = 0.0
     timeout_s: float = 0.0
     shorten_to: int = 0
+    draft_n_max: int = MOST_SPECULATIVE_TOKENS
+    draft_n_min: int = 0
+    draft_p_min: float = 0.0
 
 
 USUAL = Terms()

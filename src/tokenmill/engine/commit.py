@@ -47,10 +47,12 @@ CORRUPTED = (
 def commit_step(state: EngineState, saves: Saves, result: StepResult, now: float) -> None:
     """Apply the result of the oldest step in flight."""
     step = _take_oldest(state, result.step)
-    state.last_commit_s = now
+    before_s, state.last_commit_s = state.last_commit_s, now
     if not step.is_void:
         assert len(result.rows) == len(step.rows), f"step {step.number}: {len(result.rows)} results"
         _count(state, step, result.duration_s)
+        if state.speculation is not None and _is_measured(step):
+            state.speculation.note_step(step.work, step.num_drafts, state.costs.costs, now - before_s)
         _commit_rows(state, saves, step, result.rows, now)
     state.blocks.end_step(step.number)
     state.kv_events.flush()
@@ -90,11 +92,21 @@ def _count(state: EngineState, step: Step, duration_s: float) -> None:
     counters.num_steps += 1
     counters.last_step_tokens = step.num_tokens
     counters.last_step_s = duration_s
-    state.costs.note(step.work, duration_s)
+    if not step.num_drafts:
+        state.costs.note(step.work, duration_s)
+
+
+def _is_measured(step: Step) -> bool:
+    """Whether the time since the last commit tells what steps with drafts take, or without: it computed no prompt, and
+    its sequences ran before, so that it was planned at once."""
+    if step.num_more_tokens != step.num_drafts or not (step.num_drafts or step.is_ahead):
+        return False
+    return all([row[5] is None for row in step.rows])  # row.intro
 
 
 def _commit_rows(state: EngineState, saves: Saves, step: Step, results: Many[RowResult], now: float) -> None:
     tell, size, num_drawn = state.outbox.outputs.append, state.config.block_size, 0
+    speculation = state.speculation
     for row, seq, end, result in zip(step.rows, step.sequences, step.ends, results, strict=True):
         number, drawn, _, prompt_logprobs, _, is_corrupted, error, _, spent_s, lacks_mask, slow_s, drafts = result
         assert number == row[0], f"step {step.number}: result of {number} for row {row.seq}"
@@ -139,8 +151,8 @@ def _commit_rows(state: EngineState, saves: Saves, step: Step, results: Many[Row
                 last = ended(seq, seq.end_reason, now, result)
             else:
                 tell(progressed(seq, result, num_output, now))
-                if drafts is not None and (left := drafts.after(seq.num_pending)) is not None:
-                    state.drafts[number] = left
+                if speculation is not None:
+                    speculation.note_tokens(number, result.tokens, drafts, seq.num_pending)
         elif row.sample:
             last = ended(seq, FINISH_STOP, now, result)  # a vector
         if last is not None and (output := _finish(state, saves, seq, last, now)) is not None:

@@ -156,9 +156,12 @@ class EngineCore:
         return self._take_effects(now)
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step to execute; None when there is nothing to run, or enough is in flight."""
+        """The next step to execute; None when there is nothing to run, or enough is in flight: one step is where it
+        verifies drafts, since only its end tells from where its sequences go on, and where drafts are worth it."""
         state, builder = self.state, self._builder
         if len(state.in_flight) >= self.config.steps_in_flight or not state.by_id:
+            return None
+        if state.in_flight and (state.in_flight[-1].num_drafts or (state.speculation and state.speculation.waits)):
             return None
         if state.deadlines:
             state.expire(now)
@@ -200,6 +203,7 @@ class EngineCore:
 
     def _submit_step(self) -> StepPlan:
         state, step = self.state, self._builder.take_step()
+        step.is_ahead = bool(state.in_flight)
         step.released = tuple(state.released)
         state.released.clear()
         state.in_flight.append(step)

@@ -34,7 +34,6 @@ from ..core.outputs import ended
 from ..core.policy import Waiting
 from ..core.request import Request
 from ..core.sequence import Sequence, Status, wants_scores
-from ..core.step import Drafts
 from ..kv.blocks import eviction
 from ..kv.blocks.allocator import unreferenced_for
 from ..kv.blocks.encoder import EncoderLedger
@@ -49,6 +48,7 @@ from ..sched.queue import WaitingQueue
 from ..sched.service import Service, seniority
 from ..sched.steps import Counters, Step
 from .shared import AdapterRegistry, SharedSettings
+from .speculation import Speculation
 
 _FEW = 64
 """So many that have begun are kept in any case; beyond that, no more than are unfinished."""
@@ -117,7 +117,7 @@ class EngineState:
     running       those that run, by seniority; the others are in `waiting`, or in `loading` by number
     in_flight     steps that were planned and not committed, oldest first
     deadlines     when first steps must have been planned
-    drafts        by sequence number, for the next step alone: what is proposed to follow its known and pending tokens
+    speculation   how many drafts are verified; None: nothing is drafted
     released      numbers of sequences that the worker is to forget with the next plan
     work_done     the clock of work (core.work)
     service       what tenants and adapters have received
@@ -152,7 +152,7 @@ class EngineState:
         self.running: list[Sequence] = []
         self.loading: dict[int, Sequence] = {}
         self.in_flight: deque[Step] = deque()
-        self.drafts: dict[int, Drafts] = {}
+        self.speculation = None if config.speculation is None else Speculation(config.speculation)
         self.released: list[int] = []
         self.work_done = 0
         self.last_commit_s = 0.0
@@ -277,6 +277,8 @@ class EngineState:
     def _depart(self, seq: Sequence) -> None:
         for hear in self.departures:
             hear(seq)
+        if self.speculation is not None:
+            self.speculation.forget(seq.number)
 
     def _release(self, seq: Sequence) -> None:
         """Leave the running list; blocks and the worker's state are given up."""

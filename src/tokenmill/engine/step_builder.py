@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 
-from ..core.block import STATE
 from ..core.cost import Costs
 from ..core.sequence import Sequence, wants_scores
 from ..core.step import Introduction, PlanRow, plan_row
@@ -14,6 +13,7 @@ from ..kv.blocks.manager import BlockManager
 from ..kv.connector.scheduler.transfers import Transfers
 from ..sched.admission import blocks_for
 from ..sched.steps import Step
+from .speculation import Candidate
 from .state import EngineState
 
 
@@ -26,7 +26,6 @@ class StepBuilder:
         self._block_size = state.config.block_size
         self._keeps_kv = state.config.keeps_kv
         self._has_windows = state.blocks.has_windows
-        self._has_states = any(group.kind == STATE for group in state.config.groups)
         self.step = Step(0)
         self.now = 0.0
 
@@ -173,21 +172,25 @@ class StepBuilder:
                 self._state.publish(seq, num_full, step)
 
     def add_drafts(self, most: int) -> None:
-        drafts, step, size = self._state.drafts, self.step, self._block_size
-        for index, seq in enumerate(step.sequences if drafts and not self._has_states else ()):
-            row, end = step.rows[index], step.ends[index]
-            proposed = drafts.get(seq.number)
-            if proposed is None or not row.sample:
-                continue
-            num_drafts = min(len(proposed.tokens), -end % size, seq.max_len - end - 1, most)
-            if num_drafts <= 0:
-                continue
-            step.rows[index] = row._replace(drafts=proposed.tokens[:num_drafts])
-            seq.num_pending -= 1
-            step.num_more_tokens += num_drafts
-            step.num_more_positions += num_drafts * end + num_drafts * (num_drafts - 1) // 2
-            most -= num_drafts
-        drafts.clear()
+        speculation, step, size = self._state.speculation, self.step, self._block_size
+        if speculation is None:
+            return
+        places, candidates = list[int](), list[Candidate]()
+        for index, seq in enumerate(step.sequences):
+            end, proposal = step.ends[index], speculation.proposed.get(seq.number)
+            room = min(-end % size, seq.max_len - end - 1)
+            if proposal is not None and room > 0 and step.rows[index].sample:
+                places.append(index)
+                candidates.append(Candidate(seq.number, proposal, room, end, seq.request.terms))
+        speculation.proposed.clear()
+        numbers = speculation.choose(candidates, step.work, self.costs, most)
+        for index, candidate, num_drafts in zip(places, candidates, numbers, strict=True):
+            if num_drafts:
+                step.rows[index] = step.rows[index]._replace(drafts=candidate.proposal.drafts.tokens[:num_drafts])
+                step.sequences[index].num_pending -= 1
+                step.num_drafts += num_drafts
+                step.num_more_tokens += num_drafts
+                step.num_more_positions += num_drafts * candidate.end + num_drafts * (num_drafts - 1) // 2
 
     def _begin(self, seq: Sequence) -> Introduction:
         encoder = self._state.encoder

@@ -82,7 +82,7 @@ class SchedulerPort(Protocol):
         ...
 
     def add_drafts(self, most: int) -> None:
-        """Let rows of this step verify what was proposed for their sequences: at most so many tokens together, and as
-        many as a row has room for in its sequence's last block. No block is taken for them, so nobody gives way for
-        them. What is not verified now is dropped, and all where there are states that cannot be taken back."""
+        """Let rows of this step verify what was proposed for their sequences, as far as it pays: at most so many tokens
+        together, and as many as a row has room for in its sequence's last block. No block is taken for them, so nobody
+        gives way for them. What is not verified now is dropped."""
         ...

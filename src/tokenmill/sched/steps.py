@@ -14,9 +14,10 @@ from ..kv.blocks.manager import BlockManager
 @dataclass(slots=True, eq=False)
 class Step:
     """A step in the making or in flight. `ends[i]`: num_computed of `sequences[i]` once the step is committed.
-    `num_more_tokens`: those of its rows beyond one of each; `num_context`, `num_more_positions`: what comes before the
-    first token of each row, and before the others (core.cost). `preempted`: sequences that gave their blocks back as it
-    was composed, and how many computed tokens each lost."""
+    `num_more_tokens`: those of its rows beyond one of each, `num_drafts` of which are drafts; `num_context`,
+    `num_more_positions`: what comes before the first token of each row, and before the others (core.cost).
+    `preempted`: sequences that gave their blocks back as it was composed, and how many computed tokens each lost.
+    `is_ahead`: it was planned while another was in flight."""
 
     number: int
     rows: list[PlanRow] = field(default_factory=list)
@@ -27,8 +28,10 @@ class Step:
     num_more_tokens: int = 0
     num_context: int = 0
     num_more_positions: int = 0
+    num_drafts: int = 0
     preempted: list[tuple[int, int]] = field(default_factory=list)
     is_void: bool = False
+    is_ahead: bool = False
 
     @property
     def num_tokens(self) -> int:

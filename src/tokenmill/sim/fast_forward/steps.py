@@ -303,7 +303,7 @@ def may_fast_forward(core: EngineCore, token: int) -> bool:
         return False
     if state.has_store or state.writes is not None or state.token_events is not None or core.is_recorded:
         return False
-    if state.drafts or any([pool.num_quarantined for pool in state.blocks.pools]):
+    if state.speculation is not None or any([pool.num_quarantined for pool in state.blocks.pools]):
         return False
     if state.blocks.has_windows or not config.keeps_kv or state.service.is_shared or state.moving:
         return False

@@ -1,0 +1,247 @@
+"""How many drafts the next step verifies: as many as make the most tokens a second, which may be none.
+
+A step that verifies drafts takes longer than one that verifies none, and the next is planned only when it has been
+committed, since nobody knows before how many tokens its rows draw. It gives a token for each row and, of a sequence's
+drafts, those before the first that is wrong. So, where p is the chance that a draft and all before it are right,
+
+    tokens / second = (rows + sum of p over the drafts verified) / seconds of the step
+
+Drafts are taken in order of p, over all sequences, as far as that grows. What this needs is measured:
+
+    chances   A drafter says how likely each of its tokens is if those before it are right. What came of that is counted
+              for each sequence and drafter, and for each drafter over all: how many were right, against what it said.
+              Old counts fade. Drafts need not be verified to be judged: the tokens that are drawn later say as much. So
+              it costs nothing to know that a drafter whose drafts nobody wants has become better.
+    seconds   From one commit to the next, as a multiple of what a step without drafts takes, for so many rows and
+              drafts; between and beyond the numbers that were measured it is assumed to lie on straight lines. So what
+              is lost by waiting for the commit is in it, as is what the head and the draw of a drafted token cost.
+              Beyond what was measured lately, more drafts are tried little by little, if they are likely to be right.
+
+Where the costs of steps are unknown, nothing is drafted. Nor is anything in a step that computes prompts: computing is
+what bounds it, and drafts are more of it. Pure: time comes with commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from itertools import chain
+from math import prod
+from typing import NamedTuple
+
+from ..core.cost import Costs, Work
+from ..core.speculation import SpeculationConfig
+from ..core.step import Drafts
+from ..core.terms import Terms
+
+_FADES_OF_ONE, _FADES_OF_ALL = 0.95, 0.995
+"""Of what a draft says of its drafter, in one sequence and over all, after each later one."""
+_PRIOR = 4.0
+"""What all sequences say counts as so many drafts of a new one."""
+_MOST_SURE = 0.99
+_LEAST_LIKELY = 0.02
+"""No draft that is less likely to be right is worth a row of a step."""
+_NEW, _FIRST = 0.25, 0.5
+"""Of a measured step, in what is known of such steps."""
+_FAR = 2.0
+"""A step that took so many times what was expected, or the inverse, counts as that."""
+_FORGOTTEN = 512
+"""Steps after which what was measured counts no more."""
+_HOPE = 0.5
+"""What further drafts are assumed to cost, of what the first ones do."""
+_LATELY = 1 / 8
+_WORTH = 1.03
+"""Times as many tokens a second, lately, for which steps wait for each other."""
+
+
+class Proposal(NamedTuple):
+    """Drafts for the next row of a sequence. sure: how likely it is that all that is being drawn before them is what
+    they are to follow."""
+
+    drafts: Drafts
+    sure: float
+
+
+class Candidate(NamedTuple):
+    """A row whose sequence has drafts. room: most that may be verified. end: position behind the row's own tokens."""
+
+    number: int
+    proposal: Proposal
+    room: int
+    end: int
+    terms: Terms
+
+
+class _Record:
+    """What a drafter said, and what was right, both faded."""
+
+    __slots__ = ("right", "said")
+
+    def __init__(self) -> None:
+        self.right = self.said = 0.0
+
+    def note(self, chance: float, is_right: bool, kept: float) -> None:
+        self.right = kept * self.right + is_right
+        self.said = kept * self.said + chance
+
+
+class _Curve:
+    """What steps with the same number of rows take by their number of drafts, as a multiple of what one without takes.
+
+    It goes in straight lines through what was measured lately: a point for each power of two of drafts."""
+
+    def __init__(self) -> None:
+        self._points: dict[int, tuple[int, float, int]] = {}  # by bit length: drafts, the multiple, in which step
+
+    def multiples(self, most: int, first: float, step: int) -> list[float]:
+        """For 0 to `most` drafts, or as many as may be tried. first: what the first draft adds where none was
+        measured."""
+        for size in [size for size, known in self._points.items() if step - known[2] > _FORGOTTEN]:
+            del self._points[size]
+        found, last, slope = [1.0], 0, first
+        for _, (num_drafts, multiple, _) in sorted(self._points.items()):
+            slope = (multiple - found[-1]) / (num_drafts - last)
+            found += [found[-1] + slope * more for more in range(1, num_drafts - last + 1)]
+            slope, last = (multiple - 1) / num_drafts, num_drafts
+        slope = max(0.0, _HOPE * slope)
+        found += [found[-1] + slope * more for more in range(1, last + 2)]
+        return found[: most + 1]
+
+    def note(self, num_drafts: int, multiple: float, first: float, step: int) -> None:
+        """A step with so many took so long."""
+        expected = self.multiples(num_drafts, first, step)[-1]
+        multiple = min(max(multiple, expected / _FAR), expected * _FAR)
+        size = num_drafts.bit_length()
+        known = self._points.get(size)
+        if known is None:
+            self._points[size] = (num_drafts, expected + _FIRST * (multiple - expected), step)
+        else:
+            self._points[size] = (known[0], known[1] + _NEW * (multiple - expected), step)
+
+
+def _best(chances: Many[float], multiples: Many[float], num_rows: float) -> tuple[int, float]:
+    """How many drafts give the most tokens a second, taken in this order, and how many times as many as none."""
+    num_tokens, num_best, gain = num_rows, 0, 1.0
+    for num_drafts, (chance, multiple) in enumerate(zip(chances, multiples[1:], strict=False), 1):
+        num_tokens += chance
+        if num_tokens / num_rows / multiple > gain:
+            num_best, gain = num_drafts, num_tokens / num_rows / multiple
+    return num_best, gain
+
+
+class Speculation:
+    """The drafts and drafters of one engine. proposed: by sequence number, for the next step alone: what may follow its
+    known and pending tokens."""
+
+    def __init__(self, config: SpeculationConfig) -> None:
+        self._config = config
+        self.proposed: dict[int, Proposal] = {}
+        self._latest: dict[int, Drafts] = {}  # by sequence, what follows its known tokens
+        self._of_one: dict[int, dict[str, _Record]] = {}
+        self._of_all: dict[str, _Record] = {}
+        self._plain: dict[int, float] = {}  # steps without drafts against what is predicted, by size of rows
+        self._curves: dict[int, _Curve] = {}
+        self._num_steps = 0
+        self._gain = 1.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the next step is better planned when the one before it has been committed. Then it is known what its
+        drafts follow; else what is drawn meanwhile must be right, too."""
+        return self._gain > _WORTH
+
+    def note_tokens(self, number: int, tokens: Many[int], drafts: Drafts | None, num_pending: int) -> None:
+        """A sequence has drawn `tokens`. drafts: what is proposed to follow, of which so many are being drawn."""
+        before = self._latest.pop(number, None)
+        if before is not None:
+            self._judge(number, before, tokens)
+        if drafts is not None and drafts.tokens:
+            self._latest[number] = drafts
+            if (left := drafts.after(num_pending)) is not None:
+                trust = self._trust(number, drafts.source)
+                sure = prod(min(_MOST_SURE, trust * said) for said in drafts.chances[:num_pending])
+                self.proposed[number] = Proposal(left, sure)
+
+    def forget(self, number: int) -> None:
+        """A sequence has left, or has been preempted."""
+        self.proposed.pop(number, None)
+        self._latest.pop(number, None)
+        self._of_one.pop(number, None)
+
+    def note_step(self, work: Work, num_drafts: int, costs: Costs, seconds: float) -> None:
+        """A step that computed no prompt took so long, from commit to commit."""
+        self._num_steps += 1
+        plain_s, first = self._expected(work, costs)
+        if plain_s <= 0 or seconds <= 0:
+            return
+        size = int(work.num_rows).bit_length()
+        if num_drafts:
+            self._curve(work).note(num_drafts, seconds / plain_s, first, self._num_steps)
+            return
+        known = self._plain.get(size, 1.0)
+        self._plain[size] = known * (1 + _NEW * (min(max(seconds / plain_s, 1 / _FAR), _FAR) - 1))
+
+    def choose(self, candidates: Many[Candidate], work: Work, costs: Costs, most: int) -> list[int]:
+        """Of each candidate's drafts, how many to verify in a step that does `work` beside them; at most so many
+        together."""
+        chosen = [0] * len(candidates)
+        if not costs.is_known or work.num_tokens != work.num_rows:
+            self._gain += _LATELY * (1 - self._gain)
+            return chosen
+        each_chances = [self._chances(each) for each in candidates]
+        sure = [each.proposal.sure for each in candidates]
+        likely = sorted((-chance * sure[at], at) for at, each in enumerate(each_chances) for chance in each)
+        multiples = self._curve(work).multiples(min(most, len(likely)), self._expected(work, costs)[1], self._num_steps)
+        num_best, gain = _best([-chance for chance, _ in likely], multiples, work.num_rows)
+        if min(sure, default=1.0) < 1.0:  # what it would be without rows in flight
+            gain = _best(sorted(chain(*each_chances), reverse=True), multiples, work.num_rows)[1]
+        self._gain += _LATELY * (gain - self._gain)
+        for _, index in likely[:num_best]:
+            chosen[index] += 1
+        least = self._config.n_min
+        return [
+            0 if num < max(least, each.terms.draft_n_min) else num for num, each in zip(chosen, candidates, strict=True)
+        ]
+
+    def _judge(self, number: int, drafts: Drafts, tokens: Many[int]) -> None:
+        """Against what was drawn in their places."""
+        one = self._of_one.setdefault(number, {}).setdefault(drafts.source, _Record())
+        every = self._of_all.setdefault(drafts.source, _Record())
+        for token, draft, chance in zip(tokens, drafts.tokens, drafts.chances, strict=False):
+            one.note(chance, token == draft, _FADES_OF_ONE)
+            every.note(chance, token == draft, _FADES_OF_ALL)
+            if token != draft:
+                break
+
+    def _chances(self, candidate: Candidate) -> list[float]:
+        """Of each draft that may be verified, how likely it and all before it are right, if what they follow is."""
+        drafts, terms = candidate.proposal.drafts, candidate.terms
+        room = min(candidate.room, self._config.num_speculative_tokens, terms.draft_n_max)
+        least = max(self._config.p_min, terms.draft_p_min)
+        trust, chances, together = self._trust(candidate.number, drafts.source), list[float](), 1.0
+        for said in drafts.chances[: max(0, room)]:
+            chance = min(_MOST_SURE, trust * said)
+            together *= chance
+            if chance < least or together < _LEAST_LIKELY:
+                break
+            chances.append(together)
+        return chances
+
+    def _trust(self, number: int, source: str) -> float:
+        """How many times as often as it says the drafter is right."""
+        every, one = self._of_all.get(source), self._of_one.get(number, {}).get(source)
+        usual = 1.0 if every is None else (every.right + 1) / (every.said + 1)
+        return usual if one is None else (one.right + _PRIOR * usual) / (one.said + _PRIOR)
+
+    def _expected(self, work: Work, costs: Costs) -> tuple[float, float]:
+        """Seconds of a step with these rows and no drafts, and what one draft adds, as a share of it, as predicted."""
+        plain = work._replace(num_tokens=work.num_rows, num_positions=work.num_context)
+        plain_s = costs.predict(plain)
+        if plain_s <= 0:
+            return 0.0, 0.0
+        ahead = work.num_context / max(1, work.num_rows)
+        more = plain._replace(num_tokens=work.num_rows + 1, num_positions=work.num_context + ahead)
+        pace = self._plain.get(int(work.num_rows).bit_length(), 1.0)
+        return pace * plain_s, costs.predict(more) / plain_s - 1
+
+    def _curve(self, work: Work) -> _Curve:
+        return self._curves.setdefault(int(work.num_rows).bit_length(), _Curve())

@@ -1,0 +1,157 @@
+"""The policy of drafts against simulated costs: it is never much slower than drafting nothing, and about as fast as the
+best fixed number of drafts, whatever drafts cost and however often they are right."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tokenmill.core.block import full_groups
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.cost import Costs, Work, work_of
+from tokenmill.core.events import Submit
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.speculation import SpeculationConfig
+from tokenmill.core.step import Drafts, PlanRow, RowResult, StepPlan, StepResult
+from tokenmill.core.terms import Terms
+from tokenmill.engine.core import EngineCore
+from tokenmill.engine.speculation import Candidate, Proposal, Speculation
+
+MOST = 8
+NUM_PROMPT, NUM_OUTPUT = 8, 1000
+KNOWN = Costs(step_s=4e-3, row_s=1e-4, token_s=1e-4)
+
+
+def request(name: str) -> Request:
+    prompt = tuple(range(2, 2 + NUM_PROMPT))
+    return Request(name, prompt, SamplingParams(), NUM_OUTPUT, 0)
+
+
+def config(speculation: SpeculationConfig | None) -> EngineConfig:
+    return EngineConfig(full_groups(4096), max_model_len=2048, block_size=16, speculation=speculation)
+
+
+@dataclass
+class Machine:
+    """What steps take. gap_s: between the end of a step and a next one that was planned only then."""
+
+    step_s: float
+    row_s: float
+    draft_s: float
+    gap_s: float
+
+    def seconds(self, rows: tuple[PlanRow, ...]) -> float:
+        work = work_of(rows)
+        num_drafts = sum(len(row.drafts) for row in rows)
+        return self.step_s + self.row_s * (work.num_tokens - num_drafts) + self.draft_s * num_drafts
+
+
+class Text:
+    """What is drawn, and a drafter that is right with the chance that `right` gives for a position, and says 0.5."""
+
+    def __init__(self, right: Callable[[int], float]) -> None:
+        self.right = right
+        self.rng = random.Random(1)
+        self.lengths: dict[int, int] = {}
+
+    def run(self, row: PlanRow) -> RowResult:
+        """Token `position` is drawn at each; a wrong draft is 0."""
+        start = NUM_PROMPT + self.lengths.setdefault(row.seq, 0)
+        tokens = [start]
+        for draft in row.drafts:
+            if draft != tokens[-1]:
+                break
+            tokens.append(tokens[-1] + 1)
+        self.lengths[row.seq] += len(tokens)
+        first = tokens[-1] + 1
+        drafts = [token if self.rng.random() < self.right(token) else 0 for token in range(first, first + MOST)]
+        return RowResult(row.seq, tuple(tokens), drafts=Drafts(tuple(drafts), "test", (0.5,) * MOST))
+
+
+def tokens_per_s(machine: Machine, text: Text, num_rows: int, fixed: int | None = None, off: bool = False) -> float:
+    """Of requests that are served together. fixed: so many drafts of each, instead of what the policy chooses."""
+    core = EngineCore(config(None if off else SpeculationConfig()))
+    if fixed is not None:
+        assert core.state.speculation is not None
+        core.state.speculation.choose = lambda rows, *rest: [min(fixed, each.room) for each in rows]  # type: ignore
+    core.handle(Submit(tuple(request(f"r{index}") for index in range(num_rows))), 0.0)
+    now, num_tokens, began_s = 0.0, 0, None
+    in_flight: deque[tuple[StepPlan, float]] = deque()
+    while core.has_work:
+        while (plan := core.plan(now)) is not None:
+            begins_s = in_flight[-1][1] if in_flight else now + machine.gap_s
+            in_flight.append((plan, begins_s + machine.seconds(plan.rows)))
+        plan, end_s = in_flight.popleft()
+        rows = tuple(text.run(row) if row.sample else RowResult(row.seq) for row in plan.rows)
+        result = StepResult(plan.step, rows, machine.seconds(plan.rows))
+        now = end_s
+        outputs = core.commit(result, now).outputs
+        if began_s is not None:
+            num_tokens += sum(len(each.tokens) for each in outputs)
+        elif plan.step > 16:
+            began_s = now
+    assert began_s is not None
+    return num_tokens / (now - began_s)
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, 16])
+@pytest.mark.parametrize("draft_ms", [0.1, 1.0])
+def test_text_that_nobody_can_draft_costs_little(num_rows: int, draft_ms: float) -> None:
+    machine = Machine(4e-3, 2e-4, draft_ms / 1e3, 3e-4)
+    none = tokens_per_s(machine, Text(lambda _: 0.0), num_rows, off=True)
+    assert tokens_per_s(machine, Text(lambda _: 0.0), num_rows) >= 0.97 * none
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "draft_ms", "right"),
+    [(1, 0.1, 0.2), (1, 0.1, 0.95), (1, 0.5, 0.8), (1, 1.0, 0.5), (8, 0.1, 0.5), (8, 0.1, 0.8), (8, 1.0, 0.95)],
+)
+def test_what_is_chosen_is_as_fast_as_the_best_fixed_number(num_rows: int, draft_ms: float, right: float) -> None:
+    machine = Machine(4e-3, 2e-4, draft_ms / 1e3, 3e-4)
+    speeds = [tokens_per_s(machine, Text(lambda _: right), num_rows, fixed) for fixed in (0, 1, 2, 4, 8)]
+    assert tokens_per_s(machine, Text(lambda _: right), num_rows) >= 0.95 * max(speeds)
+
+
+def test_text_that_begins_to_repeat_itself_is_drafted_again() -> None:
+    """Drafts that nobody verified were judged all the same."""
+    machine, text = Machine(4e-3, 2e-4, 1e-4, 3e-4), Text(lambda position: 0.0 if position < NUM_OUTPUT / 2 else 1.0)
+    none = tokens_per_s(machine, Text(lambda _: 0.0), 1, off=True)
+    assert tokens_per_s(machine, text, 1) > 1.5 * none
+
+
+DRAFTS = Drafts((1, 2, 3, 4), "test", (0.9, 0.9, 0.5, 0.9))
+ROW = Work(1, 1, 10, 10, 1)
+
+
+def choose(speculation: Speculation, most: int = 9, room: int = 9, work: Work = ROW, **terms: float) -> int:
+    candidate = Candidate(0, Proposal(DRAFTS, 1.0), room, 10, Terms(**terms))  # type: ignore[arg-type]
+    return speculation.choose([candidate], work, KNOWN, most)[0]
+
+
+def measured(**given: Any) -> Speculation:
+    """Drafts are known to cost next to nothing."""
+    speculation = Speculation(SpeculationConfig(**given))
+    for num_drafts in (1, 3, 7):
+        speculation.note_step(ROW, num_drafts, KNOWN, KNOWN.predict(ROW))
+    return speculation
+
+
+def test_limits_of_the_server_of_requests_and_of_the_step() -> None:
+    """The lowest holds. A request lowers what the server drafts, and never raises it."""
+    assert choose(measured()) == 4
+    assert choose(Speculation(SpeculationConfig())) == 1, "nothing was measured: little by little"
+    assert [choose(measured(), most) for most in (0, 2)] == [0, 2] and choose(measured(), room=3) == 3
+    assert choose(measured(num_speculative_tokens=2)) == choose(measured(num_speculative_tokens=2), draft_n_max=3) == 2
+    assert choose(measured(), draft_n_max=1) == 1 and choose(measured(), draft_n_max=0) == 0
+    assert choose(measured(p_min=0.6)) == choose(measured(), draft_p_min=0.6) == 2
+    assert choose(measured(), draft_p_min=0.6, draft_n_min=3) == choose(measured(p_min=0.6, n_min=3)) == 0
+    assert choose(measured(p_min=0.6), draft_p_min=0.1) == 2
+    assert choose(measured(), work=Work(1, 64, 640, 10, 1)) == 0, "a step with a prompt"
+    assert measured().choose([], ROW, KNOWN, 9) == []
+    candidate = Candidate(0, Proposal(DRAFTS, 1.0), 9, 10, Terms())
+    assert measured().choose([candidate], ROW, Costs(), 9) == [0], "costs are unknown"
