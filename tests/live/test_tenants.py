@@ -68,6 +68,9 @@ def test_the_admin_api_manages_tenants_and_keys(store: TenantStore) -> None:
         status, tenant = call("POST", "/tenants", {"id": "t", "requests_per_minute": 5, "name": "Team"})
         assert (status, tenant["requests_per_minute"], tenant["name"]) == (201, 5, "Team")
         assert call("PATCH", "/tenants/t", {"weight": 3})[1] == {**tenant, "weight": 3}
+        assert tenant["tokens_per_minute"] is tenant["ttft_ms"] is tenant["shorten_to"] is None
+        unlimited = call("PATCH", "/tenants/t", {"requests_per_minute": None})[1]
+        assert unlimited == {**tenant, "weight": 3, "requests_per_minute": None}
         assert [each["id"] for each in call("GET", "/tenants")[1]["data"]] == ["ops", "t"]
         first = call("POST", "/keys", {"name": "k", "tenant": "t"})[1]
         second = call("POST", f"/keys/{first['id']}/rotate", {"overlap_s": 60})[1]
@@ -171,7 +174,9 @@ def test_the_command_line_prints_the_key_as_its_last_word(
         rotated = run("keys", "rotate", "alice", "--overlap", "10m").split()[-1]
         assert models(served, key) == models(served, rotated) == 200
         assert "replaced" in run("keys", "list") and key not in run("keys", "list", "--all", "--json")
-        run("tenants", "set", "alice", "--weight", "2")
+        said = dict(line.split() for line in run("tenants", "set", "alice", "--weight", "2").splitlines())
+        assert said["requests_per_minute"] == "60" and said["tokens_per_minute"] == said["profile"] == "none"
+        assert said["weight"] == "2.0" and said["priority_class"] == "1"
         assert json.loads(run("tenants", "show", "alice", "--json"))["data"][0]["weight"] == 2
         assert run("keys", "revoke", "alice").count("revoked") == 2
         until(served, rotated, 401, 1.0)

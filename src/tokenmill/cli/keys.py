@@ -205,7 +205,10 @@ def _show(args: argparse.Namespace, found: Sequence[KeyRecord | TenantRecord], l
 def _described(tenant: TenantRecord) -> list[str]:
     fields = tenant.to_json()
     del fields["object"], fields["created_at"]
-    return [f"{name.ljust(max(map(len, fields)))}  {'-' if value == '' else value}" for name, value in fields.items()]
+    return [
+        f"{name.ljust(max(map(len, fields)))}  {'none' if value in ('', None) else value}"
+        for name, value in fields.items()
+    ]
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -33,7 +33,7 @@ class TenantRecord:
     deleted_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        shown = self.settings.to_fields()
+        shown = self.settings.shown()
         shown["name"] = shown["name"] or self.id
         return {"object": "tenant", "id": self.id, "created_at": int(self.created_s), **shown}
 

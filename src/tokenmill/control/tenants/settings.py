@@ -21,6 +21,9 @@ from ...core.terms import NUM_PRIORITY_CLASSES, STANDARD_CLASS, Terms
 MAX_LIMIT = 10**12
 _GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}|")
 _MAX_NAME = 200
+_NONE_AT_0 = frozenset(
+    ("requests_per_minute", "tokens_per_minute", "max_concurrent", "ttft_ms", "tpot_ms", "queue_s", "timeout_s")
+) | {"shorten_to"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +89,20 @@ class TenantSettings:
 
     @classmethod
     def from_fields(cls, given: Mapping[str, Any], base: TenantSettings | None = None) -> TenantSettings:
-        """`base`, or what is usual, with the fields given. Raises ConfigError."""
+        """`base`, or what is usual, with the fields given; None: as usual. Raises ConfigError."""
         known = [each.name for each in fields(cls)]
         for name in given:
             check_name(name, known, name, name)
-        values = {name: _number(name, value) for name, value in given.items()}
+        usual = USUAL_SETTINGS.to_fields()
+        values = {name: usual[name] if value is None else _number(name, value) for name, value in given.items()}
         return replace(base or USUAL_SETTINGS, **values)
 
     def to_fields(self) -> dict[str, Any]:
         return asdict(self)
+
+    def shown(self) -> dict[str, Any]:
+        """The fields, None in place of a number that means that there is none."""
+        return {name: None if name in _NONE_AT_0 and value == 0 else value for name, value in self.to_fields().items()}
 
     def changes(self) -> dict[str, Any]:
         """What is not as usual: what is worth keeping."""

@@ -188,4 +188,6 @@ class _Admin:
 
 
 def _settings(fields: Fields) -> dict[str, Any]:
-    return {name: value for name in _SETTINGS if (value := fields.any(name)) is not None}
+    """Those that the body names; null sets one back to what is usual."""
+    values, given = {name: fields.any(name) for name in _SETTINGS}, fields.names()
+    return {name: value for name, value in values.items() if name in given}

@@ -16,15 +16,15 @@ const SETTINGS = [
   ["name", "Name"],
   ["priority_class", "Class", "", CLASSES],
   ["weight", "Weight", "Its share of the service in its class, against other tenants'."],
-  ["requests_per_minute", "Requests a minute", "0: no limit."],
-  ["tokens_per_minute", "Tokens a minute", "0: no limit."],
-  ["max_concurrent", "Requests at once", "0: no limit."],
+  ["requests_per_minute", "Requests a minute", "Empty: no limit."],
+  ["tokens_per_minute", "Tokens a minute", "Empty: no limit."],
+  ["max_concurrent", "Requests at once", "Empty: no limit."],
   ["kv_share", "Share of KV blocks", "Above 0, at most 1."],
   ["profile", "Profile", "", PROFILES.map((name) => [name, name || "none"])],
-  ["ttft_ms", "TTFT target, ms", "0: the profile's."],
-  ["tpot_ms", "TPOT target, ms", "0: the profile's."],
-  ["queue_s", "Longest wait, s", "0: the server's."],
-  ["timeout_s", "Longest request, s", "0: the server's."],
+  ["ttft_ms", "TTFT target, ms", "Empty: the profile's."],
+  ["tpot_ms", "TPOT target, ms", "Empty: the profile's."],
+  ["queue_s", "Longest wait, s", "Empty: the server's."],
+  ["timeout_s", "Longest request, s", "Empty: the server's."],
   ["cache_group", "Cache group", "Tenants of one group share cached KV. Empty: nobody shares."],
 ];
 const TEXTS = new Set(["name", "profile", "cache_group"]);
@@ -122,9 +122,8 @@ async function editTenant(tenant, refresh) {
     const given = {};
     for (const each of made) {
       const text = each.control.value.trim();
-      if (text === each.now || (text === "" && !TEXTS.has(each.name))) continue;
-      if (!tenant && text === "") continue;
-      given[each.name] = TEXTS.has(each.name) ? text : numberOf(text, each);
+      if (text === each.now || (!tenant && text === "")) continue;
+      given[each.name] = TEXTS.has(each.name) ? text : text === "" ? null : numberOf(text, each);
     }
     return tenant ? send("PATCH", `/admin/tenants/${encodeURIComponent(tenant.id)}`, given) : send("POST", "/admin/tenants", { id: id.control.value.trim(), ...given });
   };
