@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,11 @@ from random_models import SHAPES, write_hf_model
 from tokenmill.cli import inspect
 from tokenmill.cli import main as cli
 from tokenmill.core.errors import ConfigError
+from tokenmill.core.units import format_bytes
 from tokenmill.formats.hub import local_model
+from tokenmill.llm.llm import LLM
 from tokenmill.models.repack import DENSE_KINDS
+from tokenmill.models.rope import RopeConfig, query_scale_table, rope_frequencies, rope_table, table_bytes
 from tokenmill.ops.api import BLOCK_BYTES
 
 
@@ -24,6 +28,26 @@ def test_it_leads_with_what_serving_here_would_take(smollm2: Path, capsys: pytes
     assert "served here    at most " in said and "of the" in said
     assert "at most 4 sequences at once, of at most 2,048 tokens" in said and "45.0 MiB of KV at 2,048 tokens" in said
     assert "in all" not in said
+
+
+def test_it_plans_the_memory_that_serving_does(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the same options, each part but what steps need, which is known when the forward is compiled."""
+    flags = ["--kv-cache-memory-bytes", "64MiB", "-c", "1024", "--max-num-seqs", "8", "--enable-lora"]
+    assert cli.main(["inspect", str(smollm2), *flags]) == 0
+    (said,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("served here"))
+    with LLM(str(smollm2), kv_cache_memory_bytes="64MiB", max_model_len=1024, max_num_seqs=8, enable_lora=True) as llm:
+        real = {name: format_bytes(size) for name, size in llm.ready.memory}
+    planned = dict(re.findall(r"(?:\(|\+ )([a-zA-Z ]+) ([\d.]+ [KMG]iB)", said))
+    for name in ("weights", "KV", "adapters", "grammars"):
+        assert planned[name] == real[name], name
+    assert set(planned) == {*real, "engine", "front end", "sandbox"}
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_tables_of_angles_take_what_is_planned(long: bool) -> None:
+    rope = RopeConfig(10_000.0, query_beta=0.1 if long else 0.0, original_context=16)
+    made = [rope_table(rope_frequencies(rope, 32, 64), 64), query_scale_table(rope, 48, 64)]
+    assert table_bytes([rope, rope], 32, 48, 64) == sum(table.nbytes for table in made if table is not None)
 
 
 def test_a_wish_that_cannot_be_met_is_said(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +146,8 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_show_says_in_short_what_a_model_is_and_can_do(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["show", str(smollm2)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    for fact in ("architecture llama", "parameters 134.5M", "quantization Q4_1", "context length 8,192"):
+    size = f"file size {format_bytes(smollm2.stat().st_size)}"
+    for fact in ("architecture llama", "parameters 134.5M", "quantization Q4_1", "context length 8,192", size):
         assert fact in said
     assert "Capabilities completion tools" in said and "License apache-2.0" in said
     for flag, begins in (("--license", "apache-2.0"), ("--template", "{% for"), ("--parameters", "temperature")):

@@ -35,7 +35,7 @@ def test_a_model_from_pull_to_rm(server: FakeHub) -> None:
     path = Path(pulled.stdout.strip())
     assert pulled.returncode == 0 and path.read_bytes() == b"GGUF"
     assert pulled.stderr == "tokenmill: fetching gemma3:1b: 4 B\n"
-    assert run_command("list").stdout.split()[0] == "gemma3:1b"
+    assert run_command("list").stdout.splitlines()[1].split()[0] == "gemma3:1b"
     assert run_command("pull", "gemma3:1b-it", "--verify").stdout.count("intact: sha256") == 1
     path.write_bytes(b"oops")
     damaged = run_command("pull", "--verify", "gemma3:1b")
@@ -58,7 +58,7 @@ def test_a_download_that_broke_off_is_removed_by_name(server: FakeHub) -> None:
     run_command("pull", "org/x")
     run_command("pull", "org/x:Q8_0")
     assert "removed org/x:Q4_K_M (100 B" in run_command("rm", "org/x:Q4_K_M").stdout
-    assert run_command("list").stdout.split()[0] == "org/x:Q8_0"
+    assert run_command("list").stdout.splitlines()[1].split()[0] == "org/x:Q8_0"
 
 
 def test_flags_of_llama_server_that_name_a_model() -> None:
@@ -124,13 +124,13 @@ def test_a_bar_begins_with_what_is_there(monkeypatch: pytest.MonkeyPatch) -> Non
         progress(900_000_000, 1_000_000_000)
         progress(900_000_100, 1_000_000_000)
     drawn = sys.stderr.getvalue()  # type: ignore[attr-defined]
-    assert "0.9/1.0 GB" in drawn and "GB/s" not in drawn
+    assert "858.3 MiB of 953.7 MiB" in drawn and "MiB/s" not in drawn
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with progress_bar("fetching x") as progress:
         assert progress is not None
         progress(1024, 3072)
         progress(2048, 3072)
-    assert sys.stderr.getvalue() == "tokenmill: fetching x: 2.0 KiB\n"
+    assert sys.stderr.getvalue() == "tokenmill: fetching x: 3.0 KiB\n"
     with progress_bar("fetching x", quiet=True) as progress:
         assert progress is None
 

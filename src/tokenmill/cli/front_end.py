@@ -381,8 +381,11 @@ class FrontEnd:
 
     async def announce(self) -> None:
         """Print the plan and the address once they are known, and do what nobody waits for after that."""
+        from ..node.memory import private_bytes
+
         given, app, progress = self.given, self.app, self.progress
-        beside = self._memory_beside()
+        vocab_size, has_tls = self.text.tokenizer.vocab_size, given.tls is not None
+        beside = (*memory_beside(given.config, private_bytes(), vocab_size, tls=has_tls), *given.tiers.memory)
         ready = None
         if not self.engines.are_none:
             ready = await progress.first_ready
@@ -422,19 +425,6 @@ class FrontEnd:
             await until_idle(lambda: self.client.num_open > 0, lambda: self.client.stats.num_steps)
             self.sandbox.warm_up_grammars()
 
-    def _memory_beside(self) -> tuple[tuple[str, int], ...]:
-        """At most, of processes that the engine does not know."""
-        from ..node.memory import private_bytes
-        from ..sandbox.parent import sandbox_bytes
-        from ..server.limits import front_end_bytes
-
-        base_bytes = private_bytes()
-        return (
-            ("front end", front_end_bytes(self.given.config, base_bytes, tls=self.given.tls is not None)),
-            ("sandbox", sandbox_bytes(base_bytes, self.text.tokenizer.vocab_size)),
-            *self.given.tiers.memory,
-        )
-
     def _note_listening(self, host: str, port: int) -> None:
         given = self.given
         address = given.http.shown_address(host, port, given.config.root_path)
@@ -455,6 +445,19 @@ class FrontEnd:
             requests = f"{num_open} open request{' has' if num_open == 1 else 's have'}"
             waits = f": {requests} {drain_s:g} s to finish; again to stop at once"
         print(f"tokenmill: stopping{waits}", flush=True)
+
+
+def memory_beside(
+    config: ServerConfig, base_bytes: int, vocab_size: int, *, tls: bool = False
+) -> tuple[tuple[str, int], ...]:
+    """At most, of processes that the engine does not know. base_bytes: what such a process holds that does nothing."""
+    from ..sandbox.parent import sandbox_bytes
+    from ..server.limits import front_end_bytes
+
+    return (
+        ("front end", front_end_bytes(config, base_bytes, tls=tls)),
+        ("sandbox", sandbox_bytes(base_bytes, vocab_size)),
+    )
 
 
 def _print_listed(given: UpstreamOptions, names: list[str]) -> None:

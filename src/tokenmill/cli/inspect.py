@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import BadCheckpoint, ConfigError
-from ..core.units import format_bytes
+from ..core.units import format_bytes, format_parts
 from ..formats.adapter import CONFIG_NAME, Adapter, open_adapter
 from ..formats.checkpoint import Checkpoint, open_checkpoint, open_settings, why_no_weights
 from ..formats.config_keys import ARCHITECTURES, model_type_of
@@ -20,16 +20,20 @@ from ..models.encoder_config import EncoderConfig
 from ..models.moe import MoeConfig
 from ..models.summary import ModelSummary, check, imagine, model_summary
 from ..models.unsupported_keys import wanted_keys
-from ..node.load import choose_pooling, model_facts
+from ..node.load import choose_pooling, model_facts, planned_memory
 from ..node.machine import read_machine
+from ..node.memory import private_bytes
 from ..node.model_warnings import NOTE, model_warnings
 from ..node.options import KV_CACHE_DTYPES, QUANTIZATIONS, EngineOptions
-from ..node.resolve import ModelFacts, resolve
+from ..node.resolve import EngineSettings, ModelFacts, resolve
 from ..ops.api import SIGMOID, SOFTMAX_CHOSEN
 from ..ops.native import available
 from ..plan.config import shape_facts
+from ..server.config import ServerConfig
 from .expert_load import draw_load, read_load
+from .front_end import memory_beside
 from .options import given_options
+from .serve import queued_bytes
 
 
 def layer_facts(config: ModelConfig) -> Iterator[tuple[str, str]]:
@@ -264,6 +268,20 @@ def _table(found: ModelSummary) -> Iterator[str]:
         )
 
 
+def _planned(
+    config: ModelConfig, settings: EngineSettings, facts: ModelFacts, weights_bytes: int
+) -> tuple[tuple[str, int], ...]:
+    """As `serve` plans it."""
+    server, base_bytes = ServerConfig(model_names=("model",)), private_bytes()
+    on_disk = settings.spec.expert_memory is not None or settings.spec.weight_memory is not None
+    weights_bytes = min(weights_bytes, facts.weights_bytes) if on_disk else weights_bytes
+    return (
+        *planned_memory(config, settings, weights_bytes, queued_bytes(server)),
+        ("engine", base_bytes),
+        *memory_beside(server, base_bytes, config.vocab_size),
+    )
+
+
 def _memory(found: ModelSummary, facts: ModelFacts, options: EngineOptions) -> Iterator[tuple[str, str]]:
     """What serving it here would take, then what one sequence takes."""
     weights, length = found.packed_bytes, found.config.max_context
@@ -275,8 +293,12 @@ def _memory(found: ModelSummary, facts: ModelFacts, options: EngineOptions) -> I
     else:
         length, kv = settings.config.max_model_len, sum(group.num_bytes for group in settings.config.groups)
         reason = next(decision.reason for decision in settings.decisions if decision.name.startswith("kv_"))
-        pool = f" and a KV pool of {format_bytes(kv)}, which fills as it is used ({reason})" if kv else ""
-        yield "served here", f"at most {format_bytes(weights + kv)}: weights {format_bytes(weights)}{pool}"
+        if isinstance(found.config, EncoderConfig) or settings.spec.gives_vectors:
+            yield "served here", f"{format_parts((('weights', weights), ('KV', kv)))} and what calls take"
+        else:
+            yield "served here", f"at most {format_parts(_planned(found.config, settings, facts, weights))}"
+        if kv:
+            yield "", f"the KV pool fills as it is used ({reason})"
         yield "", f"at most {settings.config.max_num_seqs} sequences at once, of at most {length:,} tokens"
     per_token, one = found.kv_bytes_per_token, found.kv_bytes(length)
     if not per_token:

@@ -36,7 +36,7 @@ def _once(title: str) -> Progress:
     def tell(done: int, total: int) -> None:
         if not told:
             told.append(total)
-            size = f": {format_bytes(total - done)}" if total else ""
+            size = f": {format_bytes(total)}" if total else ""
             print(f"tokenmill: {title}{size}", file=sys.stderr, flush=True)
 
     return tell
@@ -45,18 +45,21 @@ def _once(title: str) -> Progress:
 @contextmanager
 def _drawn(title: str) -> Iterator[Progress]:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[size]}"))
     bar = Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-    task = bar.add_task(title, start=False, total=None)
+    task = bar.add_task(title, start=False, total=None, size="")
 
     def show(done: int, total: int) -> None:
         if not bar.live.is_started:
             bar.start()
             bar.reset(task, completed=done, total=total or None)  # what an earlier download left counts as no speed
-        bar.update(task, completed=done, total=total or None)
+        size = format_bytes(done) + (f" of {format_bytes(total)}" if total else "")
+        if speed := bar.tasks[task].speed:
+            size += f", {format_bytes(speed)}/s"
+        bar.update(task, completed=done, total=total or None, size=size)
 
     try:
         yield show
@@ -102,6 +105,8 @@ def list_models(args: argparse.Namespace) -> int:
         return 0
     if not models:
         print("No model is cached. Fetch one with: tokenmill pull smollm2 (tokenmill list --available names others)")
+    else:
+        print(f"{'name':<32} {'file size':>10}  path")
     for model in models:
         print(f"{model.name:<32} {format_bytes(model.size_bytes):>10}  {model.path}")
     return 0

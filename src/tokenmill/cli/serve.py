@@ -216,12 +216,17 @@ def _launch(given: ServeConfig, config: ServerConfig, tiers: KVTiers, path: str)
     machine = replace(tiers.machine, num_sharing=1 + num_others) if num_others else tiers.machine_if_shared
     return Launch(
         path, config.model_names[0], str(default_cache_dir()), given.engine,
-        config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES,
+        queued_bytes(config),
         log_level=options.log_level, log_format=options.log_format,
         kv_transfer=given.link.kv_transfer if has_peers else "", kv_events=given.kv_events,
         journal=os.path.abspath(options.journal) if options.journal else "",
         step_log=os.path.abspath(options.step_log) if options.step_log else "", machine=machine,
     )  # fmt: skip
+
+
+def queued_bytes(config: ServerConfig) -> int:
+    """What requests that wait may hold."""
+    return config.max_buffered_bytes + config.max_open_tokens * QUEUED_TOKEN_BYTES
 
 
 def _launcher(

@@ -17,7 +17,7 @@ from ..api.port import Described
 from ..core.errors import ConfigError
 from ..core.units import format_bytes, visible
 from ..formats.checkpoint import Checkpoint, open_text
-from ..formats.hub import local_model
+from ..formats.hub import local_model, size_on_disk
 from ..models.summary import shape_of
 from ..node.load import choose_pooling
 from ..node.options import TextOptions
@@ -59,7 +59,7 @@ def _sections(name: str, checkpoint: Checkpoint, text: TextModel) -> Iterator[tu
         "architecture": about.architecture,
         "parameters": about.parameter_size,
         "quantization": about.quantization,
-        "size": format_bytes(about.size_bytes),
+        "file size": format_bytes(size_on_disk(checkpoint.path)),
         "context length": f"{max_context:,}",
         "embedding length": f"{about.width:,}" if about.width else "",
         "template": "" if text.chat is None else f"{len(text.chat.source):,} characters (--template shows it)",

@@ -173,8 +173,7 @@ def list_models(*, cache_dir: Path | None = None) -> list[CachedModel]:
     for known in known_models().values():
         path = None if known.wheel is None else _wheel_path(known, cache_dir)
         if path is not None and path.exists():
-            files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-            models.append(CachedModel(known.name, path, sum(file.stat().st_size for file in files)))
+            models.append(CachedModel(known.name, path, size_on_disk(path)))
     names = {cached_path(known.name, cache_dir=cache_dir): known.name for known in known_models().values() if known.hub}
     for folder in sorted((cache_dir / "hub").glob("*--*")):
         found = _cached_in(folder)
@@ -183,6 +182,12 @@ def list_models(*, cache_dir: Path | None = None) -> list[CachedModel]:
         url = f"{urllib.parse.unquote(file.parent.name)}/{urllib.parse.quote(file.name)}"
         models.append(CachedModel(url, file, file.stat().st_size))
     return models
+
+
+def size_on_disk(path: Path) -> int:
+    """Bytes of a model's file, all its parts where it is split, or of all files in its folder."""
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else split_parts(path)
+    return sum(file.stat().st_size for file in files)
 
 
 def _cached_in(folder: Path) -> Iterator[tuple[str, Path, int]]:
@@ -210,7 +215,8 @@ def remove_model(name: str, *, cache_dir: Path | None = None) -> CachedModel:
     model = next((each for each in models if each.path == path or each.name == name), None)
     parts = [] if model else _unfinished(name, cache_dir)
     if parts:
-        model = CachedModel(name, parts[0], sum(part.stat().st_size for part in parts))
+        notes = ".etag.part"  # of which version the rest is
+        model = CachedModel(name, parts[0], sum(part.stat().st_size for part in parts if not part.name.endswith(notes)))
     if model is None:
         known = f"It holds {', '.join(each.name for each in models)}." if models else "It is empty."
         raise ConfigError(f"The cache {cache_dir} has no model {name!r}. {known}", param="model")

@@ -10,6 +10,7 @@ grow with their position are those of Llama 4 (attention temperature tuning) and
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,10 +109,20 @@ def rope_table(frequencies: np.ndarray, num_positions: int, scale: float = 1.0) 
 def query_scale_table(rope: RopeConfig, head_dim: int, num_positions: int) -> np.ndarray | None:
     """float32 [P, C], in the form of rope_table, so that a rotation by it scales: the factor of a position's query as
     cosines, and sines of 0. None where each of `num_positions` positions has a factor of 1."""
-    if not rope.query_beta or num_positions <= rope.original_context:
+    if not _scales_queries(rope, num_positions):
         return None
     table = np.zeros((num_positions, head_dim), np.float32)
     table[:, : head_dim // 2] = 1 + rope.query_beta * np.log1p(
         np.arange(num_positions)[:, None] // rope.original_context
     )
     return table
+
+
+def table_bytes(ropes: Iterable[RopeConfig], num_turned: int, head_dim: int, num_positions: int) -> int:
+    """What the tables take of layers with these, each once: rope_table and query_scale_table."""
+    widths = (num_turned + (head_dim if _scales_queries(rope, num_positions) else 0) for rope in set(ropes))
+    return 4 * num_positions * sum(widths)
+
+
+def _scales_queries(rope: RopeConfig, num_positions: int) -> bool:
+    return bool(rope.query_beta) and num_positions > rope.original_context

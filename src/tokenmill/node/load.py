@@ -23,13 +23,17 @@ from ..models.config import ModelConfig, config_from_checkpoint
 from ..models.encoder_config import EncoderConfig, is_encoder
 from ..models.kv_groups import kv_groups
 from ..models.loader import Model
+from ..models.lora import most_bytes
 from ..models.roles import active_share
+from ..models.rope import table_bytes
 from ..models.vectors import VectorModel, is_bare_decoder, vector_config
 from ..models.weights import Progress
 from ..ops.api import Ops
 from ..ops.select import select_ops
 from ..sched.admission import max_running
 from ..worker.build import Worker, build_worker, load_weights
+from ..worker.grammars import grammar_bytes
+from ..worker.memory import HeldBytes, MemoryPlan, plan_memory, step_limits
 from .machine import MachineFacts
 from .model_warnings import NOTE, model_warnings
 from .options import KV_CACHE_DTYPES, EngineOptions
@@ -166,16 +170,41 @@ class Engine:
 
     def memory(self) -> tuple[tuple[str, int], ...]:
         """Bytes by purpose, at most."""
-        plan = self.worker.memory
-        parts = {"weights": plan.weights, "KV": plan.kv, "scratch": plan.scratch + plan.logits, "queue": plan.queue}
-        parts |= {name: size for name, size in (("experts", plan.experts), ("layers", plan.layers)) if size}
-        if plan.adapters:
-            parts["adapters"] = plan.adapters
-        if plan.grammars:
-            parts["grammars"] = plan.grammars
-        if self.worker.saved is not None:
-            parts["saving"] = SAVE_BYTES
-        return tuple(parts.items())
+        return _memory_parts(self.worker.memory, saves_kv=self.worker.saved is not None)
+
+
+def _memory_parts(plan: MemoryPlan, *, saves_kv: bool) -> tuple[tuple[str, int], ...]:
+    always = {"weights": plan.weights, "KV": plan.kv, "scratch": plan.scratch + plan.logits, "queue": plan.queue}
+    some = {"experts": plan.experts, "layers": plan.layers, "adapters": plan.adapters, "grammars": plan.grammars}
+    some["saving"] = SAVE_BYTES if saves_kv else 0
+    return (*always.items(), *((name, size) for name, size in some.items() if size))
+
+
+def planned_memory(
+    model: ModelConfig, settings: EngineSettings, weights_bytes: int, queue_bytes: int
+) -> tuple[tuple[str, int], ...]:
+    """As `Engine.memory` of a model that gives tokens and is not loaded. weights_bytes: of its packed weights. What
+    steps need is estimated: it is known when the forward is compiled."""
+    spec, config = settings.spec, settings.config
+    limits = step_limits(
+        model,
+        max_model_len=config.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        block_size=config.block_size,
+    )
+    windows = {group.window for group in config.groups if group.window}
+    groups = kv_groups(model, windows=windows, block_size=config.block_size, dtype=spec.kv_dtype)
+    ropes = [layer.rope for layer in model.layers if layer.rope is not None]
+    held = HeldBytes(
+        weights=weights_bytes + table_bytes(ropes, model.rotary_dim, model.head_dim, config.max_model_len),
+        queue=queue_bytes,
+        adapters=0 if spec.lora is None else most_bytes(model, spec.lora),
+        grammars=grammar_bytes(model.vocab_size, limits.max_seqs),
+    )
+    sizes = [group.num_blocks for group in config.groups]
+    plan = plan_memory(model, groups, limits, held, sizes=sizes, program_bytes=None)
+    return _memory_parts(plan, saves_kv=spec.kv_save is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from ..text.grammar.matcher import Vocabulary
 from ..text.text_model import load_text
 from .adapters import Adapters
 from .executor import ModelExecutor
-from .grammars import Grammars
+from .grammars import Grammars, grammar_bytes
 from .memory import HeldBytes, MemoryPlan, plan_memory, step_limits
 from .pooling import PoolingRunner
 from .runner import Runner
@@ -110,7 +110,7 @@ def build_worker(
                 queue=queue_bytes,
                 step_pool=step_blocks * groups[0].bytes_per_block,
                 adapters=0 if adapters is None else adapters.most_bytes,
-                grammars=0 if grammars is None else grammars.most_bytes(limits.max_seqs),
+                grammars=0 if grammars is None else grammar_bytes(model.config.vocab_size, limits.max_seqs),
                 experts=expert_bytes,
                 layers=layer_bytes,
             ),

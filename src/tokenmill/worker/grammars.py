@@ -139,6 +139,11 @@ Work = tuple[Constrained, Sequence[int] | DraftMasks | None]
 """A sequence and the tokens that it has drawn, one below 0 where none will come; or its drafts; None: it begins."""
 
 
+def grammar_bytes(vocab_size: int, num_seqs: int) -> int:
+    """At most, about: of the vocabulary, and of matchers and masks of so many sequences and of those that are kept."""
+    return vocab_size * BYTES_PER_TOKEN + MAX_KEPT * MATCHER_BYTES + num_seqs * (COPY_BYTES + vocab_size // 8)
+
+
 @dataclass(slots=True, eq=False)
 class Grammars:
     """load: makes the vocabulary, once. Any thread may ask for it and prepare; one calls the rest."""
@@ -179,11 +184,6 @@ class Grammars:
                 assert self._vocabulary.vocab_size == self.vocab_size, self._vocabulary.vocab_size
                 self._floor_bytes = heap_bytes()
         return self._vocabulary
-
-    def most_bytes(self, num_seqs: int) -> int:
-        """About: of the vocabulary, and of matchers and masks of so many sequences and of those that are kept."""
-        of_sequences = num_seqs * (COPY_BYTES + self.vocab_size // 8)
-        return self.vocab_size * BYTES_PER_TOKEN + MAX_KEPT * MATCHER_BYTES + of_sequences
 
     def introduce(self, intro: Introduction, allowed_ids: np.ndarray) -> Constrained:
         """A sequence to come, whose first mask is made once it is handed over. `allowed_ids`: of its settings, none for
