@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import socket
@@ -153,6 +154,73 @@ def refuse(handler: BaseHTTPRequestHandler) -> None:
 def hang(handler: BaseHTTPRequestHandler) -> None:
     handler.connection.settimeout(20)
     handler.rfile.read(1)
+
+
+class Slow(BaseHTTPRequestHandler):
+    """Tells of a session, and answers neither its end nor the call of the tool `wait`, until `go_on` is set."""
+
+    is_asked: threading.Event
+    go_on: threading.Event
+
+    def do_POST(self) -> None:
+        said = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        method = said["method"]
+        if method == "tools/call" and said["params"]["name"] == "wait":
+            self.is_asked.set()
+            self.go_on.wait(60)
+        results: dict[str, Any] = {
+            "initialize": {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "slow", "version": "1"},
+            },
+            "tools/list": {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in ("wait", "give")]},
+            "tools/call": {"content": [{"type": "text", "text": "done"}]},
+        }
+        body = json.dumps({"jsonrpc": "2.0", "id": said.get("id"), "result": results.get(method, {})}).encode()
+        with contextlib.suppress(ConnectionError):
+            self.send_response(200 if "id" in said else 202)
+            self.send_header("content-type", "application/json")
+            self.send_header("mcp-session-id", "one")
+            self.send_header("content-length", str(len(body)) if "id" in said else "0")
+            self.end_headers()
+            self.wfile.write(body if "id" in said else b"")
+
+    def do_GET(self) -> None:
+        self.send_error(405)
+
+    def do_DELETE(self) -> None:
+        self.go_on.wait(60)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("tool", ["wait", "give"])
+def test_a_server_is_not_waited_for_when_its_call_is_over(tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one that was cancelled, nor one that has given its result: the SDK tells the server of the end, and would
+    wait a minute for the answer."""
+    pytest.importorskip("mcp", reason="the MCP SDK is not installed")
+    monkeypatch.setattr(mcp_client, "END_S", 0.1)
+    handler = type("_", (Slow,), {"is_asked": threading.Event(), "go_on": threading.Event()})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        url = f"http://127.0.0.1:{server.server_port}/mcp"
+
+        async def ask() -> None:
+            calling = asyncio.create_task(McpClient([url]).call(url, {}, tool, {}))
+            if tool == "wait":
+                await asyncio.to_thread(handler.is_asked.wait, 20)  # type: ignore[attr-defined]
+                calling.cancel()
+            await asyncio.wait((calling,), timeout=20)
+            assert calling.done() and calling.cancelled() == (tool == "wait")
+            assert tool == "wait" or calling.result() == "done"
+
+        try:
+            asyncio.run(ask())
+        finally:
+            handler.go_on.set()  # type: ignore[attr-defined]
+            server.shutdown()
 
 
 @pytest.mark.parametrize("answer", [redirect, flood, unfold, refuse, hang])

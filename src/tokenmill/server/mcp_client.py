@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from ..api.responses.mcp import MAX_TOOLS, McpFailed, McpTool
 from ..core.errors import ConfigError
 
-LIST_S, CALL_S = 20.0, 60.0
+LIST_S, CALL_S, END_S = 20.0, 60.0, 2.0
 MAX_BYTES = 1 << 20
 """Of all that a server answers in one operation."""
 _LOUD = ("mcp", "httpx2", "httpcore2")
@@ -72,9 +72,15 @@ class McpClient:
         from mcp.client.session import ClientSession
         from mcp.client.streamable_http import streamable_http_client
 
+        is_over = False
+
         async def look(request: Any) -> None:
+            if is_over:  # the SDK would tell the server of the end, and wait for its answer
+                raise McpFailed("The call was cancelled.")
             if not self.is_allowed(str(request.url)):
                 raise McpFailed("The server leads to an address that may not be asked.")
+            if request.method == "DELETE":  # of the session, which has given what was asked of it
+                request.extensions["timeout"] = httpx2.Timeout(END_S).as_dict()
 
         async def refuse(response: Any) -> None:
             if response.is_redirect:
@@ -93,8 +99,12 @@ class McpClient:
             streamable_http_client(url, http_client=http, max_sse_event_size=MAX_BYTES) as streams,
             ClientSession(streams[0], streams[1], read_timeout_seconds=CALL_S) as session,
         ):
-            await session.initialize()
-            yield session
+            try:
+                await session.initialize()
+                yield session
+            except asyncio.CancelledError:
+                is_over = True
+                raise
 
 
 def _bounded(httpx2: Any) -> Any:
