@@ -3,6 +3,7 @@ a server gives is scripted here; tests/unit/test_mcp_client.py asks real ones.""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from scripted import Served, make_text_model
 from tokenmill.api.responses.mcp import McpFailed, McpTool
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
+from tokenmill.server.models import LocalModel
 from tokenmill.server.response_store import ResponseStore
 from tokenmill.text.chat_format import find_chat_format
 from tokenmill.text.chat_template import ChatTemplate
@@ -35,6 +37,7 @@ class Servers:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.headers: list[Mapping[str, str]] = []
         self.failure = ""
+        self.num_hanging = 0
 
     def is_allowed(self, url: str) -> bool:
         return url == URL
@@ -50,6 +53,12 @@ class Servers:
         self.calls.append((name, arguments))
         if self.failure == "call":
             raise McpFailed("it broke")
+        if self.failure == "hang":
+            self.num_hanging += 1
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self.num_hanging -= 1
         return f"result {len(self.calls)}"
 
 
@@ -224,6 +233,46 @@ def test_it_runs_in_the_background_and_ends_with_its_client(client: OpenAI, serv
         next(iter(stream))
     served.wait_until(lambda: served.client.num_open == 0 and not served.app.state.background._tasks)
     assert len(model.prompts) == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_is_not_waited_for_once_the_response_is_cancelled(
+    client: OpenAI, served: Served, model: Model, servers: Servers, stream: bool
+) -> None:
+    """It is dropped, and the response is deleted at once; whoever reads its events hears of its end."""
+    servers.failure = "hang"
+    made = create(client, background=True, stream=stream)
+    identifier = next(iter(made)).response.id if stream else made.id
+    served.wait_until(lambda: servers.num_hanging == 1)
+    cancelled = client.responses.cancel(identifier)
+    assert cancelled.status == "cancelled" and cancelled.output[-1].type == "mcp_call"
+    client.responses.delete(identifier)
+    assert servers.num_hanging == 0 and len(model.prompts) == 1
+    if stream:
+        assert list(made)[-1].type == "response.incomplete"
+
+
+def test_a_client_that_leaves_is_not_called_for(client: OpenAI, served: Served, servers: Servers) -> None:
+    servers.failure = "hang"
+    with contextlib.closing(create(client, stream=True)) as stream:
+        next(iter(stream))
+        served.wait_until(lambda: servers.num_hanging == 1)
+    served.wait_until(lambda: servers.num_hanging == 0 and not served.app.state.background._tasks)
+
+
+def test_a_model_stays_loaded_while_a_tool_is_called(client: OpenAI, served: Served, servers: Servers) -> None:
+    """It has no request then, and counts as in use; an operator's unload that waits no longer ends the response."""
+    servers.failure = "hang"
+    local = LocalModel("toy", served.app, "/toy", lambda: asyncio.sleep(0))
+    identifier = create(client, background=True).id
+    served.wait_until(lambda: servers.num_hanging == 1 and served.client.num_open == 0)
+    assert served.call(lambda: local.num_open) == 1
+    served.call(local.end_calls)
+    while (found := client.responses.retrieve(identifier)).status in ("queued", "in_progress"):
+        pass
+    assert found.status == "failed" and "unloaded" in found.error.message
+    served.wait_until(lambda: not served.app.state.background._tasks)
+    assert served.call(lambda: local.num_open) == 0 == servers.num_hanging
 
 
 @pytest.mark.parametrize(

@@ -413,7 +413,9 @@ class FrontEnd:
 
     async def _exit_when_idle(self, idle_s: float) -> None:
         def use() -> tuple[int, int]:
-            return self.client.num_open + self.app.state.models.num_open, self.client.stats.num_steps
+            num_between = len(self.app.state.background.between(self.client))
+            num_open = self.client.num_open + num_between + self.app.state.models.num_open
+            return num_open, self.client.stats.num_steps
 
         await wait_idle(idle_s, use, self.registration.note_use)
         print(f"tokenmill: no call for {idle_s:g} s", flush=True)

@@ -71,7 +71,9 @@ class LocalModel:
 
     @property
     def num_open(self) -> int:
-        num_open: int = self._app.state.client.num_open
+        """A response in the background counts while it calls a tool too."""
+        state = self._app.state
+        num_open: int = state.client.num_open + len(state.background.between(state.client))
         return num_open
 
     @property
@@ -122,7 +124,9 @@ class LocalModel:
         """It serves since it was made."""
 
     def end_calls(self) -> None:
-        self._app.state.client.fail_open(Unavailable("The model is unloaded."))
+        state, error = self._app.state, Unavailable("The model is unloaded.")
+        state.client.fail_open(error)
+        state.background.end_between(state.client, error)
 
     async def close(self) -> None:
         await self._stop()

@@ -148,8 +148,10 @@ class _Stop:
             loop.call_later(_FORCE_S, self._serving.cancel)
 
     def _end_open(self) -> None:
-        self._app.state.client.fail_open(Unavailable("The server is shutting down."))
-        self._app.state.models.end_calls()
+        state, error = self._app.state, Unavailable("The server is shutting down.")
+        state.client.fail_open(error)
+        state.background.end_between(state.client, error)
+        state.models.end_calls()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message
 
 from ...core.errors import EngineFailed, TokenmillError, Unavailable
-from ..port import Limits, Running
+from ..port import Engines, Running, Server
 from .items import Item
 from .shape import Progress, ResponseChunks, ResponseShape
 
@@ -83,13 +83,14 @@ class NextTurn(Protocol):
 
 class BackgroundRun:
     """One response, from when it is submitted. log: of its events; None: nobody is to read them. items: what it has
-    before the model has said anything. next_turn: None where it calls nothing."""
+    before the model has said anything. next_turn: None where it calls nothing. engines: of its model; is_between: they
+    have no request of it now, and will have one when a tool has been called."""
 
     def __init__(
         self,
         progress: Progress,
         running: Running,
-        limits: Limits,
+        server: Server,
         *,
         has_log: bool,
         items: Sequence[Item] = (),
@@ -98,9 +99,13 @@ class BackgroundRun:
         self.progress = progress
         self.running = running
         self.log = EventLog() if has_log else None
-        self._limits = limits
+        self.engines = server.client
+        self.is_between = False
+        self._limits = server.limits
         self._chunks = ResponseChunks(progress)
         self._next_turn = next_turn
+        self._calling: asyncio.Future[dict[str, Any]] | None = None
+        self._error: TokenmillError | None = None
         if progress.settings["background"]:
             self._add(self._chunks.announce())
         for item in items:
@@ -109,7 +114,14 @@ class BackgroundRun:
     def cancel(self, error: TokenmillError) -> None:
         """Nobody wants the rest."""
         self.progress.cancel()
+        self.fail(error)
+
+    def fail(self, error: TokenmillError) -> None:
+        """End it with this error. A call of a tool is not waited for."""
+        self._error = error
         self.running.cancel(error)
+        if self._calling is not None:
+            self._calling.cancel()
 
     async def run(self, size_bytes: int) -> None:
         """To its end, whatever that is. size_bytes: of the body, which the response repeats."""
@@ -156,13 +168,30 @@ class BackgroundRun:
             if waits_for is None or self.progress.sealed:
                 return
             assert self._next_turn is not None, "only who may call has something to wait for"
+            self.is_between = True
             self.running.close()
-            result = await self._next_turn.call(waits_for)
-            if self.progress.sealed:  # it was cancelled meanwhile
-                return
+            result = await self._called(self._next_turn, waits_for)
             self._add(self._chunks.told(self.progress.output.resolve(result)))
             self.running = await self._next_turn.begin(self.progress.output.items())
+            self.is_between = False
+            self._raise_error()
             self.progress.go_on(self.running.answer)
+
+    async def _called(self, next_turn: NextTurn, item: Item) -> dict[str, Any]:
+        """What a call gives."""
+        calling = self._calling = asyncio.ensure_future(next_turn.call(item))
+        try:
+            await asyncio.wait((calling,))
+        finally:
+            self._calling = None
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
+        self._raise_error()
+        return calling.result()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def _add(self, data: bytes) -> None:
         if self.log is not None:
@@ -194,6 +223,14 @@ class Background:
         if (task := self._tasks.get(run)) is not None:
             await asyncio.wait((task,))
             await asyncio.sleep(0)
+
+    def between(self, engines: Engines) -> list[BackgroundRun]:
+        """Those that go on with a model of these engines when a tool has been called."""
+        return [run for run in self._tasks if run.is_between and run.engines is engines]
+
+    def end_between(self, engines: Engines, error: TokenmillError) -> None:
+        for run in self.between(engines):
+            run.fail(error)
 
     async def drain(self) -> None:
         """Wait for all that run."""

@@ -322,8 +322,7 @@ class _Responses:
         progress, store = Progress(running.answer), self._store
         identifier, is_background = progress.answer.id, progress.settings["background"]
         items = () if read.mcp is None else read.mcp.items
-        limits = self._server.limits
-        run = BackgroundRun(progress, running, limits, has_log=is_streamed, items=items, next_turn=turns)
+        run = BackgroundRun(progress, running, self._server, has_log=is_streamed, items=items, next_turn=turns)
         progress.is_known = True
         shown = progress.body()
 
