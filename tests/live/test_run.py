@@ -15,7 +15,8 @@ from kill import write_model
 
 from commands import run_command
 from scripted import EOS, SPECIAL
-from tokenmill.cli.servers import Served, file_of, process_start, running
+from tokenmill.cli.servers import Served, file_of, running
+from tokenmill.node.process import process_start
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 PATIENCE_S = 120

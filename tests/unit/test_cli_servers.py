@@ -18,8 +18,10 @@ from commands import run_command
 from ports import free_port
 from tokenmill.cli import servers
 from tokenmill.cli.keys import keep_alive
-from tokenmill.cli.servers import Registration, Served, file_of, named, process_start, running, told_time, wait_idle
+from tokenmill.cli.servers import Registration, Served, file_of, named, running, told_time, wait_idle
 from tokenmill.core.errors import ConfigError
+from tokenmill.node import process as node_process
+from tokenmill.node.process import has_ended, host_id, name_process, process_start
 
 # Serves /health as it is told, and registers itself as a server does.
 SERVER = """
@@ -100,18 +102,14 @@ def test_a_process_that_has_the_id_of_a_dead_server_is_not_taken_for_it(state: P
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others tell the time of day at which a process started")
 def test_a_process_of_an_earlier_boot_is_not_taken_for_one_of_this(
-    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Servers that start with the system have the same id and start at the same tick after each boot."""
     with Registration() as registration:
         registration.write("http://127.0.0.1:1", ["m"], "/m", 0)
         assert running()
-        (tmp_path / "boot_id").write_text("another\n")
-        monkeypatch.setattr(servers, "_BOOT_ID", tmp_path / "boot_id")
+        monkeypatch.setattr(node_process, "host_id", lambda: "another")
         assert not running()
-        registration.write("http://127.0.0.1:1", ["m"], "/m", 0)
-        monkeypatch.setattr(servers, "_BOOT_ID", tmp_path / "none")
-        assert not running() and process_start(os.getpid())
 
 
 @pytest.mark.parametrize("said", [{"pid": -1}, {"pid": -1, "started": None}, {"pid": 1}, {"started": None}])
@@ -149,6 +147,24 @@ def test_an_ended_child_that_nobody_has_waited_for_does_not_live() -> None:
     while process_start(process.pid) is not None:
         assert time.monotonic() < until_s
     process.wait()
+
+
+@pytest.mark.skipif(not host_id(), reason="the system does not tell which boot it is of")
+def test_a_process_that_was_killed_is_known_to_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by its parent, who has not waited for it. Of another machine's, of another boot, nobody knows."""
+    code = "from tokenmill.node.process import name_process; print(name_process(), flush=True); input()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        name = process.stdout.readline().strip()
+        assert name.startswith(f"{process.pid} ") and not has_ended(name) and not has_ended(name_process())
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert has_ended(name)
+        process.wait()
+        assert has_ended(name) and not any(map(has_ended, ("", "12 34", name + "x")))
+        monkeypatch.setattr(node_process, "host_id", lambda: "another")
+        assert not has_ended(name)
 
 
 def test_stop_ends_the_one_that_is_named(two: tuple[Process, Process]) -> None:

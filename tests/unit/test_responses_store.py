@@ -146,6 +146,38 @@ def test_several_servers_share_a_file(store: ResponseStore, tmp_path: Path, cloc
     assert held(store, ["a", "b"]) == ["a", "b"]
 
 
+def test_what_a_dead_process_ran_has_failed_at_once(store: ResponseStore, tmp_path: Path, clock: Clock) -> None:
+    """Where its name tells that it has ended; else once its lease is over. What it ended is as it was."""
+    path, dead = str(tmp_path / "private" / "r.db"), {"one"}
+
+    def opened(process: str) -> ResponseStore:
+        made = ResponseStore(path, wall_s=clock, process=process, has_ended=lambda name: name in dead)
+        made.open()
+        return made
+
+    body = b'{"status":"queued"}'
+    one, two, other = opened("one"), opened("two"), opened("other")
+    for name, runs_in in (("a", one), ("b", two)):
+        runs_in.put(Record(name, "me", "", body, b"[]", server=runs_in.name))
+    one.put(record("ended"))
+
+    def seen(name: str, by: ResponseStore) -> Record | None:
+        asyncio.run(one.settle(20))
+        asyncio.run(two.settle(20))
+        return asyncio.run(by.get("me", name))
+
+    found = seen("a", other)
+    assert found is not None and b'"failed"' in found.body and found.server == ""
+    assert seen("b", other) == Record("b", "me", "", body, b"[]", server=two.name)
+    assert seen("a", one) == Record("a", "me", "", body, b"[]", server=one.name), "it knows better"
+    assert seen("ended", other) == record("ended")
+    clock.now += responses_store.LEASE_S + 1
+    found = seen("b", other)
+    assert found is not None and b'"failed"' in found.body
+    for each in (one, two, other):
+        each.close()
+
+
 def test_a_disk_that_fails_is_told_of_once(
     store: ResponseStore, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

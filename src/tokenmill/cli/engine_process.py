@@ -35,8 +35,9 @@ from ..core.step_records import LogFacts
 from ..net.child_process import exit_when_parent_ends
 from ..net.kv_endpoints import KVEventsConfig
 from ..net.system import new_id, run_event_loop
-from ..node.machine import MachineFacts, host_id, read_machine
+from ..node.machine import MachineFacts, read_machine
 from ..node.options import EngineOptions
+from ..node.process import host_id
 from ..node.resolve import longest
 from .logs import set_up_logging
 

@@ -1,9 +1,7 @@
 """The servers of this user on this machine: a small file for each, which it writes while it listens; `ps` and `stop`.
 
 Files lie in `servers` of the state folder, so that servers that share keys and accounts know of each other. A file
-counts while the process that wrote it lives: a process is known by its id and by when it started, since ids are used
-again, and in which boot of the system, since Linux counts the time from there. The time of a file's last change is that
-of the server's last use.
+counts while the process that wrote it lives. The time of a file's last change is that of the server's last use.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import platform
 import signal
 import socket
 import ssl
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,6 +25,7 @@ from pathlib import Path
 
 from ..core.errors import ConfigError, Unavailable
 from ..core.units import KiB, format_bytes, format_names
+from ..node.process import process_start
 from .partners import KEYS, is_among
 from .server_url import ServerURL, read_url
 from .state import default_state_dir
@@ -38,7 +36,6 @@ _LOOK_S = 1.0
 _PROBE_S = 2.0
 _STOP_S = 60.0
 _TELL_S = 2.0
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger(__name__)
 
 
@@ -170,28 +167,6 @@ def _read(file: Path) -> Served | None:
         return served if isinstance(served.started, str) else None
     except (OSError, ValueError, TypeError, LookupError):
         return None
-
-
-def process_start(pid: int) -> str | None:
-    """When the process started, in words or numbers of the system's; None: there is none, or it has ended and is only
-    not forgotten yet."""
-    if sys.platform == "linux":
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf8", errors="replace").rpartition(")")[2].split()
-        except OSError:
-            return None
-        return None if fields[0] in "ZX" else f"{fields[19]} {_boot_id()}"
-    told = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    state, _, start = told.stdout.strip().partition(" ")
-    return start.strip() if start and not state.startswith("Z") else None
-
-
-def _boot_id() -> str:
-    """Of Linux; "": it does not tell."""
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return ""
 
 
 def memory_bytes(pid: int) -> int | None:

@@ -6,10 +6,12 @@ import logging
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ..core.errors import ConfigError
+from ..node.process import has_ended, name_process
 
 if TYPE_CHECKING:
     from ..control.tenants.access import Access
@@ -75,7 +77,8 @@ def open_response_store(chosen: str | None, files: dict[Path, StateFile]) -> Res
     which more goes to. Raises ConfigError for one that is chosen, or is there, and cannot be used or trusted."""
     from ..server.response_store import OLD, ResponseStore
 
-    return _open_kept(ResponseStore, OLD.name, chosen, files, "Responses of /v1/responses are not kept.")
+    kind = partial(ResponseStore, process=name_process(), has_ended=has_ended)
+    return _open_kept(kind, OLD.name, chosen, files, "Responses of /v1/responses are not kept.")
 
 
 def open_answer_store(chosen: str | None, files: dict[Path, StateFile]) -> AnswerStore | None:

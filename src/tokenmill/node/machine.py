@@ -129,17 +129,6 @@ def _stalled_s(file: Path) -> float | None:
     return None
 
 
-def host_id(root: Path = Path("/")) -> str:
-    """Equal for processes that see each other: of one boot of one machine, and in one space of process ids. "" where
-    that cannot be told."""
-    boot = (_read(root / "proc/sys/kernel/random/boot_id") or "").strip()
-    try:
-        space = os.readlink(root / "proc/self/ns/pid")
-    except OSError:
-        return ""
-    return f"{boot} {space}" if boot else ""
-
-
 def _read(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf8", errors="replace")

@@ -69,7 +69,8 @@ OLD = old_format("responses.db", Schema(FLAG, (0x746D5253, 1), "CREATE TABLE res
 
 class ResponseStore:
     """`open` it before use, `close` it after; both wait for the thread. file: where responses are kept, or its path.
-    wall_s: seconds since the epoch, also of other processes that use the file."""
+    wall_s: seconds since the epoch, also of other processes that use the file. process: a name of this one, by which
+    `has_ended` tells others when it has: at once, where their lease would be waited for."""
 
     def __init__(
         self,
@@ -78,6 +79,8 @@ class ResponseStore:
         max_bytes: int = MAX_BYTES,
         kept_s: float = KEPT_S,
         wall_s: Callable[[], float] = time.time,
+        process: str = "",
+        has_ended: Callable[[str], bool] = lambda process: False,
     ) -> None:
         self._file = StateFile(file) if isinstance(file, str) else file
         self._max_bytes = max_bytes
@@ -85,6 +88,8 @@ class ResponseStore:
         self._conversations = Kind(_CONVERSATION, max_bytes)
         self._kept_s = kept_s
         self._wall_s = wall_s
+        self._process = process.encode()
+        self._has_ended = has_ended
         self._failure = ""
         self._runs = False
         self.name = secrets.token_hex(8)
@@ -249,12 +254,17 @@ class ResponseStore:
         if body is None:
             return None
         record = Record(identifier, owner, *msgspec.structs.astuple(_decode(body)))
-        if record.server and _SERVER.get(database, "", record.server, now_s) is None:
-            return record.abandoned()
-        return record
+        return record if self._runs_still(database, record.server, now_s) else record.abandoned()
+
+    def _runs_still(self, database: sqlite3.Connection, server: str, now_s: float) -> bool:
+        """Whether the process lives that runs a response, by the name of its store; "": it has ended in order."""
+        if server in ("", self.name):
+            return True
+        process = _SERVER.get(database, "", server, now_s)
+        return process is not None and not self._has_ended(process.decode())
 
     def _write_lease(self, database: sqlite3.Connection) -> None:
-        _SERVER.put(database, "", self.name, b"", self._wall_s() + LEASE_S)
+        _SERVER.put(database, "", self.name, self._process, self._wall_s() + LEASE_S)
 
     def _renew(self) -> None:
         """Say that this process lives, if it has run anything that others may ask for."""
