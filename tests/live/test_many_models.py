@@ -68,6 +68,9 @@ def test_a_model_comes_answers_and_goes(server: Server, model: str) -> None:
     assert 'vllm:generation_tokens_total{engine="0",model_name="two"} 8.0' in metrics
     shown = [json.loads(server.request("GET", f"/admin/requests{of}")[1])["data"] for of in ("", "?model=two")]
     assert [len(rows) for rows in shown] == [1, 1] and shown[0][0]["id"] != shown[1][0]["id"]
+    props = [json.loads(server.request("GET", f"/props{of}")[1]) for of in ("", "?model=two")]
+    assert [each["model_path"] for each in props] == ["one", "two"]
+    assert all(server.request("GET", f"{path}?model=two")[0] == 200 for path in ("/slots", "/lora-adapters"))
     assert load(server, model, "two")[0] == 400
     status, text = server.request("DELETE", "/admin/models/two")
     assert status == 200 and json.loads(text)["calls_ended"] == 0

@@ -132,6 +132,16 @@ def test_a_killed_engine_loses_nothing(server: Server) -> None:
         assert call.result()[0] == 200
 
 
+def test_a_model_that_is_not_loaded_has_nothing_to_show(server: Server) -> None:
+    """But for the first, which answers as the server's own, loaded or not."""
+    ask(server, "b")
+    for name, state in list(states(server).items())[1:]:
+        for path in ("/props", "/slots"):
+            status, text = server.request("GET", f"{path}?model={name}")
+            assert status == (200 if state == "loaded" else 503), (path, name, state, text)
+            assert path == "/slots" or state != "loaded" or json.loads(text)["model_path"] == name
+
+
 def test_only_what_lies_in_the_folder_is_loaded_and_by_name_alone(server: Server, folder: Path) -> None:
     for name in ("linked", "leads-out", "../outside0", str(folder / "a"), "./a", "a/", "smollm2", "org/name"):
         status, told = ask(server, name)

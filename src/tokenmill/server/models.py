@@ -220,6 +220,10 @@ _VIEWS = (
     "/admin/requests",
     "/admin/slo",
     "/admin/workers",
+    "/props",
+    "/slots",
+    "/lora-adapters",
+    "/tokenizer_info",
 )
 """What is looked at with ?model=NAME is that model's, if it is of this machine."""
 
@@ -346,15 +350,17 @@ class ModelDispatch:
         return unloaded_reply(path, named.model or name) if asks else None
 
     def _viewed(self, path: str, scope: Scope) -> LocalModel | None:
-        """The model of which an operator asks, by ?model=NAME; None: the server's own. Raises Unavailable for one that
-        is not loaded."""
+        """The model that is asked about, by ?model=NAME; None: the server's own. Raises Unavailable for one that is not
+        loaded, and ModelNotFound for one of another server."""
         if not path.startswith(_VIEWS) or b"model=" not in scope["query_string"]:
             return None
         name, on_demand = QueryParams(scope["query_string"]).get("model"), self._models.on_demand
         model = self._models.find(name)
         if model is None and on_demand is not None and (found := on_demand.find(name)) not in (None, on_demand.home):
             raise Unavailable(f"The model {found} is not loaded.", param="model")
-        return model if isinstance(model, LocalModel) else None
+        if model is not None and not isinstance(model, LocalModel):
+            raise _not_asked(model, path)
+        return model
 
     async def _answer_canary(
         self, canary: Canary, named: _Named, path: str, data: bytes, scope: Scope, receive: Receive, send: Send
@@ -395,9 +401,13 @@ class ModelDispatch:
         self, model: ServedModel, path: str, data: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         if not model.takes(path):
-            message = f"The model {model.name!r} is served by another server, which is not asked for {path}."
-            raise ModelNotFound(message, param="model")
+            raise _not_asked(model, path)
         await model.answer(path, data, scope, receive, send)
+
+
+def _not_asked(model: ServedModel, path: str) -> ModelNotFound:
+    message = f"The model {model.name!r} is served by another server, which is not asked for {path}."
+    return ModelNotFound(message, param="model")
 
 
 def named_in(body: bytes, is_beside: Callable[[str], bool] = lambda name: True) -> _Named:
