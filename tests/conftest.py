@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from browser import Browser, chromium
+from clocks import ManualClock
 from sampling import Sample, tree
 from tokenmill.core.errors import FetchError
 from tokenmill.formats.hub import resolve_model
@@ -40,6 +41,11 @@ def private_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOKENMILL_STATE", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
+from clocks import ManualClock
 from scripted import Served
 from tokenmill.server.response_store import LEASE_S, ResponseStore
 
@@ -33,20 +34,8 @@ def client_of() -> Iterator[Clients]:
         yield make
 
 
-class Clock:
-    now = 1e6
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: Clock) -> Iterator[ResponseStore]:
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[ResponseStore]:
     opened = ResponseStore(str(tmp_path / "kept.db"), wall_s=clock)
     opened.open()
     yield opened
@@ -134,7 +123,7 @@ def test_a_response_in_the_background_can_be_cancelled(served: Served, client_of
 
 
 def test_what_a_dead_server_was_computing_has_failed(
-    store: ResponseStore, clock: Clock, tmp_path: Path, client_of: Clients
+    store: ResponseStore, clock: ManualClock, tmp_path: Path, client_of: Clients
 ) -> None:
     """Another server that shares the file tells its state, and that it failed once nobody renews the lease."""
     other = ResponseStore(str(tmp_path / "kept.db"), wall_s=clock)
@@ -146,7 +135,7 @@ def test_what_a_dead_server_was_computing_has_failed(
         assert client.responses.retrieve(identifier).status == "queued"
         with pytest.raises(BadRequestError, match="another process"):
             client.responses.cancel(identifier)
-        clock.now += LEASE_S + 1
+        clock.now_s += LEASE_S + 1
         found = client.responses.retrieve(identifier)
         assert (found.status, found.error.code) == ("failed", "server_error")
         one.call(one.script.go.set)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from clocks import ManualClock
 from tokenmill.api.responses.history import MAX_CHAIN, Record
 from tokenmill.core.errors import Unavailable
 from tokenmill.server import response_store as responses_store
@@ -20,20 +21,8 @@ from tokenmill.server.response_store import ResponseStore
 from tokenmill.state.file import StateFile
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: Clock) -> Iterator[ResponseStore]:
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[ResponseStore]:
     opened = ResponseStore(str(tmp_path / "private" / "r.db"), max_bytes=1000, kept_s=60, wall_s=clock)
     opened.open()
     yield opened
@@ -57,21 +46,21 @@ def test_what_is_put_can_be_got_at_once(store: ResponseStore) -> None:
     assert asyncio.run(store.get("you", "a")) is None
 
 
-def test_the_oldest_go_when_there_is_too_much(store: ResponseStore, clock: Clock) -> None:
+def test_the_oldest_go_when_there_is_too_much(store: ResponseStore, clock: ManualClock) -> None:
     """Never more bytes than told, after each write."""
     names = [f"r{number}" for number in range(30)]
     for name in names:
-        clock.now += 0.5
+        clock.now_s += 0.5
         store.put(record(name))
         kept = held(store, names[: names.index(name) + 1])
         assert len(kept) <= 10 and kept == names[: names.index(name) + 1][-len(kept) :]
     assert len(held(store, names)) >= 9
 
 
-def test_a_response_is_gone_when_its_time_is_over(store: ResponseStore, clock: Clock, tmp_path: Path) -> None:
+def test_a_response_is_gone_when_its_time_is_over(store: ResponseStore, clock: ManualClock, tmp_path: Path) -> None:
     """To readers at once, and in the file with the next write."""
     store.put(Record("a", "me", "", b"old words", b"[]"))
-    clock.now += 61
+    clock.now_s += 61
     assert held(store, ["a"]) == []
     store.put(record("b"))
     store.close()
@@ -133,7 +122,7 @@ def test_a_chain_that_never_ends_is_cut(store: ResponseStore) -> None:
     assert len(asyncio.run(store.chain("me", "a", 10**9))) == MAX_CHAIN
 
 
-def test_several_servers_share_a_file(store: ResponseStore, tmp_path: Path, clock: Clock) -> None:
+def test_several_servers_share_a_file(store: ResponseStore, tmp_path: Path, clock: ManualClock) -> None:
     """Each finds what the other keeps, and after a restart it is there."""
     other = ResponseStore(str(tmp_path / "private" / "r.db"), max_bytes=1000, kept_s=60, wall_s=clock)
     other.open()
@@ -146,7 +135,7 @@ def test_several_servers_share_a_file(store: ResponseStore, tmp_path: Path, cloc
     assert held(store, ["a", "b"]) == ["a", "b"]
 
 
-def test_what_a_dead_process_ran_has_failed_at_once(store: ResponseStore, tmp_path: Path, clock: Clock) -> None:
+def test_what_a_dead_process_ran_has_failed_at_once(store: ResponseStore, tmp_path: Path, clock: ManualClock) -> None:
     """Where its name tells that it has ended; else once its lease is over. What it ended is as it was."""
     path, dead = str(tmp_path / "private" / "r.db"), {"one"}
 
@@ -171,7 +160,7 @@ def test_what_a_dead_process_ran_has_failed_at_once(store: ResponseStore, tmp_pa
     assert seen("b", other) == Record("b", "me", "", body, b"[]", server=two.name)
     assert seen("a", one) == Record("a", "me", "", body, b"[]", server=one.name), "it knows better"
     assert seen("ended", other) == record("ended")
-    clock.now += responses_store.LEASE_S + 1
+    clock.now_s += responses_store.LEASE_S + 1
     found = seen("b", other)
     assert found is not None and b'"failed"' in found.body
     for each in (one, two, other):
@@ -206,14 +195,16 @@ def test_a_job_that_fails_ends_no_other(store: ResponseStore) -> None:
     assert held(store, ["a"]) == ["a"]
 
 
-def test_what_is_old_goes_where_others_only_read(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_old_goes_where_others_only_read(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Reading puts no deletion off."""
     monkeypatch.setattr(responses_store, "_SWEEP_S", 0.2)
     store = ResponseStore(str(tmp_path / "r.db"), kept_s=60, wall_s=clock)
     store.open()
     store.put(record("a"))
     assert held(store, ["a"])
-    clock.now += 61
+    clock.now_s += 61
     until = time.monotonic() + 20
     count = "SELECT COUNT(*) FROM kept"
     while asyncio.run(store._do(lambda database: database.execute(count).fetchone())) != (0,):

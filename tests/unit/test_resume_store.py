@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from clocks import ManualClock
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.events import Output, Timing
 from tokenmill.core.request import Request, SamplingParams
@@ -44,32 +45,20 @@ OUTPUTS = [
 ANSWER = KeptAnswer(200, ((b"content-type", b"text/event-stream"),), b"id: 1\ndata: a\n\nid: 2\ndata: b\n\n")
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: Clock) -> Iterator[ResumeStore]:
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[ResumeStore]:
     opened = opened_store(tmp_path, clock)
     yield opened
     opened.close()
 
 
-def opened_store(folder: Path, clock: Clock) -> ResumeStore:
+def opened_store(folder: Path, clock: ManualClock) -> ResumeStore:
     store = ResumeStore(str(folder / "private" / "resume.db"), max_bytes=1000, kept_s=60, wall_s=clock)
     store.open()
     return store
 
 
-def test_what_was_under_way_comes_back_as_it_was(tmp_path: Path, clock: Clock) -> None:
+def test_what_was_under_way_comes_back_as_it_was(tmp_path: Path, clock: ManualClock) -> None:
     """The request and each output equal, field by field, calls in their order; and further outputs join them."""
     first = opened_store(tmp_path, clock)
     keys = [first.new_key(), first.new_key()]
@@ -92,7 +81,7 @@ def test_what_was_under_way_comes_back_as_it_was(tmp_path: Path, clock: Clock) -
     third.close()
 
 
-def test_what_is_in_the_file_is_always_a_beginning(tmp_path: Path, clock: Clock) -> None:
+def test_what_is_in_the_file_is_always_a_beginning(tmp_path: Path, clock: ManualClock) -> None:
     """Where outputs could not be written, those behind them are not either: a stream would go on with a hole."""
     opened_store(tmp_path, clock).close()
     database = sqlite3.connect(tmp_path / "private" / "resume.db")
@@ -136,12 +125,12 @@ def test_the_latest_of_a_name_is_found(store: ResumeStore) -> None:
     assert found is not None and found.body == b"2"
 
 
-def test_of_calls_with_a_name_the_one_begun_last_counts(store: ResumeStore, tmp_path: Path, clock: Clock) -> None:
+def test_of_calls_with_a_name_the_one_begun_last_counts(store: ResumeStore, tmp_path: Path, clock: ManualClock) -> None:
     """Whichever ended first, before and after a restart; where it has gone, the one before it."""
     first, second = store.new_key(), store.new_key()
 
     async def end(key: int, size: int = 300, told_id: str = "given") -> None:
-        clock.now += 1
+        clock.now_s += 1
         call = CALL._replace(id=f"cmpl-{key}", told_id=told_id)
         await store.end(key, call, ANSWER._replace(body=b"%d" % key * size))
 
@@ -162,15 +151,17 @@ def test_of_calls_with_a_name_the_one_begun_last_counts(store: ResumeStore, tmp_
 
 
 @pytest.mark.parametrize(("kept_s", "is_there"), [(20, False), (60, True), (600, True)])
-def test_what_is_there_ages_as_a_restart_tells(tmp_path: Path, clock: Clock, kept_s: float, is_there: bool) -> None:
+def test_what_is_there_ages_as_a_restart_tells(
+    tmp_path: Path, clock: ManualClock, kept_s: float, is_there: bool
+) -> None:
     store = opened_store(tmp_path, clock)
     ended, left = store.new_key(), store.new_key()
     asyncio.run(store.end(ended, CALL, ANSWER))
     asyncio.run(store.begin(left, CALL))
     store.close()
-    clock.now += 30
+    clock.now_s += 30
     for wait_s in (0, kept_s - 31):
-        clock.now += max(wait_s, 0)
+        clock.now_s += max(wait_s, 0)
         store = ResumeStore(str(tmp_path / "private" / "resume.db"), max_bytes=1000, kept_s=kept_s, wall_s=clock)
         store.open()
         for name in ("given", "cmpl-1"):
@@ -179,21 +170,23 @@ def test_what_is_there_ages_as_a_restart_tells(tmp_path: Path, clock: Clock, kep
         store.close()
 
 
-def test_old_and_large_goes(store: ResumeStore, clock: Clock) -> None:
+def test_old_and_large_goes(store: ResumeStore, clock: ManualClock) -> None:
     for number in range(30):
-        clock.now += 0.1
+        clock.now_s += 0.1
         call = CALL._replace(id=f"cmpl-{number}", told_id="")
         asyncio.run(store.end(store.new_key(), call, ANSWER._replace(body=b"x" * 100)))
     found = [asyncio.run(store.find("me", f"cmpl-{number}")) is not None for number in range(30)]
     assert found == sorted(found) and 5 < sum(found) < 9
-    clock.now += 60
+    clock.now_s += 60
     assert asyncio.run(store.find("me", "cmpl-29")) is None
     asyncio.run(store.begin(store.new_key(), CALL))
-    clock.now += 61
+    clock.now_s += 61
     assert asyncio.run(store.unfinished()) == []
 
 
-def test_one_process_has_the_file_and_it_is_its_users_alone(store: ResumeStore, tmp_path: Path, clock: Clock) -> None:
+def test_one_process_has_the_file_and_it_is_its_users_alone(
+    store: ResumeStore, tmp_path: Path, clock: ManualClock
+) -> None:
     path = tmp_path / "private" / "resume.db"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     asyncio.run(store.begin(store.new_key(), CALL))
@@ -202,7 +195,7 @@ def test_one_process_has_the_file_and_it_is_its_users_alone(store: ResumeStore, 
         opened_store(tmp_path, clock)
 
 
-def test_a_call_that_cannot_be_read_is_dropped_and_others_are_not(tmp_path: Path, clock: Clock) -> None:
+def test_a_call_that_cannot_be_read_is_dropped_and_others_are_not(tmp_path: Path, clock: ManualClock) -> None:
     store = opened_store(tmp_path, clock)
     for _ in range(2):
         asyncio.run(store.begin(store.new_key(), CALL))

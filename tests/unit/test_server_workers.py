@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from clocks import ManualClock
 from tokenmill.control.workers.roster import KEPT_S, Roster
 from tokenmill.core.errors import Forbidden, InvalidRequest, NotFound
 from tokenmill.core.events import WorkerFacts
@@ -26,20 +27,8 @@ class Owner:
         self.comes_back = comes_back
 
 
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def roster(clock: Clock) -> Roster:
+def roster(clock: ManualClock) -> Roster:
     return Roster(clock)
 
 
@@ -51,7 +40,7 @@ def facts(name: str, incarnation: str = "a", pool: str = "mixed") -> WorkerFacts
     return WorkerFacts(name, incarnation, 7, pool)
 
 
-def test_a_worker_of_this_machine_keeps_its_place_over_its_lives(roster: Roster, clock: Clock) -> None:
+def test_a_worker_of_this_machine_keeps_its_place_over_its_lives(roster: Roster, clock: ManualClock) -> None:
     owner = Owner()
     roster.start("w0", owner)
     roster.start("w1", Owner())
@@ -74,7 +63,9 @@ def test_a_worker_of_this_machine_keeps_its_place_over_its_lives(roster: Roster,
     assert states(roster)["w1"] == "lost", "whoever started it starts it again"
 
 
-def test_a_worker_from_elsewhere_is_forgotten_when_it_left_or_is_lost_for_long(roster: Roster, clock: Clock) -> None:
+def test_a_worker_from_elsewhere_is_forgotten_when_it_left_or_is_lost_for_long(
+    roster: Roster, clock: ManualClock
+) -> None:
     told: list[tuple[str, str]] = []
     roster.on_change = lambda change, facts: told.append((change, facts.id))
     roster.come(0, facts("far"), "10.0.0.2:41")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from clocks import ManualClock
 from tokenmill.control.usage import ledger as ledger_module
 from tokenmill.control.usage.journal import MARK, Account, Journal
 from tokenmill.control.usage.ledger import DAY_S, HOURS_FOR_S, MINUTES_FOR_S, Ledger
@@ -22,14 +23,7 @@ NOW_S = 1_800_000_000.0
 ALL = Question(0, 2_000_000_000 // DAY_S * DAY_S, DAY_S, ("model", "key", "tenant"), (), 0)
 
 
-class Clock:
-    now_s = NOW_S
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def opened(folder: Path, clock: Clock, max_bytes: int = 1 << 20) -> Journal:
+def opened(folder: Path, clock: ManualClock, max_bytes: int = 1 << 20) -> Journal:
     journal = Journal(folder, clock, max_bytes)
     journal.open()
     return journal
@@ -53,7 +47,7 @@ def sums(folder: Path, question: Question = ALL) -> dict[tuple[str, str, str], t
 
 def test_random_records_of_several_journals_count_once(tmp_path: Path) -> None:
     """Sums equal what was appended, while journals rotate, two ledgers fold in turn and front ends come and go."""
-    rng, clock = random.Random(5), Clock()
+    rng, clock = random.Random(5), ManualClock(NOW_S)
     accounts = [Account(f"t{number % 3}", f"k{number % 2}", f"m{number % 4}") for number in range(9)]
     expected: dict[Account, Counter[str]] = {account: Counter() for account in accounts}
     journals = [opened(tmp_path, clock, 400) for _ in range(2)]
@@ -87,7 +81,7 @@ def test_random_records_of_several_journals_count_once(tmp_path: Path) -> None:
 
 
 def test_a_record_is_counted_from_a_journal_that_is_still_written(tmp_path: Path) -> None:
-    journal, account = opened(tmp_path, Clock()), Account("a", "", "m")
+    journal, account = opened(tmp_path, ManualClock(NOW_S)), Account("a", "", "m")
     put(journal, account, 1, 10, 0, 1)
     assert sums(tmp_path)[tuple(account)] == (1, 10, 0, 1)
     put(journal, account, 0, 0, 0, 5)
@@ -99,7 +93,7 @@ def test_a_record_is_counted_from_a_journal_that_is_still_written(tmp_path: Path
 def test_a_record_that_was_cut_off_is_no_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever of the last record a dead process has written, what is before it counts."""
     account = Account("a", "", "m")
-    journal = opened(tmp_path, Clock())
+    journal = opened(tmp_path, ManualClock(NOW_S))
     put(journal, account, 1, 10, 0, 1)
     put(journal, account, 0, 0, 0, 1)
     (path,) = tmp_path.glob("*.journal")
@@ -117,7 +111,7 @@ def test_a_record_that_was_cut_off_is_no_record(tmp_path: Path, caplog: pytest.L
 
 def test_a_damaged_journal_is_kept_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     account = Account("a", "", "m")
-    journal = opened(tmp_path, Clock())
+    journal = opened(tmp_path, ManualClock(NOW_S))
     for _ in range(3):
         put(journal, account, 1, 10, 0, 1)
     journal.close()
@@ -137,7 +131,7 @@ def test_what_ends_between_the_sums_and_the_deletion_counts_once(
 ) -> None:
     """A fold that is followed by no deletion, as after a crash, is not made again."""
     account = Account("a", "", "m")
-    journal = opened(tmp_path, Clock())
+    journal = opened(tmp_path, ManualClock(NOW_S))
     put(journal, account, 1, 10, 0, 1)
     journal.close()
 
@@ -156,7 +150,7 @@ def test_what_ends_between_the_sums_and_the_deletion_counts_once(
 def test_what_another_folds_to_its_end_meanwhile_counts_once(tmp_path: Path, has_begun: bool, damage: bytes) -> None:
     """One ledger has read a journal that is over, and waits for the other, which then deletes the journal."""
     account = Account("t", "k", "m")
-    journal = opened(tmp_path, Clock())
+    journal = opened(tmp_path, ManualClock(NOW_S))
     put(journal, account, 1, 10, 0, 5)
     late, early = Ledger(tmp_path), Ledger(tmp_path)
     if has_begun:
@@ -189,7 +183,7 @@ def test_what_another_folds_to_its_end_meanwhile_counts_once(tmp_path: Path, has
 
 def test_a_fold_that_fails_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     account = Account("a", "", "m")
-    journal = opened(tmp_path, Clock())
+    journal = opened(tmp_path, ManualClock(NOW_S))
     put(journal, account, 1, 10, 0, 1, once="line")
     put(journal, account, 1, 10, 0, 1)
     ledger = Ledger(tmp_path)
@@ -210,7 +204,7 @@ def test_a_fold_that_fails_leaves_nothing_half_done(tmp_path: Path, monkeypatch:
 
 def test_work_that_is_told_again_counts_as_told_last(tmp_path: Path) -> None:
     """A batch's line that a killed server has counted but not kept is answered, and counted, by the next."""
-    clock, account = Clock(), Account("a", "", "m")
+    clock, account = ManualClock(NOW_S), Account("a", "", "m")
     first = opened(tmp_path, clock)
     put(first, account, 1, 10, 0, 7, once="batch line")
     clock.now_s += 100
@@ -229,7 +223,7 @@ def test_work_that_is_told_again_counts_as_told_last(tmp_path: Path) -> None:
 def test_a_full_disk_loses_no_record_as_long_as_memory_holds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal, account = opened(tmp_path, Clock()), Account("a", "", "m")
+    journal, account = opened(tmp_path, ManualClock(NOW_S)), Account("a", "", "m")
     write = os.write
 
     def full(file: int, data: bytes) -> int:
@@ -253,7 +247,7 @@ def test_what_a_full_disk_has_refused_is_tried_again_by_retry_alone(
 ) -> None:
     """Whoever appends, the event loop, pays for one refused write and not for one with each record; what is appended
     while a retry writes comes behind it."""
-    journal, account = opened(tmp_path, Clock()), Account("a", "", "m")
+    journal, account = opened(tmp_path, ManualClock(NOW_S)), Account("a", "", "m")
     write, calls, is_full = os.write, [], True
 
     def counted(file: int, data: bytes) -> int:
@@ -283,7 +277,7 @@ def test_calls_are_refused_before_memory_cannot_hold_their_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is open is still counted in what is left; with room on the disk again calls come in, and nothing is lost."""
-    journal, account = opened(tmp_path, Clock()), Account("a", "", "m")
+    journal, account = opened(tmp_path, ManualClock(NOW_S)), Account("a", "", "m")
     number = journal.number_of(account)
 
     def full(file: int, data: bytes) -> int:
@@ -308,7 +302,7 @@ def test_calls_are_refused_before_memory_cannot_hold_their_records(
 
 def test_old_sums_grow_coarse_and_keep_their_total(tmp_path: Path) -> None:
     """Minutes become hours and hours days at the ages that are stated; what is older than is kept goes."""
-    clock, account = Clock(), Account("a", "", "m")
+    clock, account = ManualClock(NOW_S), Account("a", "", "m")
     start_s = clock.now_s = NOW_S // DAY_S * DAY_S
     journal = opened(tmp_path, clock)
     for _ in range(26):
@@ -341,7 +335,7 @@ def test_old_sums_grow_coarse_and_keep_their_total(tmp_path: Path) -> None:
 
 def test_nobody_waits_while_journals_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts of limits are written to the same file, by others: only the sums themselves are a transaction."""
-    journal = opened(tmp_path, Clock())
+    journal = opened(tmp_path, ManualClock(NOW_S))
     put(journal, Account("t", "k", "m"), 1, 2, 0, 3)
     ledger, other = Ledger(tmp_path), Ledger(tmp_path)
     read, is_read = ledger_module._read, False
@@ -366,7 +360,7 @@ def test_sums_go_to_the_file_that_took_the_place_of_theirs(tmp_path: Path) -> No
     (tmp_path / "new").mkdir()
     Ledger(tmp_path / "new").close()
     os.replace(tmp_path / "new" / "usage.db", tmp_path / "usage.db")
-    journal = opened(tmp_path, Clock())
+    journal = opened(tmp_path, ManualClock(NOW_S))
     put(journal, Account("t", "k", "m"), 1, 2, 0, 3)
     journal.close()
     ledger.fold()
