@@ -36,6 +36,7 @@ from grammar_cases import vocabulary
 from tiny import VOCAB_SIZE, tiny_checkpoint
 from tiny_latent import latent_checkpoint
 from tokenmill.core.block import full_groups
+from tokenmill.core.effects import JobEnded
 from tokenmill.core.events import LoadAdapter, Submit
 from tokenmill.core.request import Request
 from tokenmill.core.step import Drafts, PlanRow, RowResult, StepPlan, StepResult
@@ -227,11 +228,14 @@ def test_grammars_bit_for_bit(
 @pytest.mark.exact
 @needs_native
 def test_steps_that_overlap_bit_for_bit(make_worker: Callable[..., Worker]) -> None:
-    """A row with drafts is prepared while the step computes that draws its first token."""
+    """A row with drafts is prepared while the step computes that draws its first token, and the mask of its first draw
+    is made while it computes itself."""
     worker, num_overlapped = make_worker(), 0
+    worker.executor._grammars.load = vocabulary
     for seed in SEEDS:
         mix = random_mix(random.Random(seed), vocab_size=VOCAB_SIZE, **CROWDED)
-        mix = replace(mix, aborts={}, config=replace(mix.config, steps_in_flight=2))
+        arrivals = [(at, with_grammar(each, seed * 100 + at)) for at, each in mix.arrivals]
+        mix = replace(mix, arrivals=arrivals, aborts={}, config=replace(mix.config, steps_in_flight=2))
         teacher = Drafting(worker.executor, seed)
         expected, _ = run(replace(worker, executor=teacher), replace(mix, config=replace(mix.config, max_num_seqs=1)))
         drafting = Drafting(worker.executor, seed, teacher.known)
@@ -246,6 +250,7 @@ async def run_overlapped(drafting: Drafting, mix: Mix) -> dict[str, Stream]:
     core, streams = EngineCore(mix.config), {request.id: Stream() for _, request in mix.arrivals}
     in_flight: deque[tuple[StepPlan, asyncio.Future[StepResult]]] = deque()
     effects = [core.handle(Submit(tuple(request for _, request in mix.arrivals)), 0.0)]
+    effects += [core.handle(JobEnded(job, await drafting.run(job)), 0.0) for job in effects[0].jobs]
     while core.has_work or in_flight:
         while (plan := core.plan(0.0)) is not None:
             in_flight.append((plan, drafting.execute(plan)))

@@ -60,7 +60,7 @@ def test_micro_batches_keep_order_and_lose_nothing(limit):
     rows = [
         PlanRow(0, 3, tuple(range(9)), score=True),
         PlanRow(1, 0, (50, 51), sample=True),
-        PlanRow(2, 5, tuple(range(20, 31)), score=True, sample=True),
+        PlanRow(2, 5, tuple(range(20, 31)), score=True, sample=True, drafts=(40,)),
         PlanRow(3, 9, (), from_step=1, sample=True, drafts=(30, 31)),
         PlanRow(4, 0, (70, 71, 72)),
     ]
@@ -80,7 +80,7 @@ def test_micro_batches_keep_order_and_lose_nothing(limit):
             if part is not mine[-1]:
                 assert part.num_scored == part.num_tokens
         if row.from_step < 0:
-            assert sum((p.tokens for p in mine), ()) == row.tokens
+            assert sum((p.tokens for p in mine), ()) == row.tokens + row.drafts
     if limit == 100:
         assert cut == [parts]
 
