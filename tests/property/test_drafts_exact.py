@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import eq
 from pathlib import Path
@@ -36,11 +36,14 @@ from grammar_cases import vocabulary
 from tiny import VOCAB_SIZE, tiny_checkpoint
 from tiny_latent import latent_checkpoint
 from tokenmill.core.block import full_groups
+from tokenmill.core.cost import Costs, Work
 from tokenmill.core.effects import JobEnded
 from tokenmill.core.events import LoadAdapter, Submit
 from tokenmill.core.request import Request
+from tokenmill.core.speculation import SpeculationConfig
 from tokenmill.core.step import Drafts, PlanRow, RowResult, StepPlan, StepResult
 from tokenmill.engine.core import EngineCore
+from tokenmill.engine.speculation import Candidate, Speculation
 from tokenmill.models.lora import LoraLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.record import Recorder
@@ -117,6 +120,11 @@ def kind_of(key: Key) -> str:
     return (RIGHT, LYING, MIXED)[key[0] % 3]
 
 
+def drafted_mix(rng: random.Random, adapters: tuple[str, ...] = ()) -> Mix:
+    mix = random_mix(rng, vocab_size=VOCAB_SIZE, adapters=adapters, **CROWDED)
+    return replace(mix, config=replace(mix.config, speculation=SpeculationConfig()))
+
+
 def check_drafts(
     worker: Worker,
     seeds: Iterable[int] = SEEDS,
@@ -132,7 +140,7 @@ def check_drafts(
     drafted, accepted, preemptions, hits = Counter[str](), Counter[str](), 0, 0
     for seed in seeds:
         rng = random.Random(seed)
-        mix = random_mix(rng, vocab_size=VOCAB_SIZE, adapters=adapters, **CROWDED)
+        mix = drafted_mix(rng, adapters)
         mix = replace(mix, arrivals=[(at, change(each, seed * 100 + at)) for at, each in mix.arrivals])
         if plain is not None:
             groups = tuple(small_pool(rng, group, mix.config) for group in worker.config.groups)
@@ -149,6 +157,20 @@ def check_drafts(
     assert preemptions and hits, "mixes that never preempt nor share a prefix prove too little"
     assert accepted[RIGHT] > 20 and drafted[LYING] > 20 and 0 < accepted[MIXED] < drafted[MIXED]
     assert not accepted[LYING] and (drafted[RIGHT] == accepted[RIGHT] or not takes_all)
+
+
+@pytest.fixture(autouse=True)
+def all_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as there is room, and not as far as it pays."""
+
+    def choose(self: Speculation, candidates: Sequence[Candidate], work: Work, costs: Costs, most: int) -> list[int]:
+        chosen: list[int] = []
+        for each in candidates:
+            chosen.append(min(each.room, len(each.proposal.drafts.tokens), most))
+            most -= chosen[-1]
+        return chosen
+
+    monkeypatch.setattr(Speculation, "choose", choose)
 
 
 @pytest.fixture
@@ -233,7 +255,7 @@ def test_steps_that_overlap_bit_for_bit(make_worker: Callable[..., Worker]) -> N
     worker, num_overlapped = make_worker(), 0
     worker.executor._grammars.load = vocabulary
     for seed in SEEDS:
-        mix = random_mix(random.Random(seed), vocab_size=VOCAB_SIZE, **CROWDED)
+        mix = drafted_mix(random.Random(seed))
         arrivals = [(at, with_grammar(each, seed * 100 + at)) for at, each in mix.arrivals]
         mix = replace(mix, arrivals=arrivals, aborts={}, config=replace(mix.config, steps_in_flight=2))
         teacher = Drafting(worker.executor, seed)
