@@ -75,6 +75,10 @@ VLLM: list[tuple[str, dict[str, Any] | str]] = [
         "vllm serve MODEL --speculative-config.method suffix --speculative-config.suffix_decoding_min_token_prob 0.2",
         {"speculative_config": {"method": "suffix", "suffix_decoding_min_token_prob": 0.2}},
     ),
+    (
+        "vllm serve MODEL --speculative-model small --num-speculative-tokens 5",
+        {"speculative_config": {"model": "small", "num_speculative_tokens": 5}},
+    ),
     ('vllm serve MODEL -sc \'{"method": "eagle3", "model": "x"}\'', "Nothing drafts by eagle3 yet"),
     (
         "vllm serve MODEL --schedule-policy lpm --radix-eviction-policy lfu",
@@ -93,7 +97,13 @@ LLAMA: list[tuple[str, dict[str, Any] | str]] = [
     ("llama-server -hf ggml-org/gemma-3-1b-it-GGUF", {"model": "ggml-org/gemma-3-1b-it-GGUF"}),
     ("llama-server -m model.gguf --port 8080", {"model": "model.gguf", "port": 8080}),
     ("llama-server -m model.gguf -c 16384 -np 4", {"max_model_len": 16384, "max_num_seqs": 4}),
-    ("llama-server -m model.gguf -md draft.gguf", {"model": "model.gguf", "speculative_config": None}),
+    (
+        "llama-server -m model.gguf -md draft.gguf --spec-type draft-simple --spec-draft-n-max 8",
+        {
+            "model": "model.gguf",
+            "speculative_config": {"method": "draft-simple", "model": "draft.gguf", "num_speculative_tokens": 8},
+        },
+    ),
     (
         "llama-server -m model.gguf --spec-type ngram-mod,ngram-simple --spec-draft-n-max 8 --draft-min 2 "
         "--spec-draft-p-min 0.5 --spec-ngram-simple-size-n 12 --spec-ngram-mod-n-match 24",

@@ -32,6 +32,9 @@ def test_keys_and_defaults_are_those_of_vllm() -> None:
     both = read(method="ngram-mod, ngram", num_speculative_tokens=3, p_min=1, rejection_sample_method="standard")
     assert both == SpeculationConfig(("suffix", "ngram"), num_speculative_tokens=3, p_min=1)
     assert read(method=["suffix", "ngram-mod"]) == SpeculationConfig()
+    drafting = SpeculationConfig(("draft_model",), model="small", quantization="q4_1")
+    assert read(model="small", quantization="q4") == read(method="draft-simple", model="small", quantization="q4_1")
+    assert read(model="small", quantization="q4") == drafting
     found = SpeculationConfig()
     assert (found.suffix_decoding_max_tree_depth, found.suffix_decoding_max_cached_requests) == (24, 10_000)
     assert (found.suffix_decoding_max_spec_factor, found.suffix_decoding_min_token_prob) == (1.0, 0.1)
@@ -41,12 +44,18 @@ def test_keys_and_defaults_are_those_of_vllm() -> None:
     ("given", "said"),
     [
         (
-            {"method": "draft_model", "model": "x"},
-            "Nothing drafts by draft_model yet; the methods of",
+            {"method": "draft_model"},
+            "model of speculative_config must be the name or the path of the model that drafts",
         ),
+        ({"method": "ngram", "model": "x"}, "model of .* is for a model that drafts; name draft_model as method, too"),
+        ({"quantization": "q4_0"}, "quantization of speculative_config is for a model that drafts"),
+        ({"model": "x", "quantization": "q5"}, "quantization of .* must be one of q8_0, q4_0"),
+        ({"model": "x", "revision": "main"}, "revision of speculative_config is not for here"),
         ({"method": "deepseek_mtp"}, "Nothing drafts by deepseek_mtp yet"),
-        ({"model": "x"}, "model of speculative_config belongs to a drafter with a model"),
-        ({"method": "sufix"}, "method of speculative_config must be one or several of ngram, suffix, got 'sufix'"),
+        (
+            {"method": "sufix"},
+            "method of speculative_config must be one or several of ngram, suffix, draft_model, got 'sufix'",
+        ),
         ({"method": 3}, "method of speculative_config must be one or several of"),
         ({"methd": "suffix"}, "Did you mean 'method'?"),
         ({"rejection_sample_method": "block"}, "rejection_sample_method of speculative_config must be standard"),

@@ -18,6 +18,7 @@ from ..core.events import Ready
 from ..core.units import format_bytes
 from ..node.machine import MachineFacts, left_of
 from ..node.options import KV_SHARE, EngineOptions, TextOptions
+from ..node.speculation import drafts_by_model
 from ..server.config import ServerConfig
 from .engine_process import Launch
 from .local import LocalEngines
@@ -143,6 +144,8 @@ class Hosting:
         from ..server.models import LocalModel
 
         options = replace(options, kv_save=None, kv_store=None, enable_lora=False, expert_min_share=None)
+        if drafts_by_model(options.speculative_config):  # made for the tokenizer of the server's own
+            options = replace(options, speculative_config=None)
         launch = replace(
             self._launch,
             path=path,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..core.config import QUANTIZATIONS
 from ..core.errors import BadCheckpoint, ConfigError
 from ..core.units import format_bytes, format_parts
 from ..formats.adapter import CONFIG_NAME, Adapter, open_adapter
@@ -24,7 +25,7 @@ from ..node.load import choose_pooling, model_facts, planned_memory
 from ..node.machine import read_machine
 from ..node.memory import private_bytes
 from ..node.model_warnings import NOTE, model_warnings
-from ..node.options import KV_CACHE_DTYPES, QUANTIZATIONS, EngineOptions
+from ..node.options import KV_CACHE_DTYPES, EngineOptions
 from ..node.resolve import EngineSettings, ModelFacts, resolve
 from ..ops.api import SIGMOID, SOFTMAX_CHOSEN
 from ..ops.native import available

@@ -68,8 +68,10 @@ SPELLED: Mapping[str, tuple[str, ...]] = {
         flag: (f"{_SPECULATION}{key}",)
         for key, flags in {
             "method": "--spec-type",
-            "num_speculative_tokens": "--spec-draft-n-max --draft --draft-n --draft-max --spec-ngram-simple-size-m "
-            "--spec-ngram-size-m --spec-ngram-mod-n-max",
+            "model": "--spec-draft-model -md --model-draft --spec-draft-hf -hfd -hfrd --hf-repo-draft "
+            "--speculative-model",
+            "num_speculative_tokens": "--num-speculative-tokens --spec-draft-n-max --draft --draft-n --draft-max "
+            "--spec-ngram-simple-size-m --spec-ngram-size-m --spec-ngram-mod-n-max",
             "n_min": "--spec-draft-n-min --draft-min --draft-n-min",
             "p_min": "--spec-draft-p-min --draft-p-min",
             "prompt_lookup_min": "--spec-ngram-simple-size-n --spec-ngram-size-n",

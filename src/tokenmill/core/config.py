@@ -57,6 +57,9 @@ MAX_NUM_BATCHED_TOKENS = 576
 STEPS_IN_FLIGHT = 2
 """One runs while the next is planned."""
 
+QUANTIZATIONS = {name: name for name in ("q8_0", "q4_0", "q4_1", "f16", "bf16")} | {"q8": "q8_0", "q4": "q4_1"}
+"""As asked -> as the kernels call it."""
+
 SCHEDULING_POLICY = "short-prompts-first"
 EVICTION_POLICY = "lru"
 

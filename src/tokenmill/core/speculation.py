@@ -14,7 +14,8 @@ from .errors import ConfigError
 
 NGRAM = "ngram"
 SUFFIX = "suffix"
-METHODS = (NGRAM, SUFFIX)
+DRAFT_MODEL = "draft_model"
+METHODS = (NGRAM, SUFFIX, DRAFT_MODEL)
 """Drafters, by vLLM's names."""
 
 MOST_SPECULATIVE_TOKENS = 64
@@ -35,7 +36,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
-    """The fields are called as in vLLM's --speculative-config; the last two as in a request (core/terms.py). Raises
+    """The fields are called as in vLLM's --speculative-config; n_min and p_min as in a request (core/terms.py). Raises
     ConfigError.
 
     methods                  drafters, by their names in METHODS
@@ -50,6 +51,8 @@ class SpeculationConfig:
     suffix_decoding_min_token_prob       of what followed a path in the tree, the least share of a token to draft it
     n_min                    where fewer tokens than this are worth it, none is drafted
     p_min                    nor is a token drafted that is right with a probability below this
+    model                    draft_model: its name or path
+    quantization             what its dense matrices become at load, as kernels call it; "": they stay as stored
     """
 
     methods: tuple[str, ...] = (SUFFIX,)
@@ -62,6 +65,8 @@ class SpeculationConfig:
     suffix_decoding_min_token_prob: float = 0.1
     n_min: int = 0
     p_min: float = 0.0
+    model: str = ""
+    quantization: str = ""
 
     def __post_init__(self) -> None:
         if not self.methods or len(set(self.methods)) < len(self.methods) or not set(self.methods) <= set(METHODS):

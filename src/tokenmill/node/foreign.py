@@ -89,7 +89,7 @@ _TOOLS = "it is always so"
 _PLUGINS = "name one of the parsers that are here, by --tool-call-parser and --reasoning-parser"
 _THOUGHTS = "give --reasoning-parser none to leave thoughts in the text"
 _GRAMMARS = "one library follows every grammar, and requests say the rest in structured_outputs"
-_DRAFTS = "no model drafts, and answers would be the same"
+_DRAFTS = "a draft model runs beside the other one as that does, and answers are the same"
 _FILES = "a model is computed as its own files say; leave it out, or change the files"
 _PLACES = "the system places the threads; pin them with taskset"
 _PAGE = "there is no web page here"
@@ -226,12 +226,11 @@ GROUPS: tuple[Group, ...] = (
     Group(1, "--scheduler-cls", "there is one scheduler; leave it out", refused=True),
     Group(
         1,
-        "--speculative-model --num-speculative-tokens --spec-draft-p-split --draft-p-split --spec-draft-model -md "
-        "--model-draft --spec-draft-hf -hfd -hfrd --hf-repo-draft -ctkd --cache-type-k-draft --spec-draft-type-k "
-        "-ctvd --cache-type-v-draft --spec-draft-type-v -td --threads-draft --spec-draft-threads -tbd "
-        "--threads-batch-draft --spec-draft-threads-batch -ngld --gpu-layers-draft --n-gpu-layers-draft "
-        "--spec-draft-ngl -devd --device-draft --spec-draft-device -cd --ctx-size-draft -lcs --lookup-cache-static "
-        "-lcd --lookup-cache-dynamic",
+        "--spec-draft-p-split --draft-p-split -ctkd --cache-type-k-draft --spec-draft-type-k -ctvd "
+        "--cache-type-v-draft --spec-draft-type-v -td --threads-draft --spec-draft-threads -tbd --threads-batch-draft "
+        "--spec-draft-threads-batch -ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl -devd "
+        "--device-draft --spec-draft-device -cd --ctx-size-draft -lcs --lookup-cache-static -lcd "
+        "--lookup-cache-dynamic",
         _DRAFTS,
     ),
     Group(0, "--spec-default", "name who drafts by --spec-type"),

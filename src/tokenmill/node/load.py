@@ -11,12 +11,13 @@ from pathlib import Path
 
 from ..core.config import BLOCK_SIZE, EngineConfig
 from ..core.effects import Event, StoreOpened
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, TokenmillError
 from ..core.events import Ready
 from ..core.request import PoolingParams
 from ..core.tiers import TierEvents, TierFacts
 from ..core.units import format_parts
-from ..formats.checkpoint import Checkpoint
+from ..formats.checkpoint import Checkpoint, open_checkpoint
+from ..formats.hub import resolve_model
 from ..formats.sentence_transformers import read_sentence_config
 from ..kv.connector.scheduler.saves import SAVE_BYTES
 from ..models.config import ModelConfig, config_from_checkpoint
@@ -31,13 +32,15 @@ from ..models.weights import Progress
 from ..ops.api import Ops
 from ..ops.select import select_ops
 from ..sched.admission import max_running
-from ..worker.build import Worker, build_worker, load_weights
+from ..text.text_model import load_text
+from ..worker.build import Worker, build_worker, load_drafter, load_weights
 from ..worker.grammars import grammar_bytes
 from ..worker.memory import HeldBytes, MemoryPlan, plan_memory, step_limits
 from .machine import MachineFacts
 from .model_warnings import NOTE, model_warnings
 from .options import KV_CACHE_DTYPES, EngineOptions
-from .resolve import EngineSettings, ModelFacts, resolve
+from .resolve import DrafterFacts, EngineSettings, ModelFacts, resolve
+from .speculation import read_speculation
 
 _GGUF_POOLINGS = {1: "mean", 2: "cls", 3: "last"}
 
@@ -176,6 +179,7 @@ class Engine:
 def _memory_parts(plan: MemoryPlan, *, saves_kv: bool) -> tuple[tuple[str, int], ...]:
     always = {"weights": plan.weights, "KV": plan.kv, "scratch": plan.scratch + plan.logits, "queue": plan.queue}
     some = {"experts": plan.experts, "layers": plan.layers, "adapters": plan.adapters, "grammars": plan.grammars}
+    some["draft model"] = plan.draft_model
     some["saving"] = SAVE_BYTES if saves_kv else 0
     return (*always.items(), *((name, size) for name, size in some.items() if size))
 
@@ -210,13 +214,14 @@ def planned_memory(
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A model's weights, and how an engine that uses them is set up. Each process that is forked from this one can make
-    an engine of it."""
+    an engine of it. drafter: the model that drafts for it, if one does."""
 
     checkpoint: Checkpoint
     settings: EngineSettings
     ops: Ops
     model: Model | VectorModel
     pooling: PoolingChoice | None
+    drafter: Model | None = None
 
 
 def load_engine(
@@ -246,9 +251,56 @@ def load_model(
     ConfigError and BadCheckpoint."""
     pooling = choose_pooling(checkpoint, options.runner, options.pooling)
     ops = select_ops(options.backend, threads)
-    settings = resolve(options, machine, model_facts(checkpoint, pooling, options), ops.kv_dtype)
-    model = load_weights(checkpoint, ops, settings.spec, progress, cache_dir)
-    return Loaded(checkpoint, settings, ops, model, pooling)
+    drafts = open_drafter(checkpoint, options, cache_dir)
+    try:
+        facts = model_facts(checkpoint, pooling, options, drafts)
+        settings = resolve(options, machine, facts, ops.kv_dtype)
+        model = load_weights(checkpoint, ops, settings.spec, progress, cache_dir)
+        drafter = None if drafts is None else load_drafter(drafts, ops, settings.spec, progress)
+    finally:
+        if drafts is not None:
+            drafts.close()
+    return Loaded(checkpoint, settings, ops, model, pooling, drafter)
+
+
+def open_drafter(checkpoint: Checkpoint, options: EngineOptions, cache_dir: Path | None = None) -> Checkpoint | None:
+    """The checkpoint of the model that is to draft for that of `checkpoint`, fetched if need be; None: none is. Raises
+    ConfigError where it cannot."""
+    speculation, _ = read_speculation(options.speculative_config)
+    if speculation is None or not speculation.model:
+        return None
+    name = speculation.model
+    try:
+        found = open_checkpoint(resolve_model(name, cache_dir=cache_dir).path)
+        if is_encoder(found) or is_bare_decoder(found):
+            raise ConfigError("it gives vectors and no tokens.")
+        config_from_checkpoint(found)
+        _check_vocabulary(checkpoint, found)
+    except TokenmillError as error:
+        raise ConfigError(f"{name} cannot draft: {error.message}", param="speculative_config") from error
+    return found
+
+
+MOST_OTHER_TOKENS = 128
+"""That one of two vocabularies may have behind those of the other: what fills it up, or marks that one of two models
+has. None of them is ever drafted, or drafted from."""
+
+
+def _check_vocabulary(target: Checkpoint, drafter: Checkpoint) -> None:
+    """Whether a token means the same to both."""
+    one, other = load_text(target).tokenizer, load_text(drafter).tokenizer
+    least, most = sorted((one.vocab_size, other.vocab_size))
+    if most - least > MOST_OTHER_TOKENS:
+        raise ConfigError(
+            f"it has another tokenizer, of {other.vocab_size} tokens; the model that it is to draft for has one of "
+            f"{one.vocab_size}."
+        )
+    for token in range(least):
+        if (text := other.token_text(token)) != (expected := one.token_text(token)):
+            raise ConfigError(
+                f"it has another tokenizer: its token {token} is {text!r}, that of the model that it is to draft for "
+                f"{expected!r}."
+            )
 
 
 def make_engine(loaded: Loaded, cache_dir: Path, queue_bytes: int = 0) -> Engine:
@@ -256,14 +308,22 @@ def make_engine(loaded: Loaded, cache_dir: Path, queue_bytes: int = 0) -> Engine
     checkpoint, settings, ops = loaded.checkpoint, loaded.settings, loaded.ops
     ops.use_threads(settings.threads)
     worker = build_worker(
-        checkpoint, ops, settings.spec, model=loaded.model, queue_bytes=queue_bytes, cache_dir=cache_dir
+        checkpoint,
+        ops,
+        settings.spec,
+        model=loaded.model,
+        drafter=loaded.drafter,
+        queue_bytes=queue_bytes,
+        cache_dir=cache_dir,
     )
     said = tuple(model_warnings(checkpoint, settings.spec.quantization))
     return Engine(settings, worker, ops, describe_kernels(ops), loaded.pooling, said)
 
 
-def model_facts(checkpoint: Checkpoint, pooling: PoolingChoice | None, options: EngineOptions) -> ModelFacts:
-    """What `resolve` needs to know of the model."""
+def model_facts(
+    checkpoint: Checkpoint, pooling: PoolingChoice | None, options: EngineOptions, drafter: Checkpoint | None = None
+) -> ModelFacts:
+    """What `resolve` needs to know of the model, and of the one that drafts for it."""
     weights_bytes = sum(tensor.data.nbytes for tensor in checkpoint.tensors.values())
     if on_disk := [size for size in (options.expert_memory, options.weight_memory) if size is not None]:
         weights_bytes = min(weights_bytes, sum(on_disk))
@@ -288,7 +348,15 @@ def model_facts(checkpoint: Checkpoint, pooling: PoolingChoice | None, options: 
         gives_vectors,
         num_experts,
         has_latents=model.latent is not None,
+        drafter=None if drafter is None else _drafter_facts(drafter, block_size, dtype),
     )
+
+
+def _drafter_facts(drafter: Checkpoint, block_size: int, kv_dtype: str) -> DrafterFacts:
+    config = config_from_checkpoint(drafter)
+    (group,) = kv_groups(config, windows=(), block_size=block_size, dtype=kv_dtype)
+    weights_bytes = sum(tensor.data.nbytes for tensor in drafter.tensors.values())
+    return DrafterFacts(group.bytes_per_token, weights_bytes, config.max_context)
 
 
 def _active_share(config: ModelConfig | EncoderConfig) -> float:

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.block import KV_DTYPES
-from ..core.config import BLOCK_SIZE, EVICTION_POLICY, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, SCHEDULING_POLICY, Kind
+from ..core.config import (
+    BLOCK_SIZE,
+    EVICTION_POLICY,
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    QUANTIZATIONS,
+    SCHEDULING_POLICY,
+    Kind,
+)
 from ..core.effects import WRITES
 from ..core.options import check, option, size
 from ..core.policy import Eviction, Order
@@ -35,9 +43,6 @@ RUNNERS = ("auto", "generate", "pooling")
 POOLINGS = ("last", "mean", "cls")
 GENERATION_CONFIGS = ("auto", "vllm")
 """Values of vLLM's flag: 'auto' samples as the model recommends where a request names nothing, 'vllm' does not."""
-
-QUANTIZATIONS = {name: name for name in ("q8_0", "q4_0", "q4_1", "f16", "bf16")} | {"q8": "q8_0", "q4": "q4_1"}
-"""As asked -> as the kernels call it."""
 
 DTYPES = {"auto": None, "half": "f16", "float16": "f16", "bfloat16": "bf16", "float": None, "float32": None}
 """vLLM's names of weights' types, and the quantisation that each is here: none, where weights stay as stored."""
@@ -198,7 +203,8 @@ class EngineOptions:
     )
     speculative_config: Mapping[str, Any] | None = option(
         None,
-        'draft tokens and verify several in a step, such as {"method": "suffix"} or "ngram", with vLLM\'s other keys;'
+        'draft tokens and verify several in a step, such as {"method": "suffix"}, "ngram" or, with a "model" that has'
+        ' the same tokenizer, "draft_model", and vLLM\'s other keys;'
         " the same answers, in fewer steps (default: nothing is drafted)",
         also="-sc",
         read=read_json,

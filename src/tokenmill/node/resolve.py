@@ -7,7 +7,7 @@ files; an impossible wish raises ConfigError naming the option.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..core.block import KVGroupSpec, full_groups, window_group
 from ..core.config import (
@@ -15,6 +15,7 @@ from ..core.config import (
     EVICTION_POLICY,
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
+    QUANTIZATIONS,
     SCHEDULING_POLICY,
     STEPS_IN_FLIGHT,
     EngineConfig,
@@ -33,7 +34,6 @@ from .options import (
     LATENT_DTYPE,
     MAX_LORA_RANK,
     MAX_LORAS,
-    QUANTIZATIONS,
     SCHEDULING_POLICIES,
     EngineOptions,
 )
@@ -108,12 +108,21 @@ SPLIT_REASON = "the split loses as much for short sequences as for long ones"
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterFacts:
+    """Of a draft model: KV over all layers; weights on disk; positions it was made for."""
+
+    kv_bytes_per_token: int
+    weights_bytes: int
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """max_context: positions the model was made for. kv_bytes_per_token: over all layers; 0: it keeps no KV and sees a
     whole prompt in one step. weights_bytes: on disk. advised_len: what the model's makers cut inputs to, if they do.
     windows: (positions seen, their part of the KV) for each window that layers have, the smallest first. gives_vectors:
     instead of tokens. num_experts: routed ones of a layer that is a mixture; 0: none is. has_latents: these are kept in
-    place of keys and values."""
+    place of keys and values. drafter: the model that drafts for it; None: none does."""
 
     max_context: int
     kv_bytes_per_token: int
@@ -123,6 +132,7 @@ class ModelFacts:
     gives_vectors: bool = False
     num_experts: int = 0
     has_latents: bool = False
+    drafter: DrafterFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +332,10 @@ def _speculation(options: EngineOptions, model: ModelFacts, decisions: list[Deci
     if ignored:
         reason += f"; {', '.join(ignored)}: without effect, since what pays is measured"
     shown = f"{' and '.join(speculation.methods)}, up to {speculation.num_speculative_tokens} tokens a step"
+    if speculation.model:
+        shown += f", by {speculation.model}"
+    if model.drafter is not None and model.drafter.max_context < model.max_context:
+        reason += f"; the draft model drafts up to {model.drafter.max_context} tokens of context"
     decisions.append(Decision("speculation", shown, reason))
     return speculation
 
@@ -375,7 +389,13 @@ def _groups(
         decisions.append(Decision("kv_cache", "none", "this model sees a whole input in one step"))
         return full_groups(0)
     usable, asked = machine.usable_memory, options.kv_cache_memory_bytes
-    block_bytes = model.kv_bytes_per_token * block_size
+    draft_bytes = 0 if model.drafter is None else model.drafter.kv_bytes_per_token * block_size
+    block_bytes = model.kv_bytes_per_token * block_size + draft_bytes
+    if draft_bytes and model.kv_bytes_per_token == sum(num_bytes for _, num_bytes in model.windows):
+        raise ConfigError(
+            "A draft model goes by the blocks of layers that see everything, and this model has none.",
+            param="speculative_config",
+        )
     each = f" for each of {machine.num_sharing} engines" if machine.num_sharing > 1 else ""
     if asked is not None and asked > usable:
         raise ConfigError(
@@ -412,7 +432,11 @@ def _groups(
         sees = f" for layers that see {group.window} tokens" if group.window else ""
         name = "kv_window" if group.window else "kv_cache"
         decisions.append(Decision(name, size + sees, kept if not index else SPLIT_REASON))
-    left = usable - pool - model.weights_bytes
+    if draft_bytes:
+        shown = format_bytes(groups[0].num_blocks * draft_bytes)
+        decisions.append(Decision("draft_kv", shown, "of the pool, for the draft model: as many blocks"))
+        groups = (replace(groups[0], bytes_per_block=groups[0].bytes_per_block - draft_bytes), *groups[1:])
+    left = usable - pool - model.weights_bytes - (model.drafter.weights_bytes if model.drafter is not None else 0)
     if left < 256 * MiB:
         decisions.append(
             Decision("memory", f"{format_bytes(max(0, left))} spare", "weights and pool nearly fill memory")

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ..core.config import check_keys
+from ..core.config import QUANTIZATIONS, check_keys, check_name
 from ..core.errors import ConfigError
-from ..core.speculation import METHODS, NGRAM, SUFFIX, SpeculationConfig, wrong
+from ..core.speculation import DRAFT_MODEL, METHODS, NGRAM, SUFFIX, SpeculationConfig, wrong
 
 _OURS = {
     **{name: name for name in METHODS},
@@ -18,12 +18,13 @@ _OURS = {
     "ngram_gpu": NGRAM,
     "ngram-simple": NGRAM,
     "ngram-mod": SUFFIX,
+    "draft-simple": DRAFT_MODEL,
 }
 """Methods of vLLM, and types of llama-server, and what drafts here."""
 
 _NOT_BUILT = {
-    "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash", "dspark", "custom_class",
-    "draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark",
+    "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash", "dspark", "custom_class",
+    "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark",
     "ngram-map-k", "ngram-map-k4v", "ngram-cache",
 }  # fmt: skip
 
@@ -33,7 +34,12 @@ _WITHOUT_EFFECT = (
 )  # fmt: skip
 """Keys of vLLM's that belong to drafters with a model, or that set what is measured here."""
 
-_WITH_A_MODEL = ("model", "quantization", "max_model_len", "revision", "code_revision", "parallel_drafting")
+_OF_THE_MODEL = ("model", "quantization")
+_NOT_OF_THE_MODEL = ("max_model_len", "revision", "code_revision", "parallel_drafting")
+"""What vLLM lets one say of a model that drafts, and what has no meaning here."""
+
+_NO_MODELS = (NGRAM, "[ngram]", SUFFIX)
+"""What vLLM also takes by the key of a model."""
 
 _OFF = ("none", "")
 
@@ -64,33 +70,58 @@ def read_speculation(given: Mapping[str, Any] | None) -> tuple[SpeculationConfig
     if not isinstance(given, Mapping):
         raise _no_object(str(given))
     settings = {each.name for each in fields(SpeculationConfig)} - {"methods"}
-    known = settings | {"method", "rejection_sample_method", *_WITHOUT_EFFECT, *_WITH_A_MODEL}
+    known = settings | {"method", "rejection_sample_method", *_WITHOUT_EFFECT, *_NOT_OF_THE_MODEL}
     check_keys(given, known, "speculative_config")
     exact = given.get("rejection_sample_method", "standard")
     if exact != "standard":
         raise wrong("rejection_sample_method", "standard, since drafts never change an answer here", exact)
     methods = _methods(given)
-    asked = [name for name in _WITH_A_MODEL if given.get(name) and given[name] not in (NGRAM, "[ngram]", SUFFIX)]
-    if asked:
-        raise ConfigError(
-            f"{asked[0]} of speculative_config belongs to a drafter with a model, and none is built; leave it out, "
-            f"and name {' or '.join(METHODS)} as method.",
-            param="speculative_config",
-        )
+    for name in _NOT_OF_THE_MODEL:
+        if given.get(name):
+            raise ConfigError(
+                f"{name} of speculative_config is not for here: a draft model is as its files say. Leave it out.",
+                param="speculative_config",
+            )
     if methods is None:
         return None, ()
     values = {name: given[name] for name in settings if given.get(name) is not None}
+    if values.get("model") in _NO_MODELS:
+        del values["model"]
+    _check_model(values, DRAFT_MODEL in methods)
     lookup = [values[name] for name in ("prompt_lookup_max", "prompt_lookup_min") if name in values]
     if len(lookup) == 1:  # as there
         values |= {"prompt_lookup_max": lookup[0], "prompt_lookup_min": lookup[0]}
     return SpeculationConfig(methods, **values), tuple(name for name in _WITHOUT_EFFECT if name in given)
 
 
+def drafts_by_model(given: Mapping[str, Any] | None) -> bool:
+    """Whether a model is to draft."""
+    speculation, _ = read_speculation(given)
+    return speculation is not None and DRAFT_MODEL in speculation.methods
+
+
+def _check_model(values: dict[str, Any], is_wanted: bool) -> None:
+    """Brings the quantisation to the name that kernels have for it. Raises ConfigError."""
+    model, quantization = (values.get(name) for name in _OF_THE_MODEL)
+    if is_wanted and not (isinstance(model, str) and model):
+        raise wrong("model", f"the name or the path of the model that drafts, for {DRAFT_MODEL}", model)
+    if not is_wanted and (model is not None or quantization is not None):
+        asked = "model" if model is not None else "quantization"
+        raise ConfigError(
+            f"{asked} of speculative_config is for a model that drafts; name {DRAFT_MODEL} as method, too.",
+            param="speculative_config",
+        )
+    if quantization is not None:
+        check_name(quantization, QUANTIZATIONS, "speculative_config", "quantization of speculative_config")
+        values["quantization"] = QUANTIZATIONS[quantization]
+
+
 def _methods(given: Mapping[str, Any]) -> tuple[str, ...] | None:
     """None: nothing is to draft."""
     asked = given.get("method")
     if asked is None:
-        asked = given.get("model") if given.get("model") in (NGRAM, "[ngram]") else SUFFIX
+        model = given.get("model")
+        asked = model if model in _NO_MODELS else DRAFT_MODEL if model else SUFFIX
     names = asked.split(",") if isinstance(asked, str) else asked
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise wrong("method", f"one or several of {', '.join(METHODS)}", asked)

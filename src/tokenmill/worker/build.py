@@ -33,6 +33,7 @@ from ..ops.weights import DiskWeights
 from ..text.grammar.matcher import Vocabulary
 from ..text.text_model import load_text
 from .adapters import Adapters
+from .draft_model import DraftModel, drafter_limits
 from .executor import ModelExecutor
 from .grammars import Grammars, grammar_bytes
 from .memory import HeldBytes, MemoryPlan, plan_memory, step_limits
@@ -72,14 +73,16 @@ def build_worker(
     spec: WorkerSpec,
     *,
     model: Model | VectorModel | None = None,
+    drafter: Model | None = None,
     queue_bytes: int = 0,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> Worker:
     """Make the model that `load_weights` gave ready to run steps: a forward, and what makes tokens or vectors of what
-    it gives. model: None: load it now. queue_bytes: what admission lets waiting requests hold, for the plan. cache_dir:
-    where weight digests are remembered (default: the user's cache folder). The checkpoint may be closed afterwards.
-    Raises BadCheckpoint, and ConfigError where the folder of saved KV cannot be used."""
+    it gives. model: None: load it now. drafter: what `load_drafter` gave; None: no model drafts. queue_bytes: what
+    admission lets waiting requests hold, for the plan. cache_dir: where weight digests are remembered (default: the
+    user's cache folder). The checkpoint may be closed afterwards. Raises BadCheckpoint, and ConfigError where the
+    folder of saved KV cannot be used."""
     model = model or load_weights(checkpoint, ops, spec, progress, cache_dir)
     config, groups = spec.config, model.kv_groups
     windows = [group.window for group in config.groups]
@@ -90,14 +93,18 @@ def build_worker(
     pools = [ops.new_pool(group, count or step_blocks) for group, count in zip(groups, sizes, strict=True)]
     kvs = tuple(pool.kv for pool in pools)
     program = ops.compile(lambda recorder, batch: model.forward(recorder, kvs, batch), limits)
-    runner, adapters, grammars = _make_runner(checkpoint, ops, spec, model, program, limits, max(*sizes, step_blocks))
-    queue = ops.open_queue(lambda: any(pool.commit_ahead(runner.num_used_blocks) for pool in pools))
+    draft_model = None if drafter is None else _draft_model(ops, spec, model, drafter, limits)
+    num_blocks = max(*sizes, step_blocks)
+    runner, adapters, grammars = _make_runner(checkpoint, ops, spec, model, program, limits, num_blocks, draft_model)
+    touched = [*pools, *([] if draft_model is None else [draft_model.pool])]
+    queue = ops.open_queue(lambda: any(pool.commit_ahead(runner.num_used_blocks) for pool in touched))
     model_id = numerics_id(_weights_id(checkpoint, cache_dir, spec.quantization), model, groups, ops)
     saved = None if spec.kv_save is None else open_folder(Path(spec.kv_save), model_id, pools)
     transfers = None if saved is None else Transfers(pools, saved)
-    expert_bytes, layer_bytes = ops.disk_memory_bytes
     return Worker(
-        executor=ModelExecutor(runner, queue, partial(_free, ops, pools), adapters, transfers, grammars, pools),
+        executor=ModelExecutor(
+            runner, queue, partial(_free, ops, touched), adapters, transfers, grammars, pools, draft_model
+        ),
         config=replace(config, numerics_id=model_id, chosen_experts=_chosen_experts(model)),
         model_config=model.config,
         kv_groups=groups,
@@ -105,15 +112,7 @@ def build_worker(
             model.config,
             groups,
             limits,
-            HeldBytes(
-                weights=model.num_bytes,
-                queue=queue_bytes,
-                step_pool=step_blocks * groups[0].bytes_per_block,
-                adapters=0 if adapters is None else adapters.most_bytes,
-                grammars=0 if grammars is None else grammar_bytes(model.config.vocab_size, limits.max_seqs),
-                experts=expert_bytes,
-                layers=layer_bytes,
-            ),
+            _held_bytes(ops, model, limits, adapters, grammars, draft_model, queue_bytes, step_blocks),
             sizes=sizes,
             program_bytes=program.scratch_bytes,
             output_width=model.config.width if spec.gives_vectors else None,
@@ -125,6 +124,31 @@ def build_worker(
     )
 
 
+def _held_bytes(
+    ops: Ops,
+    model: Model | VectorModel,
+    limits: StepLimits,
+    adapters: Adapters | None,
+    grammars: Grammars | None,
+    draft_model: DraftModel | None,
+    queue_bytes: int,
+    step_blocks: int,
+) -> HeldBytes:
+    expert_bytes, layer_bytes = ops.disk_memory_bytes
+    return HeldBytes(
+        weights=model.num_bytes,
+        queue=queue_bytes,
+        step_pool=step_blocks * model.kv_groups[0].bytes_per_block,
+        adapters=0 if adapters is None else adapters.most_bytes,
+        grammars=0 if grammars is None else grammar_bytes(model.config.vocab_size, limits.max_seqs),
+        experts=expert_bytes,
+        layers=layer_bytes,
+        draft_weights=0 if draft_model is None else draft_model.weights_bytes,
+        draft_kv=0 if draft_model is None else draft_model.kv_bytes,
+        draft_scratch=0 if draft_model is None else draft_model.scratch_bytes or 0,
+    )
+
+
 def _make_runner(
     checkpoint: Checkpoint,
     ops: Ops,
@@ -133,6 +157,7 @@ def _make_runner(
     program: Program,
     limits: StepLimits,
     num_blocks: int,
+    draft_model: DraftModel | None,
 ) -> tuple[Runner | PoolingRunner, Adapters | None, Grammars | None]:
     """What makes tokens or vectors of what the forward gives; adapters and grammars are for tokens alone."""
     config, groups = spec.config, model.kv_groups
@@ -154,6 +179,7 @@ def _make_runner(
         num_tables=len(groups),
         adapters=adapters,
         grammars=grammars,
+        draft_model=draft_model,
     )
     return runner, adapters, grammars
 
@@ -182,6 +208,41 @@ def load_weights(
         return load_model(
             checkpoint, ops, lora=spec.lora, windows=windows, expert_min_share=spec.expert_min_share, **how
         )
+
+
+def load_drafter(checkpoint: Checkpoint, ops: Ops, spec: WorkerSpec, progress: Progress | None = None) -> Model:
+    """Pack the weights of a draft model onto the `ops` of the target. Its longest context may be shorter than the
+    target's. Raises BadCheckpoint."""
+    config = spec.config
+    assert config.speculation is not None, "nothing drafts"
+    return load_model(
+        checkpoint,
+        ops,
+        max_model_len=min(config.max_model_len, config_from_checkpoint(checkpoint).max_context),
+        block_size=config.block_size,
+        kv_dtype=spec.kv_dtype,
+        quantization=config.speculation.quantization or None,
+        progress=progress,
+    )
+
+
+def _draft_model(
+    ops: Ops, spec: WorkerSpec, target: Model | VectorModel, drafter: Model, limits: StepLimits
+) -> DraftModel:
+    """Goes by the block tables of the target's layers that see everything, which come first."""
+    speculation, group = spec.config.speculation, spec.config.groups[0]
+    assert speculation is not None and not group.window and isinstance(target, Model), (speculation, group)
+    limits = drafter_limits(drafter, limits, spec.config.block_size)
+    return DraftModel(
+        ops,
+        drafter,
+        ops.new_pool(drafter.kv_group, group.num_blocks + limits.max_seqs),
+        limits,
+        num_tables=len(spec.config.groups),
+        target_vocab=target.config.vocab_size,
+        most_drafts=speculation.num_speculative_tokens,
+        p_min=speculation.p_min,
+    )
 
 
 def _step_limits(model: Model | VectorModel, config: EngineConfig) -> StepLimits:

@@ -40,6 +40,7 @@ from ..kv.connector.worker.transfers import Transfers
 from ..ops.kv_pool import KVPool
 from ..ops.work_queue import Ticket, WorkQueue
 from .adapters import Adapters
+from .draft_model import DraftModel
 from .grammars import Grammars
 from .pooling import PoolingRunner
 from .runner import Runner
@@ -61,6 +62,7 @@ class ModelExecutor:
         transfers: Transfers | None = None,
         grammars: Grammars | None = None,
         pools: Sequence[KVPool] = (),
+        draft_model: DraftModel | None = None,
     ) -> None:
         self._runner: Any = runner  # the steps that it prepares are its own
         self._queue = queue
@@ -68,6 +70,7 @@ class ModelExecutor:
         self._transfers = transfers
         self._grammars = grammars
         self._pools = pools
+        self._draft_model = draft_model
         self._on_close = on_close
         self._moves: PeerMoves | None = None
         self._tiers: TierCopies | None = None
@@ -124,7 +127,7 @@ class ModelExecutor:
             case SaveBlocks():
                 return await self._open_transfers().save(job, self._between_steps)
             case GiveBack(blocks=blocks):
-                return await self._between_steps(partial(_give_back, self._pools, blocks))
+                return await self._between_steps(partial(self._give_back, blocks))
             case PromoteBlocks() | DropBlocks() | PinBlocks() | NoteStepCosts():
                 return "" if self._tiers is None else self._tiers.tell(job)
 
@@ -187,7 +190,15 @@ class ModelExecutor:
         # What they hold goes now, and not when somebody lets go of the executor.
         self._pools = ()
         self._runner = self._adapters = self._transfers = self._grammars = self._moves = self._tiers = None
+        self._draft_model = None
         self._on_close = lambda: None
+
+    def _give_back(self, blocks: Sequence[Sequence[int]]) -> str:
+        for pool, ids in zip(self._pools, blocks, strict=True):
+            pool.give_back(ids)
+        if self._draft_model is not None:
+            self._draft_model.forget_blocks(blocks[0])
+        return ""
 
     def _prepare(self, plan: StepPlan) -> tuple[Work, Collect]:
         """A plan that cannot be prepared fails when it would have been computed."""
@@ -226,12 +237,6 @@ def _settle(future: asyncio.Future[Any], collect: Collect, ticket: Ticket) -> No
         future.set_result(collect(ticket))
     except Exception as error:
         future.set_exception(error)
-
-
-def _give_back(pools: Sequence[KVPool], blocks: Sequence[Sequence[int]]) -> str:
-    for pool, ids in zip(pools, blocks, strict=True):
-        pool.give_back(ids)
-    return ""
 
 
 def _raise(error: Exception) -> None:

@@ -22,7 +22,8 @@ MIN_LOGIT_ROWS = 16
 class MemoryPlan:
     """Bytes. `pools`: each KV group with the blocks in its pool, committed page by page as they are first written;
     `queue` bounds what waiting requests hold, `adapters` what LoRA adapters take; `grammars` is about what the first
-    grammar and those after it take. `experts` and `layers`: for weights that are kept on disk."""
+    grammar and those after it take. `experts` and `layers`: for weights that are kept on disk. draft_weights, draft_kv:
+    of a draft model; what it computes with is in `scratch`."""
 
     weights: int
     pools: tuple[tuple[KVGroup, int], ...]
@@ -33,6 +34,12 @@ class MemoryPlan:
     grammars: int = 0
     experts: int = 0
     layers: int = 0
+    draft_weights: int = 0
+    draft_kv: int = 0
+
+    @property
+    def draft_model(self) -> int:
+        return self.draft_weights + self.draft_kv
 
     @property
     def kv(self) -> int:
@@ -41,9 +48,8 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         on_disk = self.experts + self.layers
-        return (
-            on_disk + self.weights + self.kv + self.scratch + self.logits + self.queue + self.adapters + self.grammars
-        )
+        used = self.weights + self.kv + self.scratch + self.logits
+        return on_disk + used + self.draft_model + self.queue + self.adapters + self.grammars
 
     def lines(self) -> list[str]:
         """One line each, then the sum."""
@@ -52,6 +58,11 @@ class MemoryPlan:
             *([f"experts  {format_bytes(self.experts)}, the others on disk"] if self.experts else []),
             *([f"layers   {format_bytes(self.layers)}, the others on disk"] if self.layers else []),
             *(_pool_line(group, num_blocks) for group, num_blocks in self.pools),
+            *(
+                [f"drafts   {format_bytes(self.draft_model)} (KV {format_bytes(self.draft_kv)})"]
+                if self.draft_model
+                else []
+            ),
             f"scratch  {format_bytes(self.scratch)}",
             f"logits   {format_bytes(self.logits)}",
             f"queue    {format_bytes(self.queue)}",
@@ -98,7 +109,7 @@ def _values_per_token(config: ModelConfig | EncoderConfig) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldBytes:
     """Bytes that are known without a plan. queue: what admission lets waiting requests hold. step_pool: an encoder's
-    pool for the length of a step. experts, layers: see `Ops.disk_memory_bytes`."""
+    pool for the length of a step. experts, layers: see `Ops.disk_memory_bytes`. draft_...: what a draft model takes."""
 
     weights: int
     queue: int = 0
@@ -107,6 +118,9 @@ class HeldBytes:
     grammars: int = 0
     experts: int = 0
     layers: int = 0
+    draft_weights: int = 0
+    draft_kv: int = 0
+    draft_scratch: int = 0
 
 
 def plan_memory(
@@ -132,11 +146,13 @@ def plan_memory(
     return MemoryPlan(
         weights=held.weights,
         pools=tuple(zip(groups, sizes, strict=True)),
-        scratch=max(0, program_bytes - logits) + tables + copies + held.step_pool,
+        scratch=max(0, program_bytes - logits) + tables + copies + held.step_pool + held.draft_scratch,
         logits=logits,
         queue=held.queue,
         adapters=held.adapters,
         grammars=held.grammars,
         experts=held.experts,
         layers=held.layers,
+        draft_weights=held.draft_weights,
+        draft_kv=held.draft_kv,
     )

@@ -20,19 +20,20 @@ be prepared while earlier ones compute. It decides nothing: what runs, and where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
 
-from ..core.step import RowResult, StepPlan, StepResult, TokenLogprob
+from ..core.step import Drafts, RowResult, StepPlan, StepResult, TokenLogprob
 from ..ops.api import Draws, Ops, Program, StepBatch, StepLimits
 from ..ops.draws import MASK_LATE, MASK_WAIT_S, NOT_FINITE
 from .adapters import Adapters
 from .batch import RowPart, Slots, block_tables, build_batch, micro_batches, one_more_on, one_on, part_of_row, runs
+from .draft_model import DraftModel
 from .grammars import Constrained, Grammars
 from .sampler import Drawing, Sampler, told
 
@@ -70,6 +71,7 @@ class PreparedStep:
     work      what computes it
     is_call   the work is a call of the program and no more
     has_drafts  some row draws more than one token
+    proposed  by row, what a draft model proposes to follow its tokens
     """
 
     plan: StepPlan
@@ -81,10 +83,11 @@ class PreparedStep:
     work: Callable[[], Any] = lambda: None
     is_call: bool = False
     has_drafts: bool = False
+    proposed: Mapping[int, Drafts] = field(default_factory=dict)
 
 
 class Runner:
-    """`program`: the model's compiled forward."""
+    """`program`: the model's compiled forward. draft_model: None where no model drafts."""
 
     def __init__(
         self,
@@ -98,8 +101,10 @@ class Runner:
         num_tables: int = 1,
         adapters: Adapters | None = None,
         grammars: Grammars | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self._program = program
+        self._draft_model = draft_model
         self._grammars = grammars
         self._adapters = adapters
         self._adapter_of: dict[int, int] = {}  # by slot, of sequences that have one: where its changes lie
@@ -143,7 +148,8 @@ class Runner:
                 self._slots.drawn_step[latest.micro_batches[0].draws.slots_L] = latest.plan.step
             step = self._prepare_anew(plan)
         self._latest = step
-        step.is_call = step.outgrown is None and len(step.micro_batches) == 1 and not step.micro_batches[0].known
+        is_alone = step.outgrown is None and self._draft_model is None
+        step.is_call = is_alone and len(step.micro_batches) == 1 and not step.micro_batches[0].known
         step.work = step.micro_batches[0].call if step.is_call else partial(self.compute, step)
         return step
 
@@ -272,6 +278,13 @@ class Runner:
             if micro_batch.known:
                 known = np.array(micro_batch.known, np.int32)
                 micro_batch.scores = self._sampler.score(logits_LV, np.arange(len(known)), known, micro_batch.num_top)
+        if self._draft_model is not None:
+            taken: list[tuple[int, ...]] = [()] * len(step.plan.rows)
+            for micro_batch in step.micro_batches:
+                drawn = self._drawn_tokens(micro_batch)
+                for row, draws in _taken(step, micro_batch, drawn):
+                    taken[row] = tuple(drawn[index] for index in draws)
+            step.proposed = self._draft_model.propose(step.plan, taken)
 
     # ---- collect ----
 
@@ -309,6 +322,8 @@ class Runner:
         ]
         for row, (one, spent_s) in constrained.items():
             rows[row] = rows[row]._replace(spent_s=spent_s, slow_s=one.slow_s)
+        for row, drafts in step.proposed.items():
+            rows[row] = rows[row]._replace(drafts=drafts)
         return StepResult(step.plan.step, tuple(rows), duration_s)
 
     def _follow_grammars(self, step: PreparedStep) -> dict[int, tuple[Constrained, float]]:

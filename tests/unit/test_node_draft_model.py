@@ -1,0 +1,115 @@
+"""A draft model from its file to its first drafts: what is checked of it, what it takes, and that answers stay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from random_models import Shape, write_gguf_model
+from tokenmill import LLM, SamplingParams
+from tokenmill.core.errors import ConfigError
+from tokenmill.core.units import GiB, MiB
+from tokenmill.formats.checkpoint import open_checkpoint
+from tokenmill.node.load import load_engine, model_facts, open_drafter
+from tokenmill.node.machine import MachineFacts
+from tokenmill.node.options import EngineOptions
+from tokenmill.node.resolve import DrafterFacts, ModelFacts, resolve
+
+SMALL = {"width": 64, "heads": 2, "kv_heads": 2, "head": 32, "rope": 32, "value": 32, "experts": 0, "dense_ffn": 64}
+MACHINE = MachineFacts(num_cpus=2, cpu_quota=None, memory_available=4 * GiB, cgroup_headroom=None)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """target.gguf, draft.gguf of half its layers and context, and others of more tokens."""
+    folder = tmp_path_factory.mktemp("models")
+    half = {"layers": 1, "context": 128, **SMALL}
+    write_gguf_model(folder / "target.gguf", Shape("qwen3", layers=2, context=256, **SMALL), "q8_0")
+    write_gguf_model(folder / "draft.gguf", Shape("qwen3", **half), "q8_0", seed=1)
+    write_gguf_model(folder / "longer.gguf", Shape("qwen3", vocab=33_000, **half), "q8_0")
+    write_gguf_model(folder / "padded.gguf", Shape("qwen3", vocab=32_100, **half), "q8_0")
+    data = (folder / "padded.gguf").read_bytes()
+    (folder / "other.gguf").write_bytes(data.replace(b"<|unused 32050|>", b"<|taken_ 32050|>"))
+    return folder
+
+
+def options(model: Path, **more: Any) -> EngineOptions:
+    return EngineOptions(
+        speculative_config={"model": str(model), "num_speculative_tokens": 4},
+        kv_cache_memory_bytes=16 * MiB,
+        max_num_seqs=4,
+        threads=1,
+        **more,
+    )
+
+
+def test_answers_are_those_without_it(models: Path) -> None:
+    """Also where they go on behind the drafter's context, and several are made of a prompt."""
+    how = [SamplingParams(temperature=t, max_tokens=150, seed=3, n=2, ignore_eos=True) for t in (0.0, 0.9)]
+    answers = []
+    for speculation in (None, {"model": str(models / "draft.gguf"), "num_speculative_tokens": 4, "p_min": 1e-9}):
+        limits = {"kv_cache_memory_bytes": 16 * MiB, "max_num_seqs": 4, "threads": 1}
+        with LLM(str(models / "target.gguf"), speculative_config=speculation, **limits) as llm:
+            given = llm.generate(["one two three", "four"], how)
+            answers.append([choice.token_ids for each in given for choice in each.outputs])
+    assert answers[0] == answers[1] and all(len(each) == 150 for each in answers[0])
+
+
+def test_what_it_takes_is_said(models: Path, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(models / "target.gguf")
+    engine = load_engine(checkpoint, options(models / "draft.gguf"), MACHINE, tmp_path)
+    try:
+        memory, facts = dict(engine.memory()), dict(engine.facts())
+        plan = engine.worker.memory
+        assert memory["draft model"] == plan.draft_model > plan.draft_kv > 0
+        assert plan.kv + plan.draft_kv < 17 * MiB
+        assert "by " + str(models / "draft.gguf") in facts["speculation"] and "up to 128 tokens" in facts["speculation"]
+        assert "for the draft model" in facts["draft_kv"]
+        assert any(line.startswith("drafts ") for line in plan.lines())
+        (group,) = engine.config.groups
+        assert group.bytes_per_block == engine.worker.kv_groups[0].bytes_per_block
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("draft", "said"),
+    [
+        ("other.gguf", r"its token 32050 is '<\|taken_ 32050\|>', that of the model .* '<\|unused 32050\|>'"),
+        ("longer.gguf", "another tokenizer, of 33000 tokens; the model that it is to draft for has one of 32100"),
+        ("gone.gguf", "There is no file or folder"),
+        ("damaged.gguf", "GGUF"),
+        ("bert", "it gives vectors and no tokens"),
+    ],
+)
+def test_what_cannot_draft_is_one_line(models: Path, draft: str, said: str) -> None:
+    (models / "damaged.gguf").write_bytes(b"not a model")
+    (models / "bert").mkdir(exist_ok=True)
+    (models / "bert" / "config.json").write_text('{"architectures": ["BertModel"], "model_type": "bert"}')
+    (models / "bert" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    with pytest.raises(ConfigError, match=said) as caught:
+        open_drafter(open_checkpoint(models / "padded.gguf"), options(models / draft))
+    assert caught.value.message.startswith(f"{models / draft} cannot draft: ") and "\n" not in caught.value.message
+    assert caught.value.param == "speculative_config"
+
+
+def test_its_kv_is_of_the_pool(models: Path) -> None:
+    """Tokens that one of two has behind those of the other do not matter. A pool has as many blocks as fit with the
+    drafter's; a model without layers that see everything has none that a drafter could go by."""
+    asked = options(models / "draft.gguf")
+    target = open_checkpoint(models / "target.gguf")
+    assert open_drafter(target, options(models / "padded.gguf")) is not None
+    facts = model_facts(target, None, asked, open_drafter(target, asked))
+    assert facts.drafter is not None and 2 * facts.drafter.kv_bytes_per_token == facts.kv_bytes_per_token
+    with_it = resolve(asked, MACHINE, facts).config.groups[0]
+    without = resolve(
+        EngineOptions(kv_cache_memory_bytes=16 * MiB), MACHINE, replace(facts, drafter=None)
+    ).config.groups[0]
+    assert with_it.bytes_per_block == facts.kv_bytes_per_token * 16
+    assert without.num_blocks * 2 // 3 - 1 <= with_it.num_blocks <= without.num_blocks * 2 // 3
+    windowed = ModelFacts(256, 1024, 1 << 20, windows=((64, 1024),), drafter=DrafterFacts(256, 1 << 20, 256))
+    with pytest.raises(ConfigError, match="this model has none"):
+        resolve(asked, MACHINE, windowed)
