@@ -162,7 +162,7 @@ def to_table(calls: Sequence[Call]) -> Table:
             call.model,
             str(call.num_loads),
             *(f"{seconds:.3f}" for seconds in times),
-            call.error or f"{100 * call.share:.0f} %",
+            call.error or f"{round(100 * call.share)} %",
         )
     return table
 
@@ -175,4 +175,4 @@ def summary(calls: Sequence[Call]) -> str:
         return line
     waited = f"waited {median(call.waited_s for call in loaded):.2f} s in the median"
     shares = [100 * call.share for call in loaded]
-    return f"{line}: {waited}, {median(shares):.0f} % beyond load + own time, {max(shares):.0f} % at most"
+    return f"{line}: {waited}, {round(median(shares))} % beyond load + own time, {round(max(shares))} % at most"
