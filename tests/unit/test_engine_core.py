@@ -6,15 +6,20 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.cost import Costs, Work
 from tokenmill.core.effects import StepFailed
 from tokenmill.core.events import Abort, Drain, Output, Submit
 from tokenmill.core.request import IDLE_PRIORITY, Request, SamplingParams
 from tokenmill.core.speculation import SpeculationConfig
 from tokenmill.core.step import Drafts, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from tokenmill.core.terms import Terms
+from tokenmill.engine import step_builder
 from tokenmill.engine.core import EngineCore
+from tokenmill.engine.speculation import Candidate
 from tokenmill.sched.budget import UNMEASURED_CHUNK
 
 CONFIG = EngineConfig(
@@ -506,14 +511,28 @@ def test_drafts_that_are_accepted_come_out_together() -> None:
     assert engine.core.stats().generation_tokens == 3
 
 
-def test_drafts_are_given_room_and_no_more() -> None:
-    """A row takes those that fit the last block, the answer's length and the step."""
+def test_drafts_are_given_room_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row takes those that fit the last block and the answer's length, a step those that fit its budget and the
+    worker's logits."""
     engine, _ = drafted(make_request("a", 4), RowResult(0, (7,), drafts=proposed(1, 2, 3, 4, 5)))
     plan = engine.plan()
     assert plan is not None and [(row.start, row.drafts) for row in plan.rows] == [(4, (1, 2, 3))]
     engine, _ = drafted(make_request("a", 4, 3), RowResult(0, (7,), drafts=proposed(1, 2, 3, 4, 5)))
     plan = engine.plan()
     assert plan is not None and [row.drafts for row in plan.rows] == [(1,)]
+    found: list[int] = []
+
+    def choose(rows: list[Candidate], work: Work, costs: Costs, most: int) -> list[int]:
+        found.append(most)
+        return [0 for _ in rows]
+
+    for most_drafts in (2, 1000):
+        monkeypatch.setattr(step_builder, "MOST_DRAFTS", most_drafts)
+        engine, _ = drafted(make_request("a", 4), RowResult(0, (7,), drafts=proposed(1, 2, 3, 4, 5)))
+        assert engine.core.state.speculation is not None
+        engine.core.state.speculation.choose = choose  # type: ignore
+        assert engine.plan() is not None
+    assert found == [2, CONFIG.max_num_batched_tokens - 1]
 
 
 def test_an_answer_ends_inside_what_was_accepted() -> None:

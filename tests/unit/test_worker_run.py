@@ -425,8 +425,8 @@ def test_memory_plan(make_worker):
 
 
 def test_logit_rows_are_bounded():
-    """Few sequences need few rows; a large vocabulary is held to the buffer's aim, with some rows at least, and with
-    those of a row whose drafts fill a block."""
+    """Few sequences need few rows, and drafts some more; a large vocabulary is held to the buffer's aim, with some rows
+    at least, and with those of a row that has all drafts."""
     config = _config(vocab_size=1000)
     shape = {"max_model_len": 100, "max_num_batched_tokens": 512, "block_size": 16}
     assert step_limits(config, max_num_seqs=256, **shape).max_logit_rows == 256
@@ -434,7 +434,8 @@ def test_logit_rows_are_bounded():
     assert step_limits(config, max_num_seqs=256, **shape).max_blocks_per_seq == 7
     huge = step_limits(_config(vocab_size=256_000), max_num_seqs=256, **shape).max_logit_rows
     assert huge >= 16 and huge * 256_000 * 4 <= LOGITS_BYTES
-    assert step_limits(config, max_num_seqs=1, **shape | {"block_size": 64}).max_logit_rows == 64
+    assert step_limits(config, max_num_seqs=8, num_drafts=64, **shape).max_logit_rows == 16 + 64
+    assert step_limits(_config(vocab_size=10**6), max_num_seqs=8, num_drafts=64, **shape).max_logit_rows == 1 + 64
 
 
 def test_numerics_id(make_worker, monkeypatch):

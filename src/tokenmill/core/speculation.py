@@ -20,6 +20,10 @@ METHODS = (NGRAM, SUFFIX, DRAFT_MODEL)
 
 MOST_SPECULATIVE_TOKENS = 64
 
+MOST_DRAFTS = 64
+"""Verified in a step, of all sequences together: a worker has room for their logits beside those of a token of each
+sequence."""
+
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("num_speculative_tokens", 1, MOST_SPECULATIVE_TOKENS),
     ("prompt_lookup_max", 1, 64),

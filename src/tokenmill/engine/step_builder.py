@@ -7,6 +7,7 @@ from collections.abc import Sequence as Many
 
 from ..core.cost import Costs
 from ..core.sequence import Sequence, wants_scores
+from ..core.speculation import MOST_DRAFTS
 from ..core.step import Introduction, PlanRow, plan_row
 from ..kv.blocks.groups import Match
 from ..kv.blocks.manager import BlockManager
@@ -183,7 +184,7 @@ class StepBuilder:
                 places.append(index)
                 candidates.append(Candidate(seq.number, proposal, room, end, seq.request.terms))
         speculation.proposed.clear()
-        numbers = speculation.choose(candidates, step.work, self.costs, most)
+        numbers = speculation.choose(candidates, step.work, self.costs, min(most, MOST_DRAFTS))
         for index, candidate, num_drafts in zip(places, candidates, numbers, strict=True):
             if num_drafts:
                 step.rows[index] = step.rows[index]._replace(drafts=candidate.proposal.drafts.tokens[:num_drafts])

@@ -115,8 +115,8 @@ def part_of_row(index: int, row: PlanRow, slot: int, num_prompt: int) -> RowPart
 
 
 def micro_batches(parts: list[RowPart], max_logit_rows: int) -> Iterator[list[RowPart]]:
-    """Cut a step so that no micro-batch wants more than `max_logit_rows` rows of logits. Only scored runs are cut; the
-    draws of one row fit, because its drafts lie in one block (memory.step_limits)."""
+    """Cut a step so that no micro-batch wants more than `max_logit_rows` rows of logits. Only scored runs are cut:
+    there is room for all draws of a row."""
     if sum([part.num_scored + part.num_draws for part in parts]) <= max_logit_rows:
         yield parts
         return

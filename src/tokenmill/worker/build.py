@@ -16,6 +16,7 @@ from ..core.block import KVGroup
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError
 from ..core.experts import ExpertLoad
+from ..core.speculation import MOST_DRAFTS
 from ..formats.checkpoint import Checkpoint, open_checkpoint, weights_digest
 from ..formats.hub import default_cache_dir
 from ..kv.connector.worker.transfers import Transfers, open_folder
@@ -254,6 +255,7 @@ def _step_limits(model: Model | VectorModel, config: EngineConfig) -> StepLimits
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
             block_size=config.block_size,
+            num_drafts=0 if config.speculation is None else MOST_DRAFTS,
         )
     return StepLimits(
         max_tokens=config.max_num_batched_tokens,

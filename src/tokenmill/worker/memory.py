@@ -79,15 +79,21 @@ def _pool_line(group: KVGroup, num_blocks: int) -> str:
 
 
 def step_limits(
-    config: ModelConfig, *, max_model_len: int, max_num_batched_tokens: int, max_num_seqs: int, block_size: int
+    config: ModelConfig,
+    *,
+    max_model_len: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    block_size: int,
+    num_drafts: int = 0,
 ) -> StepLimits:
-    """Buffer sizes of the compiled forward. A row with drafts draws as many tokens as a block has, at most."""
+    """Buffer sizes of the compiled forward. num_drafts: most that a step verifies; one row may have them all."""
     fitting = max(MIN_LOGIT_ROWS, LOGITS_BYTES // (4 * config.vocab_size))
     return StepLimits(
         max_tokens=max_num_batched_tokens,
         max_seqs=max_num_seqs,
         max_blocks_per_seq=-(-max_model_len // block_size),
-        max_logit_rows=max(block_size, min(fitting, max(max_num_seqs, MIN_LOGIT_ROWS))),
+        max_logit_rows=max(1 + num_drafts, min(fitting, max(max_num_seqs, MIN_LOGIT_ROWS) + num_drafts)),
     )
 
 
