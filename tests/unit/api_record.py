@@ -129,7 +129,7 @@ def _watched(found: dict[str, str]) -> Iterator[None]:
 
         return read
 
-    check = sampling._check_float
+    check = sampling.check_float
 
     def noting(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:
         if found.get(name) == KINDS["number"]:
@@ -139,7 +139,7 @@ def _watched(found: dict[str, str]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in KINDS:
             stack.enter_context(patch.object(Fields, name, watched(name, getattr(Fields, name))))
-        stack.enter_context(patch.object(sampling, "_check_float", noting))
+        stack.enter_context(patch.object(sampling, "check_float", noting))
         stack.enter_context(patch.object(messages, "parse_chat", translated(messages.parse_chat)))
         yield
     unbounded = [name for name, kind in found.items() if kind == KINDS["number"]]

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from tokenmill.api.common_fields import NO_LIMITS, with_drafts
 from tokenmill.api.fields import parse_object
 from tokenmill.api.openai.parse import parse_chat, parse_completion
 from tokenmill.api.openai.tokenize import parse_detokenize, parse_tokenize
 from tokenmill.api.rules import Rules
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import EXPORT, IMPORT
+from tokenmill.core.terms import Terms
 from tokenmill.text.chat_format import ChatFormat
 
 RULES = Rules(vocab_size=100, defaults={"temperature": 0.5, "top_k": 7})
@@ -97,6 +99,22 @@ def test_null_and_neutral_values_ask_for_nothing(parse: Any) -> None:
 
 def test_unknown_fields_are_handed_back() -> None:
     assert parse_chat(CHAT | {"colour": 1, "temperature": 0}, RULES)[1] == ["colour"]
+
+
+@pytest.mark.parametrize("parse", [parse_chat, parse_completion])
+def test_a_call_bounds_what_is_drafted_for_it(parse: Any) -> None:
+    """By an object, or by llama-server's names; the server's own bounds are never raised."""
+    base = CHAT if parse is parse_chat else COMPLETION
+    call, unknown = parse(base | {"speculative": {"n_max": 4, "n_min": 2}, "speculative.p_min": 0.5}, RULES)
+    assert call.drafts == (4, 2, 0.5) and unknown == []
+    assert with_drafts(Terms(), call.drafts) == Terms(draft_n_max=4, draft_n_min=2, draft_p_min=0.5)
+    call, _ = parse(base | {"speculative.n_max": 1000}, RULES)
+    assert with_drafts(Terms(), call.drafts) == with_drafts(Terms(), NO_LIMITS) == Terms()
+    off, _ = parse(base | {"speculative": {"n_max": 0}}, RULES)
+    assert with_drafts(Terms(), off.drafts).draft_n_max == 0
+    for given in ({"p_min": 2}, {"p_min": "x"}, {"n_max": -1}, {"n_mx": 1}, 3):
+        with pytest.raises(InvalidRequest, match="speculative"):
+            parse(base | {"speculative": given}, RULES)
 
 
 def test_every_sampler_has_defaults_of_the_server() -> None:

@@ -508,7 +508,9 @@ def test_drafts_that_are_accepted_come_out_together() -> None:
     assert [(each.tokens, each.logprobs, each.num_output) for each in outputs] == [((8, 3), scores, 3)]
     plan = engine.plan()
     assert plan is not None and plan.rows == (PlanRow(0, 6, (3,), sample=True),)
-    assert engine.core.stats().generation_tokens == 3
+    stats = engine.core.stats()
+    assert stats.generation_tokens == 3
+    assert (stats.num_drafts, stats.num_draft_tokens, stats.accepted_per_pos) == (1, 2, (1,))
 
 
 def test_drafts_are_given_room_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,6 +180,22 @@ def test_engines_together_tell_what_came_from_tiers() -> None:
     assert (told("kv_written_blocks"), told("kv_fetch_seconds")) == (6, 0.5)
 
 
+def test_engines_together_tell_how_many_drafts_were_accepted() -> None:
+    totals, metrics = Totals(), Metrics("m", 512)
+    for link in (0, 1):
+        totals.join(link, 10, EngineStats())
+    totals.step(0, EngineStats(num_drafts=3, num_draft_tokens=9, accepted_per_pos=(3, 1)))
+    totals.step(1, EngineStats(num_drafts=1, num_draft_tokens=3, accepted_per_pos=(1, 1, 1)))
+    totals.leave(0)
+    metrics.step(totals.stats)
+
+    def told(name: str, **labels: str) -> float | None:
+        return value(metrics, f"vllm:spec_decode_{name}_total", **labels)
+
+    assert [told("num_accepted_tokens_per_pos", position=str(each)) for each in range(4)] == [4, 2, 1, None]
+    assert (told("num_drafts"), told("num_draft_tokens"), told("num_accepted_tokens")) == (4, 12, 7)
+
+
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, LABELS | labels)
 

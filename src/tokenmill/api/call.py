@@ -12,6 +12,7 @@ from ..text.grammar.constraint import Constraint
 from ..text.reasoning import ReasoningUse
 from ..text.special_tokens import Rendered
 from ..text.tools.tool_choice import ToolUse
+from .common_fields import NO_LIMITS, DraftLimits
 from .conversations import Conversation
 from .prompts import Mixed, Prompt
 
@@ -41,6 +42,7 @@ class Call:
     slo               what it says of its objectives
     keep_s            for how long its KV is to be kept after its end; None: it does not say
     priority_class    that it asks for; None: its tenant's
+    drafts            its limits of what is drafted for it
     ignored           what of the body was left out because nothing here can do it; its sender is told
     extras            what another API's shape needs of the body: JSON data
     """
@@ -78,6 +80,7 @@ class Call:
     slo: Wish = NO_WISH
     keep_s: float | None = None
     priority_class: int | None = None
+    drafts: DraftLimits = NO_LIMITS
     ignored: tuple[str, ...] = ()
     extras: dict[str, Any] = field(default_factory=dict)
 

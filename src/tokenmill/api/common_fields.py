@@ -1,4 +1,5 @@
-"""Fields that several APIs read: beam search, reasoning, priority class, objectives, hints on KV. Pure.
+"""Fields that several APIs read: beam search, reasoning, priority class, objectives, limits of drafts, hints on KV.
+Pure.
 
 A tenant's priority class is that of its calls; one may ask for less by `priority_class` or OpenAI's `service_tier`.
 `flex` is the last class, and every other tier the tenant's own: who is served first is agreed with the tenant, not
@@ -14,11 +15,14 @@ A request tells its objectives in the field `slo` or in headers, which count mor
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
+from ..core import sampling
 from ..core.config import check_name
 from ..core.errors import ConfigError, InvalidRequest
 from ..core.sampling import MAX_LOGPROBS, SamplingParams
 from ..core.slo import MAX_TARGET_S, PROFILES, Wish
+from ..core.speculation import MOST_SPECULATIVE_TOKENS
 from ..core.terms import NUM_PRIORITY_CLASSES, Terms
 from ..text.beams import BeamSearchParams
 from ..text.chat_format import ChatFormat
@@ -230,3 +234,34 @@ def with_class(terms: Terms, asked: int | None) -> Terms:
             param="priority_class",
         )
     return terms._replace(priority_class=asked)
+
+
+class DraftLimits(NamedTuple):
+    """What a call allows to be drafted for it, as in Terms."""
+
+    n_max: int = MOST_SPECULATIVE_TOKENS
+    n_min: int = 0
+    p_min: float = 0.0
+
+
+NO_LIMITS = DraftLimits()
+
+
+def read_drafts(fields: Fields) -> DraftLimits:
+    """`speculative`, an object, or llama-server's names for its fields: "speculative.n_max". Raises InvalidRequest
+    naming the field."""
+    given = fields.object("speculative") or {}
+    dotted = {name: fields.any(f"speculative.{name}") for name in DraftLimits._fields}
+    inner = Fields({**given, **{name: value for name, value in dotted.items() if value is not None}}, "speculative")
+    n_max, n_min = inner.integer("n_max", 0, 2**31 - 1), inner.integer("n_min", 0, 2**31 - 1)
+    p_min = inner.number("p_min") or 0.0
+    sampling.check_float("speculative.p_min", p_min, 0, 1)
+    inner.refuse_unread()
+    most = MOST_SPECULATIVE_TOKENS
+    return DraftLimits(most if n_max is None else min(most, n_max), min(most, n_min or 0), p_min)
+
+
+def with_drafts(terms: Terms, limits: DraftLimits) -> Terms:
+    if limits == NO_LIMITS:
+        return terms
+    return terms._replace(draft_n_max=limits.n_max, draft_n_min=limits.n_min, draft_p_min=limits.p_min)

@@ -105,9 +105,6 @@ _GENERATION: Table = {
     "image_data": Refused(([],)),
     "multimodal_data": Refused(([],)),
     "lora": Refused(([],), "name the adapter as the model"),
-    "speculative.n_max": Ignored("nothing is drafted"),
-    "speculative.n_min": Ignored("nothing is drafted"),
-    "speculative.p_min": Ignored("nothing is drafted"),
     # Ollama
     "format": Refused(("",)),
     "options": Refused(({},), "give its settings beside the model, under OpenAI's names"),

@@ -64,10 +64,16 @@ def _sum(whole: _Tokens, now: _Tokens, before: _Tokens) -> _Tokens:
     )
 
 
+def _added(whole: tuple[int, ...], now: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
+    """whole + now - before, where some may be longer."""
+    return tuple(a + b - c for a, b, c in zip_longest(whole, now, before, fillvalue=0))
+
+
 _COUNTERS = (
     "num_steps", "num_preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "prompt_tokens_computed",
     "generation_tokens", "num_corrupted", "num_constrained", "num_grammar_failures", "external_queries",
     "external_hits", "num_expired", "external_recomputed", "external_missed", "fetch_s", "kv_written", "kv_unwritten",
+    "num_drafts", "num_draft_tokens",
 )  # fmt: skip
 _GAUGES = (
     "num_running", "num_waiting", "num_free_blocks", "num_cached_blocks", "num_held_blocks", "num_blocks",
@@ -107,12 +113,15 @@ class Totals:
         self._costliest: set[int] = set()
         self._last_s = self._costs_s = 0.0  # when these were told
         self._tier_hits: tuple[int, ...] = ()
+        self._accepted: tuple[int, ...] = ()
 
     @property
     def sums(self) -> EngineStats:
         """The same but for kv_usage and adapters, which are of the engine that told last."""
         told = EngineStats._make(_filled((*self._sums, *self._last, self._costs)))
-        return told._replace(tier_hits=self._tier_hits) if self._tier_hits or told.tier_hits else told
+        if self._tier_hits or self._accepted or told.tier_hits or told.accepted_per_pos:
+            return told._replace(tier_hits=self._tier_hits, accepted_per_pos=self._accepted)
+        return told
 
     @property
     def stats(self) -> EngineStats:
@@ -145,10 +154,9 @@ class Totals:
         before = self._of[link]
         self._sums = list(map(add, self._sums, map(sub, _summed_of(stats), _summed_of(before))))
         if stats.tier_hits:
-            self._tier_hits = tuple(
-                whole + now - was
-                for whole, now, was in zip_longest(self._tier_hits, stats.tier_hits, before.tier_hits, fillvalue=0)
-            )
+            self._tier_hits = _added(self._tier_hits, stats.tier_hits, before.tier_hits)
+        if stats.accepted_per_pos:
+            self._accepted = _added(self._accepted, stats.accepted_per_pos, before.accepted_per_pos)
         num_more = stats.prompt_tokens_computed - self._most_computed
         if num_more > 0:
             self._costliest = {link}

@@ -156,7 +156,9 @@ class EngineStats(NamedTuple):
     it, `tier_hits`, from each of core.tiers.TIERS, `external_recomputed`, that it had and that were computed all the
     same; `external_missed`, blocks that it had said to have; `fetch_s`, what its jobs took together; `kv_written`,
     `kv_unwritten`: blocks that it was given, and that were evicted before. `in_flight_s`: what the steps under way
-    take, as predicted; `costs`, `cost_error`: what steps take, and by which share that was off lately."""
+    take, as predicted; `costs`, `cost_error`: what steps take, and by which share that was off lately. `num_drafts`:
+    rows that verified drafts, `num_draft_tokens` of them together; `accepted_per_pos`: how many were accepted of those
+    that were first in their row, second, and so on."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -192,6 +194,9 @@ class EngineStats(NamedTuple):
     fetch_s: float = 0.0
     kv_written: int = 0
     kv_unwritten: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    accepted_per_pos: tuple[int, ...] = ()
 
 
 class WorkerFacts(NamedTuple):

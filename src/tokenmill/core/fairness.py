@@ -1,10 +1,10 @@
 """Fair sharing by token service: virtual token counters (Sheng et al., "Fairness in Serving Large Language Models",
 OSDI 2024). Pure; the engine's queue and the gateway's places both go by it.
 
-Service is counted in tokens computed for a request: one for a prompt token, two for an output token, as in the paper.
-What a prefix cache serves, what is computed again after preemption, and drafts that were not accepted are free. Each
-account counts the service that it received, divided by its weight, and who has received least goes first. An account
-that comes back to wait is lifted to the least of those that wait: nobody saves service up.
+Service is counted in tokens computed for a request: one for a prompt token, two for an output token, as in the paper,
+and one for a draft that was not accepted. What a prefix cache serves and what is computed again after preemption are
+free. Each account counts the service that it received, divided by its weight, and who has received least goes first.
+An account that comes back to wait is lifted to the least of those that wait: nobody saves service up.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Setting:
         if isinstance(self.default, int):
             _check_int(name, value, int(self.low), int(self.high))
         elif isinstance(self.default, float):
-            _check_float(name, value, self.low, self.high, low_open=self.above)
+            check_float(name, value, self.low, self.high, low_open=self.above)
 
 
 def setting(default: Any, meaning: str, low: float = 0, high: float = 1, **rest: Any) -> Any:
@@ -249,7 +249,7 @@ class SamplingParams:
             raise InvalidRequest(f"logit_bias may hold at most {MAX_LOGIT_BIAS} tokens.", param="logit_bias")
         for token, bias in self.logit_bias:
             _check_int("logit_bias", token, 0, 2**31 - 1)
-            _check_float("logit_bias", bias, -100.0, 100.0)
+            check_float("logit_bias", bias, -100.0, 100.0)
 
     def _keep(self, name: str, value: tuple[Any, ...]) -> None:
         object.__setattr__(self, name, value)
@@ -327,7 +327,7 @@ def _check_int(name: str, value: Any, low: int, high: int) -> None:
         raise InvalidRequest(f"{name} must be between {low} and {high}, got {value}.", param=name)
 
 
-def _check_float(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:
+def check_float(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise InvalidRequest(f"{name} must be a finite number.", param=name)
     if not low <= value <= high or (low_open and value == low):

@@ -1,7 +1,7 @@
 """What is set of speculative decoding: who drafts, and how much at most.
 
 A draft is accepted only where it equals what is drawn in its place, so nothing of this can change a token
-(docs/architecture.md, Rules). It changes in how many steps an answer is made. How many tokens are drafted in a step, up
+(docs/operate/speculation.md). It changes in how many steps an answer is made. How many tokens are drafted in a step, up
 to what is set here, is decided by `engine/speculation.py`.
 """
 

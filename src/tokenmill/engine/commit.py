@@ -129,6 +129,7 @@ def _commit_rows(state: EngineState, saves: Saves, step: Step, results: Many[Row
         if drawn:
             tokens = seq.tokens
             if row[8]:  # not row.drafts
+                _count_drafts(state, seq, len(row[8]), len(drawn) - 1)
                 result = _accept(state, seq, result)
                 token, end = tokens[-1], seq.num_computed
                 num_drawn += len(result.tokens)
@@ -173,6 +174,18 @@ def _accept(state: EngineState, seq: Sequence, result: RowResult) -> RowResult:
     seq.num_computed = seq.num_planned = len(seq.tokens) - 1
     state.blocks.slide(seq.tables, seq.num_planned, seq.last_step)
     return result._replace(tokens=result.tokens[:num_taken], logprobs=result.logprobs[:num_taken])
+
+
+def _count_drafts(state: EngineState, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
+    """A row has verified drafts."""
+    counters = state.counters
+    state.service.note_rejected(seq, num_drafts - num_accepted)
+    counters.num_drafts += 1
+    counters.num_draft_tokens += num_drafts
+    counts = counters.accepted_per_pos
+    counts += [0] * (num_accepted - len(counts))
+    for position in range(num_accepted):
+        counts[position] += 1
 
 
 def _without_last(result: RowResult) -> RowResult:

@@ -15,7 +15,7 @@ def snapshot(state: EngineState, num_held: int) -> EngineStats:
     """num_held: requests that are yet to enter the queue."""
     num_free, num_cached, num_blocks, kv_usage = count_blocks(state)
     counters, costs = state.counters, state.costs.costs
-    return EngineStats(  # by place: by name, thirty-four of them cost three times as much
+    return EngineStats(  # by place: by name, thirty-seven of them cost three times as much
         len(state.running),
         len(state.waiting) + len(state.loading) + num_held,
         num_free,
@@ -50,6 +50,9 @@ def snapshot(state: EngineState, num_held: int) -> EngineStats:
         counters.fetch_s,
         counters.kv_written,
         counters.kv_unwritten,
+        counters.num_drafts,
+        counters.num_draft_tokens,
+        tuple(counters.accepted_per_pos),
     )
 
 

@@ -144,6 +144,11 @@ class Service:
             if account[0] != IDLE_CLASS:
                 self.prompts.note(account[1], end - max(start, charged))
 
+    def note_rejected(self, seq: Sequence, num_drafts: int) -> None:
+        """So many drafts of it were computed and not accepted."""
+        request = seq.request
+        self._charge(class_of(request), request.terms.tenant, request.adapter, PROMPT_SERVICE * num_drafts)
+
     def note_masks(self, seq: Sequence, spent_s: float) -> None:
         """Its grammar took so much processor time: to be made, or for masks beyond what is usual. It may be over: the
         last mask is heard of later, and charged where the accounts are still there."""

@@ -65,6 +65,9 @@ class Counters:
     fetch_s: float = 0.0
     kv_written: int = 0
     kv_unwritten: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    accepted_per_pos: list[int] = field(default_factory=list)
     last_step_tokens: int = 0
     last_step_s: float = 0.0
     tier_hits: list[int] = field(default_factory=lambda: [0] * len(TIERS))

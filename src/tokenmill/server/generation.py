@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from ..api.answer import Answer, Shape
 from ..api.call import Call
+from ..api.common_fields import with_drafts
 from ..api.encoder import Encoded, Encoder, prompt_text, text_call
 from ..api.fields import Fields
 from ..api.logprobs import TokenNames
@@ -309,6 +310,7 @@ class Generation:
             recognised = self.scorer.came(caller.tenant, caller.name, arrival_s, call.stream)
         terms = terms_of(caller, self.objectives, call.slo, longest, call.priority_class, recognised)
         terms = bounded(terms, caller, self.config, self.objectives.alone(longest).ttft_s if terms.ttft_s else 0.0)
+        terms = with_drafts(terms, call.drafts)
         requests = make_requests(
             text_call(call, self.text, digest, terms, caller.tenant.salt_with(call.cache_salt)),
             [prompt.tokens for prompt in prompts],

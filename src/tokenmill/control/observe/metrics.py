@@ -129,6 +129,8 @@ _TOTALS = (
     ("vllm:external_prefix_cache_queries", "Tokens looked up in the store of KV", "external_queries"),
     ("vllm:external_prefix_cache_hits", "Tokens brought in from the store of KV", "external_hits"),
     ("vllm:corrupted_requests", "Requests that ended because their logits were not finite", "num_corrupted"),
+    ("vllm:spec_decode_num_drafts", "Times drafts of a request were verified", "num_drafts"),
+    ("vllm:spec_decode_num_draft_tokens", "Tokens that were drafted and verified", "num_draft_tokens"),
     ("tokenmill:constrained_requests", "Requests that were to follow a grammar", "num_constrained"),
     (
         "tokenmill:grammar_failures",
@@ -390,6 +392,7 @@ class _Snapshot:
             family.add_metric(metrics._labels, getattr(stats, field))
             yield family
         yield self._sources(stats)
+        yield from self._accepted(stats.accepted_per_pos)
         computed = stats.prompt_tokens_computed + stats.generation_tokens
         flops = CounterMetricFamily(
             "vllm:estimated_flops_per_gpu",
@@ -420,6 +423,22 @@ class _Snapshot:
         ):
             family.add_metric((*self._metrics._labels, source), float(number))
         return family
+
+    def _accepted(self, per_pos: Sequence[int]) -> Iterator[Metric]:
+        labels = self._metrics._labels
+        whole = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted", labels=_LABELS
+        )
+        whole.add_metric(labels, float(sum(per_pos)))
+        yield whole
+        each = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens that were accepted, by their place in their drafts",
+            labels=(*_LABELS, "position"),
+        )
+        for position, number in enumerate(per_pos):
+            each.add_metric((*labels, str(position)), float(number))
+        yield each
 
     def _adapters(self) -> Metric:
         """The time of the scrape; what runs and waits is in the labels, as gateways that place adapters expect it."""

@@ -119,6 +119,14 @@ ANSWER: Told = {
         "string",
         "OpenAI's: `flex` is `priority_class` 2; `auto`, `default`, `priority` and `scale` are the caller's own",
     ),
+    "speculative": (
+        "object",
+        "limits of what is drafted for it ([speculation](../operate/speculation.md)), which lower the server's and "
+        'never change an answer; also as llama-server has them, `"speculative.n_max"` in the body itself',
+    ),
+    "speculative.n_max": ("integer, 0 to 2^31 - 1", "most tokens drafted in a step; 0: none are"),
+    "speculative.n_min": ("integer, 0 to 2^31 - 1", "none is drafted where fewer than this are worth it"),
+    "speculative.p_min": ("number, 0 to 1", "no token is drafted that is right with a lower probability"),
     "slo": (
         "string or object",
         "latency objectives ([profiles](../operate/slo.md)): the name of a profile, or an object with targets of its "
