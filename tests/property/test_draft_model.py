@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_exactness import BLOCK_SIZE, NUM_BLOCKS, Mix, check_mix, random_mix, run
+from test_drafts_exact import all_are_verified, drafted_mix  # noqa: F401, the first is a fixture
+from test_exactness import BLOCK_SIZE, NUM_BLOCKS, Mix, check_mix, run
 
 from adapters import random_pairs, write_adapter
 from tiny import VOCAB_SIZE, tiny_checkpoint
@@ -34,7 +35,6 @@ from tokenmill.worker.spec import WorkerSpec
 from workers import build_worker
 
 needs_native = pytest.mark.skipif(available() is not None, reason=str(available()))
-CROWDED = {"num_requests": 8, "max_prompt": 50, "max_output": 60}
 SEEDS = (31, 39, 46)
 LIMITS = {"max_model_len": 128, "max_num_batched_tokens": 128, "max_num_seqs": 8, "block_size": BLOCK_SIZE}
 SPECULATION = SpeculationConfig((DRAFT_MODEL,), num_speculative_tokens=5, p_min=1e-9, model="tiny")
@@ -103,7 +103,7 @@ def check(
     preemptions = hits = 0
     for seed in seeds:
         rng = random.Random(seed)
-        mix = random_mix(rng, vocab_size=VOCAB_SIZE, adapters=adapters, **CROWDED)
+        mix = drafted_mix(rng, adapters)
         drafts_on = replace(worker, executor=counting)
         core = check_mix(drafts_on, mix, rng, exact=exact, where=f"seed {seed}", plain=plain)
         preemptions += core.stats().num_preemptions
@@ -171,7 +171,7 @@ def requests(num: int, **how: Any) -> list[Request]:
 
 def run_all(worker: Worker, given: list[Request], **how: Any) -> tuple[Counting, Any]:
     counting = Counting(worker.executor)
-    config = EngineConfig(**{"groups": full_groups(NUM_BLOCKS), **LIMITS, **how})
+    config = EngineConfig(**{"groups": full_groups(NUM_BLOCKS), **LIMITS, "speculation": SPECULATION, **how})
     streams, core = run(replace(worker, executor=counting), Mix(config, [(0, each) for each in given], {}))
     assert all(len(stream.tokens) == 64 for stream in streams.values())
     return counting, core
@@ -179,16 +179,17 @@ def run_all(worker: Worker, given: list[Request], **how: Any) -> tuple[Counting,
 
 @pytest.mark.exact
 @needs_native
-@pytest.mark.parametrize("num_batched", [16, 128])
-def test_the_same_weights_are_always_right(make_worker: Callable[..., Worker], num_batched: int) -> None:
+@pytest.mark.parametrize(("num_batched", "least"), [(16, 1.5), (128, 2.0)])
+def test_the_same_weights_are_always_right(make_worker: Callable[..., Worker], num_batched: int, least: float) -> None:
     """A drafter races with the target's own times, so it draws the same tokens at every temperature where its weights
-    are the target's: each draft is accepted. Prompts come in chunks, have hits, and sequences are preempted."""
+    are the target's: each draft is accepted, as many as a step has room for. Prompts come in chunks, have hits, and
+    sequences are preempted."""
     worker = make_worker(drafter=tiny_checkpoint())
     worker.executor._draft_model._least = 0.0
     for num_blocks in (NUM_BLOCKS, 17):
         how = {"groups": full_groups(num_blocks), "max_num_batched_tokens": num_batched}
         counting, core = run_all(worker, requests(8), **how)
-        assert counting.accepted == 1.0 and counting.num_tokens > 2 * counting.num_rows
+        assert counting.accepted == 1.0 and counting.num_tokens > least * counting.num_rows
         assert core.stats().prefix_hits
         assert (core.stats().num_preemptions > 0) == (num_blocks < NUM_BLOCKS)
 
