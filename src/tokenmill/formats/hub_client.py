@@ -195,9 +195,12 @@ def _fetch_whole(file: RemoteFile, part: Path, progress: Callable[[int], None]) 
         num_tries = num_tries + 1 if size <= before else 1
         before = max(before, size)
         if num_tries >= _NUM_TRIES:
+            kept = "What has come is kept: fetch it again to go on."
+            if _condition(file, part) is None:
+                kept = "The server does not say by what its files are known: the next fetch begins anew."
             raise FetchError(
                 f"The download of {_shown(file.url)} broke off after {format_bytes(size)} of {format_bytes(file.size)}"
-                f" ({broken}). What has come is kept: fetch it again to go on."
+                f" ({broken}). {kept}"
             )
         time.sleep(_RETRY_S * num_tries)
     sha256 = hash_file(part)
