@@ -428,8 +428,8 @@ def test_metrics_count_what_was_served(served: Served, client: openai.OpenAI) ->
         ("/v1/completions", {"prompt": "x", "max_tokens": 512}, 400, "max_tokens", TOO_LONG),
         ("/v1/completions", {"prompt": ""}, 400, "prompt", None),
         ("/v1/completions", {"prompt": ["x"] * 200, "n": 128}, 400, "n", None),
-        ("/nowhere", {}, 404, None, None),
-        ("/v1/models", {}, 405, None, None),
+        ("/nowhere", {}, 404, None, "unknown_url"),
+        ("/v1/models", {}, 405, None, "method_not_supported"),
     ],
 )  # fmt: skip
 def test_refusals_name_the_field(
