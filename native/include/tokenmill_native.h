@@ -384,6 +384,34 @@ TM_API int32_t tm_token_logprobs(tm_team* team, const float* logits, int64_t num
                                  const int32_t* tokens, int32_t num_top, float* logprobs, int32_t* ranks,
                                  int32_t* top_ids, float* top_logprobs, void* scratch);
 
+/* Drafters without a model: what they are is in drafter.cpp. One thread uses a drafter. */
+typedef struct tm_drafter tm_drafter;
+
+enum tm_draft_source { TM_DRAFT_NGRAM = 0, TM_DRAFT_SUFFIX = 1 };
+
+typedef struct {
+  int32_t vocab_size;
+  int32_t ngram_min, ngram_max;       /* 0: no n-grams are looked up */
+  int32_t suffix_depth;               /* most tokens of a match; 0: no suffixes are */
+  int32_t suffix_first;               /* of the two, suffixes are looked up first */
+  int32_t suffix_texts;               /* most outputs of ended sequences; 0: none is kept */
+  float suffix_factor, suffix_chance; /* most tokens drafted for each that matches; least chance of all of a draft together */
+  int64_t output_bytes;               /* for outputs of ended sequences */
+} tm_drafter_settings;
+
+TM_API tm_drafter* tm_drafter_new(const tm_drafter_settings* settings); /* null on failure */
+TM_API void tm_drafter_free(tm_drafter* drafter);
+/* A sequence, forgotten first where it is known, whose tokens come with tm_drafter_propose; about `expected` soon. Those from
+ * num_before on are its output. */
+TM_API int32_t tm_drafter_begin(tm_drafter* drafter, int64_t sequence, const char* scope, int32_t expected, int32_t num_before);
+/* Its output may be drafted for others of its scope from now on. An unknown one is nothing. */
+TM_API int32_t tm_drafter_end(tm_drafter* drafter, int64_t sequence);
+/* To sequence i come tokens[starts[i]] .. tokens[starts[i + 1]]; then at most most[i] tokens are drafted for it, counts[i], at
+ * [i * width] of drafts and chances. */
+TM_API int32_t tm_drafter_propose(tm_drafter* drafter, int32_t num_sequences, const int64_t* sequences, const int32_t* starts,
+                                  const int32_t* tokens, const int32_t* most, int32_t width, int32_t* counts,
+                                  int32_t* sources, int32_t* drafts, float* chances);
+
 #ifdef __cplusplus
 }
 #endif

@@ -47,12 +47,11 @@ class SpeculationConfig:
     num_speculative_tokens   most tokens drafted for one sequence in one step
     prompt_lookup_max, _min  ngram: tokens of the longest and of the shortest end of a text that is looked for earlier
                              in it (prompt lookup, also in arXiv 2304.04487)
-    suffix_decoding_max_tree_depth       suffix (SuffixDecoding, arXiv 2411.04975): tokens of the longest path in a
-                                         tree, those that match and those that are drafted together
-    suffix_decoding_max_cached_requests  answers in the tree that requests share, of which the oldest are forgotten
-                                         first; 0: there is none
+    suffix_decoding_max_tree_depth       suffix (SuffixDecoding, arXiv 2411.04975): tokens of the longest match
+    suffix_decoding_max_cached_requests  outputs of ended requests that are kept, as far as there is room; 0: only a
+                                         request's own text is looked at
     suffix_decoding_max_spec_factor      most tokens drafted for each that matches
-    suffix_decoding_min_token_prob       of what followed a path in the tree, the least share of a token to draft it
+    suffix_decoding_min_token_prob       least chance that a draft is right to its end, by how often each token followed
     n_min                    where fewer tokens than this are worth it, none is drafted
     p_min                    nor is a token drafted that is right with a probability below this
     model                    draft_model: its name or path

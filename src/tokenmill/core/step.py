@@ -39,7 +39,7 @@ class Introduction:
     as in Request, and so are `embeds`: what has its place in a row is the input there, whatever the row's tokens are.
     `encoded`: of each of `embeds`, the block of the encoder's group with what the encoder makes of it; `unencoded`: the
     ones among these blocks that are to be filled in this step, before any row. `slow_s`: what RowResult last said of
-    it.
+    it. `draft_scope`: drafts for it are made of its own text and of outputs of sequences with the same.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -56,6 +56,7 @@ class Introduction:
     embeds: tuple[Embeds, ...] = ()
     encoded: tuple[int, ...] = ()
     unencoded: tuple[int, ...] = ()
+    draft_scope: str = ""
 
 
 class PlanRow(NamedTuple):

@@ -234,4 +234,10 @@ def _introduce(seq: Sequence, encoded: tuple[int, ...]) -> Introduction:
         embeds=request.embeds,
         encoded=encoded,
         unencoded=seq.unencoded,
+        draft_scope=_draft_scope(request.terms.tenant, request.cache_salt),
     )
+
+
+def _draft_scope(tenant: str, salt: str) -> str:
+    """Which of two pairs it comes from can be told."""
+    return f"{len(tenant)}:{tenant}{salt}" if tenant or salt else ""

@@ -34,6 +34,7 @@ from ..ops.select import select_ops
 from ..sched.admission import max_running
 from ..text.text_model import load_text
 from ..worker.build import Worker, build_worker, load_drafter, load_weights
+from ..worker.drafters import draft_index_bytes
 from ..worker.grammars import grammar_bytes
 from ..worker.memory import HeldBytes, MemoryPlan, plan_memory, step_limits
 from .machine import MachineFacts
@@ -179,7 +180,7 @@ class Engine:
 def _memory_parts(plan: MemoryPlan, *, saves_kv: bool) -> tuple[tuple[str, int], ...]:
     always = {"weights": plan.weights, "KV": plan.kv, "scratch": plan.scratch + plan.logits, "queue": plan.queue}
     some = {"experts": plan.experts, "layers": plan.layers, "adapters": plan.adapters, "grammars": plan.grammars}
-    some["draft model"] = plan.draft_model
+    some |= {"draft model": plan.draft_model, "draft index": plan.draft_index}
     some["saving"] = SAVE_BYTES if saves_kv else 0
     return (*always.items(), *((name, size) for name, size in some.items() if size))
 
@@ -205,6 +206,7 @@ def planned_memory(
         queue=queue_bytes,
         adapters=0 if spec.lora is None else most_bytes(model, spec.lora),
         grammars=grammar_bytes(model.vocab_size, limits.max_seqs),
+        draft_index=draft_index_bytes(config),
     )
     sizes = [group.num_blocks for group in config.groups]
     plan = plan_memory(model, groups, limits, held, sizes=sizes, program_bytes=None)

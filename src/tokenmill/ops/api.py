@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..core.block import KVGroup
+from ..core.speculation import SpeculationConfig
+from .drafts import Drafter
 from .draws import NEVER as NEVER
 from .draws import Draws as Draws
 from .draws import Mask as Mask
@@ -308,6 +310,10 @@ class Ops(DiskOps, Protocol):
         """Of each row's raw log softmax: logprob [L] f32 and rank [L] i32 (1 = best) of the given token, and the
         num_top best ids [L, num_top] i32 with their logprobs [L, num_top] f32, best first, ties to the lower id.
         Where the row's logits are not all finite, logprobs are NaN, the rank is 0 and the ids mean nothing."""
+        ...
+
+    def new_drafter(self, config: SpeculationConfig, vocab_size: int) -> Drafter:
+        """Drafters without a model for the sequences of a worker. It is freed with the backend."""
         ...
 
     def close(self) -> None:

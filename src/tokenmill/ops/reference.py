@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..core.block import KVGroup, num_hidden_blocks
+from ..core.speculation import SpeculationConfig
 from . import reference_latent, reference_moe
 from .api import (
     Array,
@@ -33,6 +34,7 @@ from .api import (
 )
 from .draws import Mask
 from .kv_pool import HostPool
+from .reference_drafts import ReferenceDrafter
 from .reference_kv import ReferenceKV
 from .reference_sample import draw, sample, token_logprobs
 from .reference_weights import ReferenceWeight, pack, quantise, round_activations
@@ -373,6 +375,9 @@ class ReferenceOps(AllInMemory):
         self, logits_LV: np.ndarray, tokens_L: np.ndarray, num_top: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         return token_logprobs(logits_LV, tokens_L, num_top)
+
+    def new_drafter(self, config: SpeculationConfig, vocab_size: int) -> ReferenceDrafter:
+        return ReferenceDrafter(config, vocab_size)
 
     def close(self) -> None:
         """Nothing to free."""

@@ -34,7 +34,9 @@ from ..ops.weights import DiskWeights
 from ..text.grammar.matcher import Vocabulary
 from ..text.text_model import load_text
 from .adapters import Adapters
+from .batch import Slots
 from .draft_model import DraftModel, drafter_limits
+from .drafters import Drafters, draft_index_bytes
 from .executor import ModelExecutor
 from .grammars import Grammars, grammar_bytes
 from .memory import HeldBytes, MemoryPlan, plan_memory, step_limits
@@ -113,7 +115,10 @@ def build_worker(
             model.config,
             groups,
             limits,
-            _held_bytes(ops, model, limits, adapters, grammars, draft_model, queue_bytes, step_blocks),
+            replace(
+                _held_bytes(ops, model, limits, adapters, grammars, draft_model, queue_bytes, step_blocks),
+                draft_index=draft_index_bytes(config),
+            ),
             sizes=sizes,
             program_bytes=program.scratch_bytes,
             output_width=model.config.width if spec.gives_vectors else None,
@@ -176,11 +181,11 @@ def _make_runner(
         limits,
         vocab_size=vocab_size,
         block_size=config.block_size,
-        num_blocks=num_blocks,
-        num_tables=len(groups),
+        slots=Slots(limits.max_seqs, limits.max_blocks_per_seq, num_blocks, len(groups)),
         adapters=adapters,
         grammars=grammars,
         draft_model=draft_model,
+        drafters=Drafters.of(ops, config, vocab_size),
     )
     return runner, adapters, grammars
 

@@ -23,7 +23,7 @@ class MemoryPlan:
     """Bytes. `pools`: each KV group with the blocks in its pool, committed page by page as they are first written;
     `queue` bounds what waiting requests hold, `adapters` what LoRA adapters take; `grammars` is about what the first
     grammar and those after it take. `experts` and `layers`: for weights that are kept on disk. draft_weights, draft_kv:
-    of a draft model; what it computes with is in `scratch`."""
+    of a draft model; what it computes with is in `scratch`. draft_index: of what was written, to draft from."""
 
     weights: int
     pools: tuple[tuple[KVGroup, int], ...]
@@ -36,6 +36,7 @@ class MemoryPlan:
     layers: int = 0
     draft_weights: int = 0
     draft_kv: int = 0
+    draft_index: int = 0
 
     @property
     def draft_model(self) -> int:
@@ -49,7 +50,7 @@ class MemoryPlan:
     def total(self) -> int:
         on_disk = self.experts + self.layers
         used = self.weights + self.kv + self.scratch + self.logits
-        return on_disk + used + self.draft_model + self.queue + self.adapters + self.grammars
+        return on_disk + used + self.draft_model + self.draft_index + self.queue + self.adapters + self.grammars
 
     def lines(self) -> list[str]:
         """One line each, then the sum."""
@@ -68,6 +69,7 @@ class MemoryPlan:
             f"queue    {format_bytes(self.queue)}",
             f"adapters {format_bytes(self.adapters)}",
             f"grammars {format_bytes(self.grammars)}",
+            *([f"drafters {format_bytes(self.draft_index)}"] if self.draft_index else []),
             f"in all   {format_bytes(self.total)}",
         ]
 
@@ -127,6 +129,7 @@ class HeldBytes:
     draft_weights: int = 0
     draft_kv: int = 0
     draft_scratch: int = 0
+    draft_index: int = 0
 
 
 def plan_memory(
@@ -161,4 +164,5 @@ def plan_memory(
         layers=held.layers,
         draft_weights=held.draft_weights,
         draft_kv=held.draft_kv,
+        draft_index=held.draft_index,
     )

@@ -34,6 +34,7 @@ from ..ops.draws import MASK_LATE, MASK_WAIT_S, NOT_FINITE
 from .adapters import Adapters
 from .batch import RowPart, Slots, block_tables, build_batch, micro_batches, one_more_on, one_on, part_of_row, runs
 from .draft_model import DraftModel
+from .drafters import Drafters
 from .grammars import Constrained, Grammars
 from .sampler import Drawing, Sampler, told
 
@@ -97,21 +98,22 @@ class Runner:
         *,
         vocab_size: int,
         block_size: int,
-        num_blocks: int,
-        num_tables: int = 1,
+        slots: Slots,
         adapters: Adapters | None = None,
         grammars: Grammars | None = None,
         draft_model: DraftModel | None = None,
+        drafters: Drafters | None = None,
     ) -> None:
         self._program = program
         self._draft_model = draft_model
+        self._drafters = drafters
         self._grammars = grammars
         self._adapters = adapters
         self._adapter_of: dict[int, int] = {}  # by slot, of sequences that have one: where its changes lie
         self._limits = limits
         self._vocab_size = vocab_size
         self._block_size = block_size
-        self._slots = Slots(limits.max_seqs, limits.max_blocks_per_seq, num_blocks, num_tables)
+        self._slots = slots
         max_context = limits.max_blocks_per_seq * block_size
         self._sampler = Sampler(ops, vocab_size, limits.max_seqs, max_context, grammars)
         self._drawn = np.zeros(len(self._slots), np.int32)
@@ -142,6 +144,8 @@ class Runner:
             slot = self._slots.release(seq)
             self._adapter_of.pop(slot, None)
             self._sampler.release(slot)
+            if self._drafters is not None:
+                self._drafters.release(seq)
         step = self._carry_on(latest, plan)
         if step is None:
             if latest is not None and latest.is_carried:
@@ -205,6 +209,8 @@ class Runner:
                 self._sampler.introduce(slot, row.intro)
                 self._scores.pop(slot, None)
                 self._introduce_adapter(slot, row.intro.adapter)
+                if self._drafters is not None:
+                    self._drafters.introduce(plan.step, row.seq, row.intro)
                 if row.intro.sampling.prompt_logprobs is not None:
                     self._scores[slot] = _PromptScores(row.intro.prompt_tokens, row.intro.sampling.prompt_logprobs)
             else:
@@ -290,9 +296,15 @@ class Runner:
 
     def collect(self, step: PreparedStep, duration_s: float) -> StepResult:
         """Of a step whose work has been done, in that time."""
+        rows = self._results(step)
+        if self._drafters is not None:
+            rows = self._drafters.propose(step.plan.step, rows)
+        return StepResult(step.plan.step, rows, duration_s)
+
+    def _results(self, step: PreparedStep) -> tuple[RowResult, ...]:
         constrained = self._follow_grammars(step)
         if step.is_call and step.micro_batches[0].draws.scores is None and not (constrained or step.has_drafts):
-            return StepResult(step.plan.step, self._plain_rows(step), duration_s)
+            return self._plain_rows(step)
         tokens: dict[int, tuple[int, ...]] = {}
         failed: dict[int, RowResult] = {}
         for row, (one, _) in constrained.items():
@@ -324,7 +336,7 @@ class Runner:
             rows[row] = rows[row]._replace(spent_s=spent_s, slow_s=one.slow_s)
         for row, drafts in step.proposed.items():
             rows[row] = rows[row]._replace(drafts=drafts)
-        return StepResult(step.plan.step, tuple(rows), duration_s)
+        return tuple(rows)
 
     def _follow_grammars(self, step: PreparedStep) -> dict[int, tuple[Constrained, float]]:
         """Have the masks of the tokens to come made. By row: those whose masks took long, or that were drawn without

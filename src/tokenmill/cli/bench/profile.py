@@ -46,6 +46,7 @@ from ...ops.native.program import NativeCall, NativeProgram
 from ...server.deltas import Delta
 from ...text.choice import Choice
 from ...text.text_model import TextModel, load_text
+from ...worker.batch import Slots
 from ...worker.executor import ModelExecutor
 from ...worker.memory import step_limits
 from ...worker.runner import PreparedStep, Runner
@@ -122,7 +123,7 @@ class _Bench:
                 limits,
                 vocab_size=config.vocab_size,
                 block_size=BLOCK_SIZE,
-                num_blocks=num_blocks,
+                slots=Slots(limits.max_seqs, limits.max_blocks_per_seq, num_blocks),
             )
 
         self._make_runner = make_runner

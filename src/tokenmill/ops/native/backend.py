@@ -17,12 +17,14 @@ import numpy as np
 
 from ...core.block import KVGroup
 from ...core.experts import WeightReads
+from ...core.speculation import SpeculationConfig
 from ..api import LowRank, Mask, RawTensor, SampleBatch, StepLimits
 from ..draws import COLUMN_DTYPES
 from ..forward import ForwardOps
 from ..kv_pool import HostPool
 from ..weights import DiskWeights
 from ..work_queue import ThreadQueue, WorkQueue
+from .drafter import NativeDrafter
 from .fuse import fuse
 from .library import (
     KV_TYPES,
@@ -60,6 +62,7 @@ class NativeOps:
         self._publish = keeping_interpreter("tm_publish")
         self._team_handle: Any = None
         self._programs: list[NativeProgram] = []
+        self._drafters: list[NativeDrafter] = []
         self._weights = WeightArena()
         self._sample_scratch = np.empty(0, np.uint8)
         self._offloaded: OffloadedWeights | None = None
@@ -272,6 +275,11 @@ class NativeOps:
         check(self._library, found >= 0)
         return float(found)
 
+    def new_drafter(self, config: SpeculationConfig, vocab_size: int) -> NativeDrafter:
+        drafter = NativeDrafter(config, vocab_size)
+        self._drafters.append(drafter)
+        return drafter
+
     def seal(self) -> None:
         self._weights.seal()
 
@@ -285,6 +293,9 @@ class NativeOps:
         for program in self._programs:
             program.close()
         self._programs.clear()
+        for drafter in self._drafters:
+            drafter.close()
+        self._drafters.clear()
         if self._offloaded is not None:
             self._offloaded.close()
         self._end_team()

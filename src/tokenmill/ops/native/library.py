@@ -321,6 +321,17 @@ _SIGNATURES = {
     "tm_queue_free": (None, (c_void_p,)),
     "tm_probe": (c_double, (c_void_p, c_int32, c_void_p, c_int64, c_int64)),
     **STORE_SIGNATURES,
+    "tm_drafter_new": (c_void_p, (c_void_p,)),
+    "tm_drafter_free": (None, (c_void_p,)),
+    "tm_drafter_begin": (c_int32, (c_void_p, c_int64, c_char_p, c_int32, c_int32)),
+    "tm_drafter_end": (c_int32, (c_void_p, c_int64)),
+    "tm_drafter_propose": (
+        c_int32,
+        (
+            *(c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p),
+            *(c_int32, c_void_p, c_void_p, c_void_p, c_void_p),
+        ),
+    ),
     "tm_sample_scratch": (c_int64, (c_int64,)),
     "tm_sample": (
         c_int32,
@@ -351,8 +362,9 @@ def _load(path: Path) -> ctypes.CDLL:
     found = library.tm_abi_version()
     if found != ABI_VERSION:
         raise OSError(f"{path} speaks version {found} of the border, this package speaks {ABI_VERSION}; {_REBUILD}")
-    if not hasattr(library, "tm_adjustment_layout"):
-        raise OSError(f"{path} is older than this package: it does not say by which settings it draws; {_REBUILD}")
+    missing = next((name for name in _SIGNATURES if not hasattr(library, name)), None)
+    if missing is not None:
+        raise OSError(f"{path} is older than this package: it has no {missing}; {_REBUILD}")
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype = result

@@ -1,0 +1,106 @@
+"""The native drafter without a model (native/src/drafter.cpp): one call for all rows of a step."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from ctypes import c_float, c_int32, c_int64
+from itertools import accumulate, chain
+from typing import Any
+
+from ...core.speculation import NGRAM, SUFFIX, SpeculationConfig
+from ...core.step import Drafts
+from ..drafts import OUTPUT_BYTES, Wanted
+from .library import check, keeping_interpreter, load_library
+
+_SOURCES = (NGRAM, SUFFIX)
+"""tm_draft_source."""
+
+
+class SettingsStruct(ctypes.Structure):
+    _fields_ = (
+        ("vocab_size", c_int32),
+        ("ngram_min", c_int32),
+        ("ngram_max", c_int32),
+        ("suffix_depth", c_int32),
+        ("suffix_first", c_int32),
+        ("suffix_texts", c_int32),
+        ("suffix_factor", c_float),
+        ("suffix_chance", c_float),
+        ("output_bytes", c_int64),
+    )
+
+
+class NativeDrafter:
+    """ops.drafts.Drafter. output_bytes: for the outputs of ended sequences and their index."""
+
+    def __init__(self, config: SpeculationConfig, vocab_size: int, output_bytes: int = OUTPUT_BYTES) -> None:
+        has_ngram, has_suffix = NGRAM in config.methods, SUFFIX in config.methods
+        settings = SettingsStruct(
+            vocab_size=vocab_size,
+            ngram_min=config.prompt_lookup_min if has_ngram else 0,
+            ngram_max=config.prompt_lookup_max if has_ngram else 0,
+            suffix_depth=config.suffix_decoding_max_tree_depth if has_suffix else 0,
+            suffix_first=config.methods[0] == SUFFIX,
+            suffix_texts=config.suffix_decoding_max_cached_requests,
+            suffix_factor=config.suffix_decoding_max_spec_factor,
+            suffix_chance=config.suffix_decoding_min_token_prob,
+            output_bytes=output_bytes if has_suffix else 0,
+        )
+        self._library = load_library()
+        self._handle: Any = self._library.tm_drafter_new(ctypes.byref(settings))
+        check(self._library, self._handle)
+        self._begin = keeping_interpreter("tm_drafter_begin")
+        self._end = keeping_interpreter("tm_drafter_end")
+        self._propose = keeping_interpreter("tm_drafter_propose")
+        self._make_room(64)
+
+    def begin(self, seq: int, scope: str, expected: int, num_before: int) -> None:
+        name = scope.encode("utf8", "surrogatepass").replace(b"\0", b"\xff")
+        check(self._library, self._begin(self._handle, seq, name, expected, num_before) == 0)
+
+    def end(self, seq: int) -> None:
+        check(self._library, self._end(self._handle, seq) == 0)
+
+    def propose(self, rows: Sequence[Wanted]) -> list[Drafts | None]:
+        seqs, most = array("q", [row.seq for row in rows]), array("i", [row.most for row in rows])
+        starts = array("i", accumulate((len(row.tokens) for row in rows), initial=0))
+        tokens = array("i", chain.from_iterable(row.tokens for row in rows))
+        width = max(most, default=0)
+        if len(rows) * max(1, width) > self._room:
+            self._make_room(2 * len(rows) * max(1, width))
+        done = self._propose(
+            self._handle,
+            len(rows),
+            seqs.buffer_info()[0],
+            starts.buffer_info()[0],
+            tokens.buffer_info()[0],
+            most.buffer_info()[0],
+            width,
+            *(out.buffer_info()[0] for out in self._out),
+        )
+        check(self._library, done == 0)
+        counts, sources, drafts, chances = self._out
+        proposed: list[Drafts | None] = [None] * len(rows)
+        for row, count in enumerate(counts[: len(rows)]):
+            if count:
+                first = row * width
+                last = first + count
+                proposed[row] = Drafts(tuple(drafts[first:last]), _SOURCES[sources[row]], tuple(chances[first:last]))
+        return proposed
+
+    def _make_room(self, room: int) -> None:
+        """For so many tokens of what is proposed: counts, sources, tokens, chances."""
+        self._room = room
+        self._out = (
+            array("i", bytes(4 * room)),
+            array("i", bytes(4 * room)),
+            array("i", bytes(4 * room)),
+            array("f", bytes(4 * room)),
+        )
+
+    def close(self) -> None:
+        """It is not used again."""
+        self._library.tm_drafter_free(self._handle)
+        self._handle = None

@@ -1,0 +1,118 @@
+"""Drafters without a model, as a worker has them: it tells them of its sequences and of what these draw, and sends what
+they propose with the results (core/step.py). What becomes of a proposal is the engine's to say.
+
+A prompt is told a piece a step, beside the steps that compute it, so that a long one holds nothing up. Until all of it
+is told, nothing is proposed for its sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
+
+from ..core.config import EngineConfig
+from ..core.speculation import NGRAM, SUFFIX, SpeculationConfig
+from ..core.step import Drafts, Introduction, RowResult
+from ..ops.api import Ops
+from ..ops.drafts import OUTPUT_BYTES, SEQUENCE_TOKEN_BYTES, Wanted
+
+TOLD_AT_ONCE = 8192
+"""Tokens of prompts told in a step: about a millisecond."""
+
+
+def draft_index_bytes(config: EngineConfig) -> int:
+    """About what they take: running sequences have no more tokens than the KV pools, where they share none."""
+    if not _methods(config):
+        return 0
+    num_tokens = max((group.num_blocks for group in config.groups), default=0) * config.block_size
+    return OUTPUT_BYTES + SEQUENCE_TOKEN_BYTES * min(num_tokens, config.max_num_seqs * config.max_model_len)
+
+
+def _methods(config: EngineConfig) -> tuple[str, ...]:
+    methods = () if config.speculation is None else config.speculation.methods
+    return tuple(method for method in methods if method in (NGRAM, SUFFIX))
+
+
+@dataclass(slots=True)
+class _Known:
+    """A sequence. first_step: the step that introduced it; untold: tokens that the drafters are still to be told of, up
+    to num_told they have been. is_over: it has drawn one of end_ids, and what it draws after that is nothing."""
+
+    first_step: int
+    end_ids: frozenset[int]
+    untold: tuple[int, ...]
+    num_told: int = 0
+    is_over: bool = False
+
+
+class Drafters:
+    """most: tokens to propose at a time. All calls are made by the thread that prepares and collects steps."""
+
+    def __init__(self, ops: Ops, config: SpeculationConfig, vocab_size: int, most: int) -> None:
+        self._drafter = ops.new_drafter(config, vocab_size)
+        self._most = most
+        self._overlap = config.suffix_decoding_max_tree_depth
+        self._known: dict[int, _Known] = {}
+
+    @staticmethod
+    def of(ops: Ops, config: EngineConfig, vocab_size: int) -> Drafters | None:
+        """None where nothing is to be drafted, or by a model alone. What is proposed loses its first tokens to steps
+        that are under way already."""
+        speculation, methods = config.speculation, _methods(config)
+        if speculation is None or not methods:
+            return None
+        most = speculation.num_speculative_tokens + config.steps_in_flight - 1
+        return Drafters(ops, replace(speculation, methods=methods), vocab_size, most)
+
+    def introduce(self, step: int, seq: int, intro: Introduction) -> None:
+        """A sequence that ran here before has let others have its outputs; only what comes is new to them."""
+        tokens = intro.prompt_tokens + intro.output_tokens
+        num_before = max(len(intro.prompt_tokens), len(tokens) - self._overlap)
+        self._drafter.begin(seq, intro.draft_scope, len(tokens), num_before)
+        end_ids = frozenset(intro.eos_token_ids + intro.sampling.stop_token_ids)
+        self._known[seq] = _Known(step, end_ids, tokens)
+
+    def release(self, seq: int) -> None:
+        """Unknown ones are fine."""
+        known = self._known.pop(seq, None)
+        if known is not None:
+            self._drafter.end(seq)
+
+    def propose(self, step: int, results: Sequence[RowResult]) -> tuple[RowResult, ...]:
+        """The results of a step, with what may follow. What a draft model has proposed stays, unless more tokens of the
+        other are expected to be right."""
+        rows: list[Wanted] = []
+        places: list[int] = []
+        room = TOLD_AT_ONCE
+        for place, result in enumerate(results):
+            known = self._known.get(result.seq)
+            if known is None or known.first_step > step or known.is_over:  # it may have left, and begun anew
+                continue
+            drawn = result.tokens
+            if known.untold:
+                tokens = known.untold[known.num_told : known.num_told + room]
+                room -= len(tokens)
+                known.num_told += len(tokens)
+                if known.num_told < len(known.untold):
+                    known.untold += drawn
+                    drawn = ()
+                else:
+                    tokens += drawn
+                    known.untold = ()
+            else:
+                tokens = drawn
+            known.is_over = not known.end_ids.isdisjoint(result.tokens)
+            rows.append(Wanted(result.seq, tokens, self._most if drawn and not known.is_over else 0))
+            places.append(place)
+        proposed = list(results)
+        for place, drafts in zip(places, self._drafter.propose(rows), strict=True):
+            if drafts is not None and _num_right(drafts) > _num_right(proposed[place].drafts):
+                proposed[place] = proposed[place]._replace(drafts=drafts)
+        return tuple(proposed)
+
+
+def _num_right(drafts: Drafts | None) -> float:
+    """Tokens expected to be right."""
+    return 0.0 if drafts is None else sum(accumulate(drafts.chances, mul))
