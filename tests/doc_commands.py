@@ -38,20 +38,42 @@ def blocks(page: Path) -> Iterator[Block]:
         if kind == "python":
             yield Block("python", body)
         elif kind == "console":
-            yield Block("shell", "\n".join(_told(body)))
+            yield Block("shell", "\n".join(_session(body)[0]))
         elif kind in SHELLS or (not kind and body.startswith(_STARTS)):
             yield Block("shell", body)
 
 
-def _told(body: str) -> Iterator[str]:
-    """The commands of a session at a terminal, without what is printed."""
+def shown(page: Path) -> Iterator[re.Pattern[str]]:
+    """What each line looks for that the page shows as printed at a terminal: three dots stand for anything, and a word
+    with a digit for any word."""
+    for kind, body in _FENCE.findall(page.read_text(encoding="utf8")):
+        if kind == "console":
+            for line in _session(body)[1]:
+                parts = re.split(r"(\.\.\.|\s+|\S*\d\S*)", line.strip())
+                yield re.compile("".join(_loosened(part) for part in parts))
+
+
+def _loosened(part: str) -> str:
+    if part == "...":
+        return ".*"
+    if part.isspace():
+        return r"\s+"
+    return r"\S+" if re.search(r"\d", part) else re.escape(part)
+
+
+def _session(body: str) -> tuple[list[str], list[str]]:
+    """The commands of a session at a terminal, and the lines that are printed."""
+    commands, printed = [], []
     lines = iter(body.splitlines())
     for line in lines:
         if line.startswith("$ "):
             command = line[2:]
             while _goes_on(command):
                 command += "\n" + next(lines)
-            yield command
+            commands.append(command)
+        elif line.strip(". "):
+            printed.append(line)
+    return commands, printed
 
 
 def _goes_on(command: str) -> bool:

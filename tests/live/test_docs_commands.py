@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from doc_commands import ROOT, blocks
+from doc_commands import ROOT, blocks, shown
 from ports import free_port
 
 CLIENTS = ROOT / ".venv-clients" / "bin" / "python"
-PORTS = re.compile(r"(?<=[:\s])(7000|8000|8001|8080|9000|11434)\b")
+PORTS = re.compile(r"(?<=[:\s])(7000|8000|8001|8080|9000|9001|11434)\b")
 
 SHELL = r"""
 set -eEuo pipefail
@@ -66,14 +66,14 @@ make() { case "$*" in serve*) tokenmill serve ;; *) : ;; esac; } # `make test` r
 
 @dataclass(frozen=True)
 class Page:
-    """before: commands that the page takes as done. instead: what is the reader's to fill in, or
-    is done in another terminal. skipped: blocks that
-    begin so need what is not here."""
+    """before: commands that the page takes as done. instead: what is the reader's to fill in, or is done in another
+    terminal. skipped: blocks that begin so need what is not here. is_shown: what it shows as printed is printed."""
 
     path: str
     before: str = ""
     instead: dict[str, str] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
+    is_shown: bool = False
 
 
 SERVER = "tokenmill serve smollm2"
@@ -89,9 +89,8 @@ PAGES = (
             " MODEL ": " smollm2 ",
             ". .venv/bin/activate": ":",
             "run smollm2  ": "run smollm2 hello  ",
-            "serve minilm ": "serve minilm --port 9000 ",
-            "tokenmill serve smollm2 --workers": "unset TOKENMILL_STATE; tokenmill serve smollm2 --workers",
         },
+        is_shown=True,
     ),
     Page("docs/use/structured-output.md", SERVER, skipped=("llm.chat", "SCHEMA=")),
     Page("docs/use/responses.md", SERVER),
@@ -104,7 +103,9 @@ PAGES = (
     Page("docs/operate/result-cache.md"),
     Page("docs/operate/usage.md", SERVER + KEYS),
     Page(
-        "docs/operate/tenants.md", f"{SERVER}{KEYS}for name in search assistant; do tokenmill keys create $name; done"
+        "docs/operate/tenants.md",
+        f"{SERVER}; BOB=key\nfor name in search assistant; do tokenmill keys create $name; done",
+        is_shown=True,
     ),
     Page("docs/operate/operations.md", SERVER, skipped=("prometheus",)),
     Page("docs/operate/simulate.md", f"ln -s {ROOT}/deploy deploy"),
@@ -160,6 +161,11 @@ def test_what_a_page_tells_to_do_can_be_done(page: Page, smollm2: Path, tmp_path
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGKILL)
     assert shell.returncode == 0, said
+    if page.is_shown:
+        said += "".join(log.read_text(encoding="utf8") for log in sorted(tmp_path.glob("serve-*.log")))
+        expected = list(shown(ROOT / page.path))
+        missing = [line.pattern for line in expected if not line.search(said)]
+        assert expected and not missing, f"{missing} in:\n{said}"
 
 
 def commands(page: Page) -> list[str]:

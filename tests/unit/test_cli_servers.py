@@ -215,6 +215,14 @@ def test_a_stop_that_waits_for_calls_says_how_to_end_it_now(
         assert gave_up.endswith(f"kill {two[0].process.pid}")
 
 
+def test_a_key_that_no_running_server_reads_says_so(state: Path) -> None:
+    """As one made in a terminal without the server's TOKENMILL_STATE is."""
+    lonely = run_command("keys", "create", "a")
+    assert lonely.returncode == 0 and f"no running server reads {state / 'control.db'}" in lonely.stderr
+    with Process(200, "llama"):
+        assert run_command("keys", "create", "b").stderr == ""
+
+
 def test_a_folder_that_cannot_be_written_keeps_no_server_from_serving(
     state: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

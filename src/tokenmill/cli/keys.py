@@ -8,12 +8,14 @@ import contextlib
 import json
 import math
 import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigError
+from .servers import running
 from .state import OFF, tenants_file
 
 if TYPE_CHECKING:
@@ -79,6 +81,9 @@ def create(args: argparse.Namespace) -> int:
             args.key_name, args.tenant or args.key_name, is_admin=args.admin, expires_s=expires_s, settings=settings
         )
     _show_new(record, key, args)
+    if args.tenants is None and not running():
+        told = "one with another TOKENMILL_STATE has keys of its own"
+        print(f"tokenmill: note: no running server reads {tenants_file(None)}; {told}.", file=sys.stderr)
     return 0
 
 

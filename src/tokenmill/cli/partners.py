@@ -25,7 +25,10 @@ Message = dict[str, Any]
 KEYS = ("TOKENMILL_API_KEY", "OPENAI_API_KEY")
 """Variables of the environment with the key for a server, where --api-key gives none."""
 
-_NEEDS_KEY = f"Give its key by --api-key, or in the environment as {' or '.join(KEYS)}."
+_NEEDS_KEY = (
+    f"Give its key by --api-key, or in the environment as {' or '.join(KEYS)}; for a server of yours, `tokenmill keys "
+    "create NAME` makes one."
+)
 _TIMEOUT_S = 300.0
 _SMALL_PARAMETERS = 10**9
 _MAX_SHOWN = 8
