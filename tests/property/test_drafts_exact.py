@@ -8,6 +8,7 @@ The drafter is the test's own: it has watched each request's run alone, and prop
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,14 +59,15 @@ needs_native = pytest.mark.skipif(
 CROWDED = {"num_requests": 8, "max_prompt": 50, "max_output": 60}
 SEEDS = (31, 39, 46)
 MOST = 6
+NOTHING = Drafts((), "test", ())
 RIGHT, LYING, MIXED = "right", "lying", "mixed"
 Key = tuple[int, int, tuple[int, ...], str]
 
 
 class Drafting:
     """An executor whose steps another computes. It remembers what each sequence has drawn at which position, and
-    proposes after a token what an earlier run of the same sequence drew next. Where nothing is known, nothing is
-    proposed: a first run is one without drafts."""
+    proposes after a token what an earlier run of the same sequence drew next. Where nothing is known, the other's
+    proposals stay: without any, a first run is one without drafts."""
 
     def __init__(self, executor: Any, seed: int, known: dict[Key, dict[int, int]] | None = None) -> None:
         self._executor = executor
@@ -75,7 +77,8 @@ class Drafting:
         self._num_output: dict[int, int] = {}
         self.num_drafted = Counter[str]()
         self.num_accepted = Counter[str]()
-        self.num_overlapped = 0
+        self.num_overlapped = self.num_forced = self.num_forced_accepted = 0
+        self._forced: dict[tuple[Key, int], int] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
@@ -94,15 +97,22 @@ class Drafting:
             self._num_output[row.seq] = len(intro.output_tokens)
         key, position = self._key_of[row.seq], self._num_output[row.seq]
         known, kind = self.known[key], kind_of(key)
-        for token in result.tokens:
-            assert known.setdefault(position, token) == token
-            position += 1
-        self._num_output[row.seq] = position
+        for place, draft in enumerate(row.drafts):
+            if self._forced.get((key, position + place)) == draft:
+                self.num_forced += 1
+                self.num_forced_accepted += result.tokens[place : place + 1] == (draft,)
         if row.drafts:
             self.num_overlapped += row.from_step >= 0
             self.num_drafted[kind] += len(row.drafts)
             self.num_accepted[kind] += sum(map(eq, row.drafts, result.tokens))
-        return result._replace(drafts=self._propose(known, position, kind)) if result.tokens else result
+        for token in result.tokens:
+            assert known.setdefault(position, token) == token
+            position += 1
+        self._num_output[row.seq] = position
+        if result.drafts is not None and result.drafts.source == grammars.SOURCE:
+            self._forced |= {(key, place): token for place, token in enumerate(result.drafts.tokens, position)}
+        proposed = self._propose(known, position, kind) if result.tokens else NOTHING
+        return result._replace(drafts=proposed) if proposed.tokens else result
 
     def _propose(self, known: dict[int, int], position: int, kind: str) -> Drafts:
         tokens: list[int] = []
@@ -113,7 +123,7 @@ class Drafting:
             tokens.append(
                 known[place] if is_right else (known[place] + self._rng.randrange(1, VOCAB_SIZE)) % VOCAB_SIZE
             )
-        return Drafts(tuple(tokens), "test", (0.5,) * len(tokens))
+        return Drafts(tuple(tokens), "test", (0.5,) * len(tokens)) if tokens else NOTHING
 
 
 def kind_of(key: Key) -> str:
@@ -239,12 +249,30 @@ def test_grammars_bit_for_bit(
 ) -> None:
     """Each draw behind a draft is by the mask that follows it, and the matcher goes on from what was accepted; what is
     drawn without its mask is not taken."""
-    if is_slow:
-        monkeypatch.setattr(grammars, "_SLOW_S", 0.0)
-        monkeypatch.setattr(grammars, "STEP_S", 0.0)
+    monkeypatch.setattr(grammars, "_SLOW_S", 0.0)
+    monkeypatch.setattr(grammars, "STEP_S", 0.0 if is_slow else math.inf)
     worker = make_worker()
     worker.executor._grammars.load = vocabulary
     check_drafts(worker, (39, 46, 57), change=with_grammar, takes_all=not is_slow)
+
+
+@pytest.mark.exact
+@needs_native
+def test_what_a_grammar_forces_bit_for_bit(make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is its own drafter, and always right."""
+    monkeypatch.setattr(grammars, "STEP_S", math.inf)
+    worker = make_worker(speculation=SpeculationConfig())
+    worker.executor._grammars.load = vocabulary
+    num_drafted = num_accepted = 0
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        mix = drafted_mix(rng)
+        mix = replace(mix, arrivals=[(at, with_grammar(each, seed * 100 + at)) for at, each in mix.arrivals])
+        watching = Drafting(worker.executor, seed)
+        check_mix(replace(worker, executor=watching), mix, rng, exact=True, where=f"seed {seed}", plain=worker)
+        num_drafted += watching.num_forced
+        num_accepted += watching.num_forced_accepted
+    assert num_drafted == num_accepted > 5
 
 
 @pytest.mark.exact

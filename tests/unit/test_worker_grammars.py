@@ -13,7 +13,7 @@ import pytest
 from grammar_cases import END, VOCAB_SIZE, Characters, regex, vocabulary
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import SamplingParams
-from tokenmill.core.step import Introduction
+from tokenmill.core.step import Drafts, Introduction
 from tokenmill.ops.draws import ALWAYS, Mask
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.text.grammar import matcher as matchers
@@ -198,6 +198,21 @@ def test_drafts_take_what_time_masks_leave(grammars, monkeypatch):
     assert one.spent_s > 0 and one.slow_s == 0
     monkeypatch.setattr(grammars_module, "STEP_S", 0.0)
     assert len(known(ahead(grammars, one, 0, "abab"))) == 1
+
+
+def test_what_a_grammar_forces_is_proposed(grammars):
+    """With the first of such tokens, and no more where several may come, where another was drawn, or where nobody
+    wants drafts."""
+    for drafts in (True, False):
+        grammars.drafts = drafts
+        one = introduce(grammars, intro(regex("(abcd|xy)e?")))
+        assert allowed(one.mask, 0) == text.encode("ax") and one.follow_up(text.encode("a")) is None
+        advance(grammars, [one], "a")
+        assert allowed(one.mask, 1) == text.encode("b")
+        found = one.follow_up(text.encode("b"))
+        assert found == (Drafts(tuple(text.encode("cd")), "grammar", (1.0, 1.0)) if drafts else None)
+        grammars.advance([(one, text.encode("bc"))])
+        assert allowed(one.mask, 3) == text.encode("d") and one.follow_up(text.encode("d")) is None
 
 
 def test_grammars_are_prepared_once_and_kept_in_bounds(monkeypatch):

@@ -174,7 +174,8 @@ def _make_runner(
         return pooling, None, None
     adapters = _adapters(checkpoint, ops, spec, model)
     vocab_size = model.config.vocab_size
-    grammars = Grammars(ops, vocab_size, partial(load_vocabulary, checkpoint.path, vocab_size))
+    load = partial(load_vocabulary, checkpoint.path, vocab_size)
+    grammars = Grammars(ops, vocab_size, load, drafts=config.speculation is not None)
     runner = Runner(
         ops,
         program,

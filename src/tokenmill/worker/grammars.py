@@ -19,7 +19,8 @@ are kept is this file's business.
 The draws of a row with drafts have a mask each: that behind a draft is what follows if the draft is taken. The matcher
 takes the drafts and is rolled back, before the tokens that were drawn are known. Behind a draft that the grammar does
 not allow, that ends the answer or that is too slow, a draw may give anything: `known` says that it is of no use. What
-drafts cost is charged, but fails no sequence.
+drafts cost is charged, but fails no sequence. Where a grammar leaves no choice, it drafts itself: what must come is
+known with a mask, and proposed with the token that is drawn by it.
 
 What cannot go on (an error of the library, masks that take too long, no token left) lets its row draw anything: its
 error is read when that row's step is collected, and the token is dropped.
@@ -40,7 +41,7 @@ from weakref import WeakSet
 import numpy as np
 
 from ..core.errors import InvalidRequest
-from ..core.step import Introduction
+from ..core.step import Drafts, Introduction
 from ..ops.api import Ops
 from ..ops.draws import ALWAYS, Mask
 from ..text.grammar.matcher import (
@@ -106,6 +107,7 @@ class Constrained:
     slow_s    processor time of its slow tokens, those before it was introduced included
     spent_s   of all that was slow, its beginning and drafts too
     drafts    of its next row, where their masks are still to be made
+    forced    what must come next, where that is more than one token and may be drafted
     """
 
     grammar: str
@@ -124,6 +126,7 @@ class Constrained:
     lacks_mask: bool = False
     spent_s: float = 0.0
     drafts: DraftMasks | None = None
+    forced: Sequence[int] = ()
     _charged_s: float = 0.0
 
     def charge(self) -> float:
@@ -132,6 +135,16 @@ class Constrained:
         self._charged_s += spent_s
         return spent_s
 
+    def follow_up(self, drawn: Sequence[int]) -> Drafts | None:
+        """What must come after the tokens that were drawn next, as far as that was known before."""
+        num_drawn, forced = len(drawn), self.forced
+        if num_drawn >= len(forced) or [*forced[:num_drawn]] != [*drawn]:
+            return None
+        following = tuple(forced[num_drawn:])
+        return Drafts(following, SOURCE, (1.0,) * len(following))
+
+
+SOURCE = "grammar"
 
 _NO_TOKEN = (-1,)
 
@@ -146,11 +159,13 @@ def grammar_bytes(vocab_size: int, num_seqs: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Grammars:
-    """load: makes the vocabulary, once. Any thread may ask for it and prepare; one calls the rest."""
+    """load: makes the vocabulary, once. drafts: whether to find out what a grammar forces, to be drafted. Any thread
+    may ask for the vocabulary and prepare; one calls the rest."""
 
     ops: Ops
     vocab_size: int
     load: Callable[[], Vocabulary]
+    drafts: bool = False
     _vocabulary: Vocabulary | None = None
     _prepared: OrderedDict[str, Matcher] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -317,6 +332,8 @@ class Grammars:
                 self._take(one, tokens)
             if not self._narrow(one, one.mask):
                 raise GrammarFailed("The grammar allows none of the tokens of allowed_token_ids here.")
+            if self.drafts:
+                self._find_forced(one)
         except GrammarFailed as error:
             one.error, one.is_invalid = str(error), True
         except Exception as error:
@@ -399,6 +416,11 @@ class Grammars:
         matcher.follow(one.tokens)
         return matcher
 
+    def _find_forced(self, one: Constrained) -> None:
+        words = one.mask.words
+        is_single = np.count_nonzero(words) == 1 and int(words.max()).bit_count() == 1
+        one.forced = one.matcher.forced() if is_single and one.matcher is not None else ()
+
     def _look_ahead(self, one: Constrained, drafts: DraftMasks, most_s: float) -> float:
         """Make the masks behind drafts, in about that time at most; what of it was slow. An error ends the drafts and
         nothing else."""
@@ -449,7 +471,7 @@ class Grammars:
 
     def _let_go(self, one: Constrained) -> None:
         one.is_over = True
-        one.matcher = None
+        one.matcher, one.forced = None, ()
         one.mask.words[:] = 2**32 - 1
         self.ops.publish(one.mask, ALWAYS)
         self._drop_drafts(one)

@@ -20,7 +20,7 @@ be prepared while earlier ones compute. It decides nothing: what runs, and where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, islice
@@ -72,7 +72,7 @@ class PreparedStep:
     work      what computes it
     is_call   the work is a call of the program and no more
     has_drafts  some row draws more than one token
-    proposed  by row, what a draft model proposes to follow its tokens
+    proposed  by row, what a draft model or its grammar proposes to follow its tokens
     """
 
     plan: StepPlan
@@ -84,7 +84,7 @@ class PreparedStep:
     work: Callable[[], Any] = lambda: None
     is_call: bool = False
     has_drafts: bool = False
-    proposed: Mapping[int, Drafts] = field(default_factory=dict)
+    proposed: dict[int, Drafts] = field(default_factory=dict)
 
 
 class Runner:
@@ -303,7 +303,8 @@ class Runner:
 
     def _results(self, step: PreparedStep) -> tuple[RowResult, ...]:
         constrained = self._follow_grammars(step)
-        if step.is_call and step.micro_batches[0].draws.scores is None and not (constrained or step.has_drafts):
+        is_more = bool(constrained or step.has_drafts or step.proposed)
+        if step.is_call and step.micro_batches[0].draws.scores is None and not is_more:
             return self._plain_rows(step)
         tokens: dict[int, tuple[int, ...]] = {}
         failed: dict[int, RowResult] = {}
@@ -339,8 +340,8 @@ class Runner:
         return tuple(rows)
 
     def _follow_grammars(self, step: PreparedStep) -> dict[int, tuple[Constrained, float]]:
-        """Have the masks of the tokens to come made. By row: those whose masks took long, or that were drawn without
-        one, each with the processor time that it has not been charged for."""
+        """Have the masks of the tokens to come made, and propose those that must come. By row: those whose masks took
+        long, or that were drawn without one, each with the processor time that it has not been charged for."""
         told: dict[int, tuple[Constrained, float]] = {}
         followed: list[tuple[Constrained, Sequence[int]]] = []
         for micro_batch in step.micro_batches:
@@ -351,7 +352,10 @@ class Runner:
             for row, taken in _taken(step, micro_batch, drawn):
                 one = constrained[taken[0]]
                 if one is not None:
-                    followed.append((one, [drawn[index] for index in taken]))
+                    tokens = [drawn[index] for index in taken]
+                    followed.append((one, tokens))
+                    if (forced := one.follow_up(tokens)) is not None:
+                        step.proposed[row] = forced
                     spent_s = one.charge()
                     if spent_s or one.error or one.lacks_mask:
                         told[row] = one, spent_s

@@ -137,6 +137,11 @@ class Matcher:
         if self._inner.is_error():
             raise self._failure("The grammar cannot be followed any further")
 
+    def forced(self) -> list[int]:
+        """Tokens that must come next, one after the other, as far as the grammar leaves no choice. Takes some ten
+        microseconds where there are some."""
+        return list(self._inner.compute_ff_tokens())
+
     def roll_back(self, num_tokens: int) -> None:
         """Forget the last tokens that were taken. Raises GrammarFailed where one of them has failed."""
         if not self._inner.rollback(num_tokens):
