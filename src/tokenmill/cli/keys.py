@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigError
-from .servers import running
 from .state import OFF, tenants_file
 
 if TYPE_CHECKING:
@@ -67,6 +66,7 @@ def opened(args: argparse.Namespace) -> Iterator[TenantStore]:
 def create(args: argparse.Namespace) -> int:
     from ..control.tenants.keys import check_tenant_id
     from ..control.tenants.settings import TenantSettings
+    from .servers import running
 
     given = given_settings(args)
     settings = TenantSettings.from_fields(given) if given else None

@@ -33,6 +33,7 @@ KV_SHARE = 0.4
 """Of usable memory, for the KV pool, where no size is given."""
 
 EXPERTS = "experts and weights"
+ADAPTERS = "LoRA adapters"
 TIERS = "KV tiers"
 """The headings of what is about them, in the help."""
 
@@ -210,10 +211,12 @@ class EngineOptions:
         read=read_json,
         metavar="JSON",
     )
-    enable_lora: bool = option(False, "take LoRA adapters (PEFT format)")
-    max_loras: int | None = option(None, f"most adapters loaded at once (default: {MAX_LORAS})", metavar="N", least=1)
+    enable_lora: bool = option(False, "take LoRA adapters (PEFT format)", group=ADAPTERS)
+    max_loras: int | None = option(
+        None, f"most adapters loaded at once (default: {MAX_LORAS})", metavar="N", least=1, group=ADAPTERS
+    )
     max_lora_rank: int | None = option(
-        None, f"highest rank of an adapter (default: {MAX_LORA_RANK})", metavar="R", least=1
+        None, f"highest rank of an adapter (default: {MAX_LORA_RANK})", metavar="R", least=1, group=ADAPTERS
     )
     runner: str = option(
         "auto",
