@@ -41,7 +41,7 @@ from tokenmill.core.cost import Costs, Work
 from tokenmill.core.effects import JobEnded
 from tokenmill.core.events import LoadAdapter, Submit
 from tokenmill.core.request import Request
-from tokenmill.core.speculation import SpeculationConfig
+from tokenmill.core.speculation import NGRAM, SpeculationConfig
 from tokenmill.core.step import Drafts, PlanRow, RowResult, StepPlan, StepResult
 from tokenmill.engine.core import EngineCore
 from tokenmill.engine.speculation import Candidate, Speculation
@@ -259,9 +259,9 @@ def test_grammars_bit_for_bit(
 @pytest.mark.exact
 @needs_native
 def test_what_a_grammar_forces_bit_for_bit(make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is its own drafter, and always right."""
+    """It is its own drafter, and always right. The other one looks for runs that no text here has."""
     monkeypatch.setattr(grammars, "STEP_S", math.inf)
-    worker = make_worker(speculation=SpeculationConfig())
+    worker = make_worker(speculation=SpeculationConfig((NGRAM,), prompt_lookup_min=64, prompt_lookup_max=64))
     worker.executor._grammars.load = vocabulary
     num_drafted = num_accepted = 0
     for seed in SEEDS:
