@@ -513,6 +513,20 @@ def test_drafts_that_are_accepted_come_out_together() -> None:
     assert (stats.num_drafts, stats.num_draft_tokens, stats.accepted_per_pos) == (1, 2, (1,))
 
 
+def test_drafts_are_shared_within_a_tenant_and_salt() -> None:
+    """A worker is told which sequences may have drafts of one another's outputs: no two pairs of tenant and salt are
+    mistaken for each other."""
+    pairs = [("", ""), ("ann", ""), ("", "ann"), ("an", "n"), ("1:a", ""), ("ann", "x"), ("ann", "x")]
+    engine = Engine()
+    for number, (tenant, salt) in enumerate(pairs):
+        engine.add(make_request(f"r{number}", 4, terms=Terms(tenant=tenant), cache_salt=salt))
+    plan = engine.plan()
+    assert plan is not None
+    scopes = {row.seq: row.intro.draft_scope for row in plan.rows if row.intro is not None}
+    assert len(scopes) == len(pairs) and len(set(scopes.values())) == len(set(pairs))
+    assert scopes[5] == scopes[6] and scopes[0] == ""
+
+
 def test_drafts_are_given_room_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row takes those that fit the last block and the answer's length, a step those that fit its budget and the
     worker's logits."""
