@@ -208,6 +208,7 @@ def test_a_long_prompt_is_told_in_pieces_and_what_is_drawn_meanwhile_behind_it()
     assert _drafts(drafters, 0, 7, 5) == _drafts(drafters, 1, 7, 6) == ()
     assert _drafts(drafters, 2, 7, 7) == (8, 9, 10)  # 5, 6, 7 match
     ops.close()
+    assert _drafts(drafters, 3, 7, 8) == ()
 
 
 def test_what_a_sequence_draws_after_its_end_or_drew_in_an_earlier_life_is_nothing(drafters):

@@ -64,6 +64,9 @@ class NativeDrafter:
         check(self._library, self._end(self._handle, seq) == 0)
 
     def propose(self, rows: Sequence[Wanted]) -> list[Drafts | None]:
+        """Nothing, once it is closed: a step may be told of after its worker."""
+        if self._handle is None:
+            return [None] * len(rows)
         seqs, most = array("q", [row.seq for row in rows]), array("i", [row.most for row in rows])
         starts = array("i", accumulate((len(row.tokens) for row in rows), initial=0))
         tokens = array("i", chain.from_iterable(row.tokens for row in rows))
@@ -101,6 +104,6 @@ class NativeDrafter:
         )
 
     def close(self) -> None:
-        """It is not used again."""
+        """Forget everything, for good."""
         self._library.tm_drafter_free(self._handle)
         self._handle = None
