@@ -31,6 +31,7 @@ from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
 from tokenmill.worker.build import Worker, load_drafter
+from tokenmill.worker.draft_model import DraftModel
 from tokenmill.worker.spec import WorkerSpec
 from workers import build_worker
 
@@ -225,3 +226,24 @@ def test_a_sequence_that_cannot_be_drafted_for_is_left_alone(make_worker: Callab
         proposed.append(worker.executor.execute_now(StepPlan(step, (row,))).rows[0].drafts)
     assert all(each is not None for each in proposed[:4])
     assert sum(each is not None for each in proposed[4:]) <= 9
+
+
+def test_a_step_outlives_its_draft_model(
+    make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that fails drafts no more, and is heard of once; tokens are what they are without it."""
+    how = {"make_ops": ReferenceOps, "kv_dtype": "f32"}
+    worker, plain = make_worker(drafter=tiny_checkpoint(seed=5), **how), make_worker(**how)
+    call, num_calls = DraftModel._call, 0
+
+    def fail(self: DraftModel, *given: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls > 20:
+            raise MemoryError
+        return call(self, *given)
+
+    monkeypatch.setattr(DraftModel, "_call", fail)
+    rng = random.Random(SEEDS[0])
+    check_mix(worker, drafted_mix(rng), rng, exact=False, where="", plain=plain)
+    assert num_calls == 21 and len(caplog.records) == 1

@@ -267,3 +267,22 @@ def test_results_of_a_worker_have_drafts_where_it_is_to_draft(ops, monkeypatch):
         if at is not None:
             assert result.drafts.tokens == (*text, *text)[at + 1 : at + 5], result
     assert any(result.drafts for result in drafted)
+
+
+@pytest.mark.parametrize("what", ["begin", "propose", "end"])
+def test_a_drafter_that_fails_drafts_no_more_and_fails_nothing_else(drafters, caplog, what):
+    assert _begin_and_draft(drafters, 7)
+
+    def fail(*_):
+        raise MemoryError
+
+    setattr(drafters._drafter, what, fail)
+    assert bool(_drafts(drafters, 1, 7, 2)) == (what != "propose")
+    assert bool(_begin_and_draft(drafters, 8)) == (what == "end")
+    drafters.release(7)
+    assert not _begin_and_draft(drafters, 9) and len(caplog.records) == 1
+
+
+def _begin_and_draft(drafters: Drafters, seq: int) -> tuple[int, ...]:
+    drafters.introduce(0, seq, _intro([1, 2, 3, 1, 2, 3]))
+    return _drafts(drafters, 0, seq, 1)

@@ -7,16 +7,22 @@ is told, nothing is proposed for its sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
+from typing import TypeVar
 
 from ..core.config import EngineConfig
 from ..core.speculation import NGRAM, SUFFIX, SpeculationConfig
 from ..core.step import Drafts, Introduction, RowResult
 from ..ops.api import Ops
-from ..ops.drafts import OUTPUT_BYTES, SEQUENCE_TOKEN_BYTES, Wanted
+from ..ops.drafts import OUTPUT_BYTES, SEQUENCE_TOKEN_BYTES, Drafter, Wanted
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TOLD_AT_ONCE = 8192
 """Tokens of prompts told in a step: about a millisecond."""
@@ -51,7 +57,7 @@ class Drafters:
     """most: tokens to propose at a time. All calls are made by the thread that prepares and collects steps."""
 
     def __init__(self, ops: Ops, config: SpeculationConfig, vocab_size: int, most: int) -> None:
-        self._drafter = ops.new_drafter(config, vocab_size)
+        self._drafter: Drafter | None = ops.new_drafter(config, vocab_size)
         self._most = most
         self._overlap = config.suffix_decoding_max_tree_depth
         self._known: dict[int, _Known] = {}
@@ -70,7 +76,7 @@ class Drafters:
         """A sequence that ran here before has let others have its outputs; only what comes is new to them."""
         tokens = intro.prompt_tokens + intro.output_tokens
         num_before = max(len(intro.prompt_tokens), len(tokens) - self._overlap)
-        self._drafter.begin(seq, intro.draft_scope, len(tokens), num_before)
+        self._ask(lambda drafter: drafter.begin(seq, intro.draft_scope, len(tokens), num_before), None)
         end_ids = frozenset(intro.eos_token_ids + intro.sampling.stop_token_ids)
         self._known[seq] = _Known(step, end_ids, tokens)
 
@@ -78,11 +84,13 @@ class Drafters:
         """Unknown ones are fine."""
         known = self._known.pop(seq, None)
         if known is not None:
-            self._drafter.end(seq)
+            self._ask(lambda drafter: drafter.end(seq), None)
 
     def propose(self, step: int, results: Sequence[RowResult]) -> tuple[RowResult, ...]:
         """The results of a step, with what may follow. What a draft model has proposed stays, unless more tokens of the
         other are expected to be right."""
+        if self._drafter is None:
+            return tuple(results)
         rows: list[Wanted] = []
         places: list[int] = []
         room = TOLD_AT_ONCE
@@ -107,10 +115,22 @@ class Drafters:
             rows.append(Wanted(result.seq, tokens, self._most if drawn and not known.is_over else 0))
             places.append(place)
         proposed = list(results)
-        for place, drafts in zip(places, self._drafter.propose(rows), strict=True):
+        nothing: list[Drafts | None] = [None] * len(rows)
+        for place, drafts in zip(places, self._ask(lambda drafter: drafter.propose(rows), nothing), strict=True):
             if drafts is not None and _num_right(drafts) > _num_right(proposed[place].drafts):
                 proposed[place] = proposed[place]._replace(drafts=drafts)
         return tuple(proposed)
+
+    def _ask(self, question: Callable[[Drafter], T], otherwise: T) -> T:
+        """One that fails drafts no more: no token depends on it."""
+        if self._drafter is None:
+            return otherwise
+        try:
+            return question(self._drafter)
+        except Exception:
+            log.exception("Nothing is drafted from earlier text any more, until the server is started again.")
+            self._drafter = None
+            return otherwise
 
 
 def _num_right(drafts: Drafts | None) -> float:

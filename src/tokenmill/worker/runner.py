@@ -20,6 +20,7 @@ be prepared while earlier ones compute. It decides nothing: what runs, and where
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +38,8 @@ from .draft_model import DraftModel
 from .drafters import Drafters
 from .grammars import Constrained, Grammars
 from .sampler import Drawing, Sampler, told
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -285,12 +288,20 @@ class Runner:
                 known = np.array(micro_batch.known, np.int32)
                 micro_batch.scores = self._sampler.score(logits_LV, np.arange(len(known)), known, micro_batch.num_top)
         if self._draft_model is not None:
-            taken: list[tuple[int, ...]] = [()] * len(step.plan.rows)
-            for micro_batch in step.micro_batches:
-                drawn = self._drawn_tokens(micro_batch)
-                for row, draws in _taken(step, micro_batch, drawn):
-                    taken[row] = tuple(drawn[index] for index in draws)
-            step.proposed = self._draft_model.propose(step.plan, taken)
+            self._propose(step, self._draft_model)
+
+    def _propose(self, step: PreparedStep, draft_model: DraftModel) -> None:
+        """What the step has drawn stands, whatever becomes of drafts."""
+        taken: list[tuple[int, ...]] = [()] * len(step.plan.rows)
+        for micro_batch in step.micro_batches:
+            drawn = self._drawn_tokens(micro_batch)
+            for row, draws in _taken(step, micro_batch, drawn):
+                taken[row] = tuple(drawn[index] for index in draws)
+        try:
+            step.proposed = draft_model.propose(step.plan, taken)
+        except Exception:
+            log.exception("The draft model has failed. It drafts no more until the server is started again.")
+            self._draft_model = None
 
     # ---- collect ----
 
