@@ -215,6 +215,11 @@ def test_a_stop_that_waits_for_calls_says_how_to_end_it_now(
         assert gave_up.endswith(f"kill {two[0].process.pid}")
 
 
+def test_doctor_says_which_server_has_the_port(two: tuple[Process, Process]) -> None:
+    said = run_command("doctor", "--port", str(two[0].port)).stdout
+    assert f"{two[0].port} is in use by a server of yours (process {two[0].process.pid})" in said
+
+
 def test_a_key_that_no_running_server_reads_says_so(state: Path) -> None:
     """As one made in a terminal without the server's TOKENMILL_STATE is."""
     lonely = run_command("keys", "create", "a")

@@ -22,6 +22,7 @@ from ..node.options import KV_SHARE
 from ..ops.native import available
 from ..ops.select import select_ops
 from ..plugins.load import VARIABLE, are_on, installed
+from .servers import running
 from .state import default_state_dir
 
 _SHOWN = ("TOKENMILL_ISA",)
@@ -143,5 +144,8 @@ def _port(port: int) -> str:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            return f"{port} is in use" if error.errno == errno.EADDRINUSE else f"{port}: {error.strerror}"
+            if error.errno != errno.EADDRINUSE:
+                return f"{port}: {error.strerror}"
+            own = (each for each in running() if (url := each.url()) is not None and url.port == port)
+            return f"{port} is in use" + next((f" by a server of yours (process {each.pid})" for each in own), "")
     return f"{port} is free"
