@@ -186,7 +186,6 @@ def test_the_same_weights_are_always_right(make_worker: Callable[..., Worker], n
     are the target's: each draft is accepted, as many as a step has room for. Prompts come in chunks, have hits, and
     sequences are preempted."""
     worker = make_worker(drafter=tiny_checkpoint())
-    worker.executor._draft_model._least = 0.0
     for num_blocks in (NUM_BLOCKS, 17):
         how = {"groups": full_groups(num_blocks), "max_num_batched_tokens": num_batched}
         counting, core = run_all(worker, requests(8), **how)
@@ -201,7 +200,6 @@ def test_blocks_whose_memory_was_given_back_are_computed_again(make_worker: Call
     """What another sequence of the same tokens has computed in a block is used, as long as the block has its bytes."""
     worker = make_worker(drafter=tiny_checkpoint())
     drafter = worker.executor._draft_model
-    drafter._least = 0.0
     given = requests(2)
     for _ in range(2):
         counting, _ = run_all(worker, given)
@@ -215,7 +213,6 @@ def test_blocks_whose_memory_was_given_back_are_computed_again(make_worker: Call
 def test_a_sequence_that_cannot_be_drafted_for_is_left_alone(make_worker: Callable[..., Worker]) -> None:
     """Where nothing that is proposed gets verified, the drafter is asked less and less."""
     worker = make_worker(drafter=tiny_checkpoint(seed=5), make_ops=ReferenceOps, kv_dtype="f32")
-    worker.executor._draft_model._least = 0.0
     (request,) = requests(1)
     prompt = request.prompt_tokens
     intro = Introduction(prompt, (), request.sampling, 1, 0, ())

@@ -14,6 +14,10 @@ block meanwhile. What is missing (a prompt, KV that came from elsewhere, drafts 
 its next draft, at most CATCH_UP tokens a step. A sequence that still misses some has no drafts. KV is a function of
 the tokens before it, bit for bit, so several sequences may write the same block.
 
+It goes on as long as a further token is likely to pay. Where the drafter's step takes a share s of the target's, and n
+drafts are right with probabilities p (all before them included), a token comes in (1 + n s) / (1 + sum of p) of a step;
+the next draft makes that less if it is right with more than s (1 + sum of p) / (1 + n s).
+
 A step is followed by one thread, that which computes it, in the order of the plans.
 
     S sequences  T tokens  B blocks  P positions of a block
@@ -21,6 +25,7 @@ A step is followed by one thread, that which computes it, in the order of the pl
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -37,9 +42,8 @@ from .memory import step_limits
 CATCH_UP = 128
 """Tokens a step that the drafter computes behind the target, all sequences together: it must not hold up the rest."""
 
-LEAST_CHANCE = 0.3
-"""A token is not drafted that is right with a smaller probability, those before it included, where nothing else is set.
-About what the drafter's step takes of the target's."""
+USUAL_SHARE, NEW = 0.3, 0.1
+"""What a step of the drafter takes of one of the target, until it is measured; what a measured one counts."""
 
 PATIENCE, LONGEST_REST = 4, 32
 """Proposals for a sequence that may stay unused before it is drafted for less often; tokens until it is tried again."""
@@ -99,14 +103,17 @@ class _Run:
     start: int
     inputs: np.ndarray
     chance: float = 1.0
+    num_right: float = 0.0
     tokens: list[int] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
 
-    def take(self, token: int, chance: float, vocab_size: int, least: float) -> bool:
-        """Draft what was drawn, if it is worth it; whether the next token is to be drafted, too."""
+    def take(self, token: int, chance: float, share: float) -> bool:
+        """Draft what was drawn, if it is worth it; whether the next token is to be drafted, too. share: what a step
+        of the drafter takes of one of the target."""
         self.chance *= chance
-        if not (0 <= token < vocab_size and self.chance >= least):
+        if self.chance * (1 + len(self.tokens) * share) < share * (1 + self.num_right):
             return False
+        self.num_right += self.chance
         self.tokens.append(token)
         self.chances.append(chance)
         self.start = self.seq.num_tokens + len(self.tokens) - 1
@@ -120,7 +127,7 @@ class DraftModel:
     num_tables    block tables of a sequence, of which the first is that of the target's group
     target_vocab  ids below this may be drafted
     most_drafts   tokens of a proposal
-    p_min         instead of LEAST_CHANCE; 0: that
+    p_min         least probability of a token that is drafted, where those before it are right; 0: what pays
     """
 
     def __init__(
@@ -144,7 +151,8 @@ class DraftModel:
         self._max_tokens = min((limits.max_blocks_per_seq - 1) * self._block_size, model.config.max_context)
         self._vocab_size = min(target_vocab, model.config.vocab_size)
         self._most_drafts = most_drafts
-        self._least = p_min or LEAST_CHANCE
+        self._p_min = p_min
+        self._target_s = self._own_s = 0.0
         self._program = ops.compile(lambda recorder, batch: model.forward(recorder, pool.kv, batch), limits)
         self._drawn = np.zeros(limits.max_logit_rows, np.int32)
         self._tokens_BP = np.full((num_blocks, self._block_size), NONE, np.int32)
@@ -165,16 +173,24 @@ class DraftModel:
         self._tokens_BP[ids] = NONE
         self.pool.give_back(ids)
 
-    def propose(self, plan: StepPlan, drawn: Sequence[tuple[int, ...]]) -> dict[int, Drafts]:
+    def propose(self, plan: StepPlan, drawn: Sequence[tuple[int, ...]], step_s: float) -> dict[int, Drafts]:
         """What may follow the tokens that each row of a step has drawn, by row. To be called for every step that has
-        not failed, in order."""
+        not failed, in order. step_s: what it took."""
         self._follow(plan, drawn)
+        if plan.rows and all([row.num_tokens == 1 + len(row.drafts) for row in plan.rows]):
+            self._target_s = _faded(self._target_s, step_s)
         going, num_drafting = self._runs(plan, drawn)
-        drafting = going[:num_drafting]
+        drafting, share = going[:num_drafting], self._share
         while going:
-            tokens, chances = self._call(going, num_drafting)
-            pairs = zip(going, tokens, chances, strict=False)
-            going = [run for run, token, chance in pairs if run.take(token, chance, self._vocab_size, self._least)]
+            began_s, is_usual = time.perf_counter(), all([len(run.inputs) <= 2 for run in going])
+            drafts = self._call(going, num_drafting)
+            if is_usual:
+                self._own_s = _faded(self._own_s, time.perf_counter() - began_s)
+            going = [
+                run
+                for run, (token, chance) in zip(going, drafts, strict=False)
+                if token < self._vocab_size and chance >= self._p_min and run.take(token, chance, share)
+            ]
             num_drafting = len(going)
         for run in drafting:
             run.seq.note_proposal()
@@ -266,7 +282,14 @@ class DraftModel:
             run.seq.table[run.seq.num_blocks] = spare  # behind the sequence's blocks; what is there is not kept
         return runs, num_drafting
 
-    def _call(self, runs: list[_Run], num_drafting: int) -> tuple[list[int], list[float]]:
+    @property
+    def _share(self) -> float:
+        """Of a step of the target's, what one of the drafter's takes; 0 where that is not to matter."""
+        if self._p_min:
+            return 0.0
+        return self._own_s / self._target_s if self._own_s and self._target_s else USUAL_SHARE
+
+    def _call(self, runs: list[_Run], num_drafting: int) -> list[tuple[int, float]]:
         """Compute the inputs of all runs; what the first ones draw, and how sure the drafter is of them: the
         probability of what it takes for the most likely token, which is the one drawn where a request is greedy."""
         ends_S1 = np.cumsum([0, *(len(run.inputs) for run in runs)], dtype=np.int32)
@@ -289,7 +312,7 @@ class DraftModel:
         self._program(batch, draws if drafting else None)
         for run in runs:
             self._note(run)
-        return draws.tokens_L.tolist(), np.exp(scores.top_logprobs_Ln.ravel()).tolist()
+        return list(zip(draws.tokens_L.tolist(), np.exp(scores.top_logprobs_Ln.ravel()).tolist(), strict=True))
 
     def _note(self, run: _Run) -> None:
         """Its inputs have been computed."""
@@ -330,6 +353,10 @@ def _how(runs: Sequence[_Run]) -> SampleBatch:
             filters[name] = np.array([run.seq.filters.get(name, off) for run in runs], COLUMN_DTYPES[name])
     positions = [run.seq.num_tokens + len(run.tokens) - run.seq.num_prompt for run in runs]
     return SampleBatch(**columns, position_L=np.array(positions, np.int32), filters=filters)
+
+
+def _faded(known_s: float, new_s: float) -> float:
+    return known_s + NEW * (new_s - known_s) if known_s else new_s
 
 
 def _chained(chain: int, tokens: np.ndarray) -> int:

@@ -21,6 +21,7 @@ be prepared while earlier ones compute. It decides nothing: what runs, and where
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -279,6 +280,7 @@ class Runner:
     # ---- compute ----
 
     def compute(self, step: PreparedStep) -> None:
+        began_s = time.perf_counter()
         if step.outgrown is not None:
             for micro_batch in step.micro_batches:
                 micro_batch.draws.drawn[: len(step.outgrown)] = step.outgrown
@@ -288,9 +290,9 @@ class Runner:
                 known = np.array(micro_batch.known, np.int32)
                 micro_batch.scores = self._sampler.score(logits_LV, np.arange(len(known)), known, micro_batch.num_top)
         if self._draft_model is not None:
-            self._propose(step, self._draft_model)
+            self._propose(step, self._draft_model, time.perf_counter() - began_s)
 
-    def _propose(self, step: PreparedStep, draft_model: DraftModel) -> None:
+    def _propose(self, step: PreparedStep, draft_model: DraftModel, step_s: float) -> None:
         """What the step has drawn stands, whatever becomes of drafts."""
         taken: list[tuple[int, ...]] = [()] * len(step.plan.rows)
         for micro_batch in step.micro_batches:
@@ -298,7 +300,7 @@ class Runner:
             for row, draws in _taken(step, micro_batch, drawn):
                 taken[row] = tuple(drawn[index] for index in draws)
         try:
-            step.proposed = draft_model.propose(step.plan, taken)
+            step.proposed = draft_model.propose(step.plan, taken, step_s)
         except Exception:
             log.exception("The draft model has failed. It drafts no more until the server is started again.")
             self._draft_model = None
