@@ -64,8 +64,8 @@ def test_what_it_takes_is_said(models: Path, tmp_path: Path) -> None:
     try:
         memory, facts = dict(engine.memory()), dict(engine.facts())
         plan = engine.worker.memory
-        assert memory["draft model"] == plan.draft_model > plan.draft_kv > 0
-        assert plan.kv + plan.draft_kv < 17 * MiB
+        assert memory["draft KV"] == plan.draft_kv > 0 and memory["weights"] == plan.weights + plan.draft_weights
+        assert plan.draft_model == plan.draft_kv + plan.draft_weights and plan.kv + plan.draft_kv < 17 * MiB
         assert "by " + str(models / "draft.gguf") in facts["speculation"] and "up to 128 tokens" in facts["speculation"]
         assert "for the draft model" in facts["draft_kv"]
         assert any(line.startswith("drafts ") for line in plan.lines())

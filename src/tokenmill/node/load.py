@@ -178,9 +178,10 @@ class Engine:
 
 
 def _memory_parts(plan: MemoryPlan, *, saves_kv: bool) -> tuple[tuple[str, int], ...]:
-    always = {"weights": plan.weights, "KV": plan.kv, "scratch": plan.scratch + plan.logits, "queue": plan.queue}
+    weights_bytes = plan.weights + plan.draft_weights
+    always = {"weights": weights_bytes, "KV": plan.kv, "scratch": plan.scratch + plan.logits, "queue": plan.queue}
     some = {"experts": plan.experts, "layers": plan.layers, "adapters": plan.adapters, "grammars": plan.grammars}
-    some |= {"draft model": plan.draft_model, "draft index": plan.draft_index}
+    some |= {"draft KV": plan.draft_kv, "draft index": plan.draft_index}
     some["saving"] = SAVE_BYTES if saves_kv else 0
     return (*always.items(), *((name, size) for name, size in some.items() if size))
 

@@ -42,6 +42,9 @@ from .memory import step_limits
 CATCH_UP = 128
 """Tokens a step that the drafter computes behind the target, all sequences together: it must not hold up the rest."""
 
+MOST_SEQUENCES = 64
+"""That are drafted for in a step: no step verifies drafts of more."""
+
 USUAL_SHARE, NEW = 0.3, 0.1
 """What a step of the drafter takes of one of the target, until it is measured; what a measured one counts."""
 
@@ -369,8 +372,8 @@ def drafter_limits(model: Model, target: StepLimits, block_size: int) -> StepLim
     limits = step_limits(
         model.config,
         max_model_len=target.max_blocks_per_seq * block_size,
-        max_num_batched_tokens=target.max_seqs + CATCH_UP,
-        max_num_seqs=target.max_seqs,
+        max_num_batched_tokens=MOST_SEQUENCES + CATCH_UP,
+        max_num_seqs=min(target.max_seqs, MOST_SEQUENCES),
         block_size=block_size,
     )
     return replace(limits, max_seqs=limits.max_logit_rows + 1, max_blocks_per_seq=limits.max_blocks_per_seq + 1)
