@@ -175,6 +175,18 @@ def test_drafts_make_fewer_steps(executors: list[ToyExecutor]) -> None:
     assert 100 < num_accepted < num_drafted and drafted < plain
 
 
+def test_a_drafter_that_lies_is_soon_not_believed(executors: list[ToyExecutor]) -> None:
+    """It says of its drafts what a good one does."""
+    verified = []
+    for chance in (executor.DRAFT_CHANCE, 0.0):
+        executors.clear()
+        for seed in range(NUM_SEEDS // 2):
+            scenario = replace(make_scenario(seed), failure_rate=0.0, draft_chance=chance)
+            run.run_scenario(drafting(scenario))
+        verified.append(sum(each.num_drafted for each in executors))
+    assert 0 < verified[1] < verified[0] / 4
+
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 

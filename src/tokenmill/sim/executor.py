@@ -15,7 +15,7 @@ Layers that keep a state store a hash of all tokens up to a position, and go on 
 `toy_model.solo_answer` gives the answer of the same request run alone, from tokens only. A step takes modelled time, on
 whatever loop runs it. Failures are drawn from a seed: a failed step leaves garbage in the slots it would have written,
 and steps that were already submitted run on top of that garbage or fail too. Single rows are corrupted, too. With each
-draw it proposes up to `most_drafts` tokens to follow, some of them right.
+draw it proposes up to `most_drafts` tokens to follow, of which the share `draft_chance` is right, whatever it says.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from .toy_model import ToyEncoder, ToyPool, ToySequence, draw, give_back, inputs
 
 BAD_GRAMMAR = "bad"
 _GARBAGE = -7
-_RIGHT = 0.8
-"""The share of drafts that are right."""
+DRAFT_CHANCE = 0.8
+"""The share of drafts that are right, as they all say."""
 
 
 class Violation(BaseException):
@@ -85,6 +85,7 @@ class ToyExecutor:
         incarnation: str = "",
         machine: ToyMachine | None = None,
         most_drafts: int = 0,
+        draft_chance: float = DRAFT_CHANCE,
     ) -> None:
         self._block_size = config.block_size
         self._max_tokens = config.max_num_batched_tokens
@@ -94,7 +95,7 @@ class ToyExecutor:
         self._costs = costs
         self._rng = random.Random(failures.seed)
         self._failure_rate = failures.rate
-        self._most_drafts = most_drafts
+        self._most_drafts, self._draft_chance = most_drafts, draft_chance
         self._drafter = random.Random(f"drafts of {failures.seed}")
         self.num_drafted = self.num_accepted = 0
         self._pools = tuple(ToyPool(group, config.block_size) for group in config.groups)
@@ -374,11 +375,11 @@ class ToyExecutor:
         """What may follow the outputs."""
         prefix, drafts = inputs_of(seq.intro.prompt_tokens, seq.intro.embeds) + array("q", seq.outputs), list[int]()
         for position in range(len(seq.outputs), len(seq.outputs) + self._drafter.randint(0, self._most_drafts)):
-            is_right = self._drafter.random() < _RIGHT
+            is_right = self._drafter.random() < self._draft_chance
             token = draw(self._vocab_size, seq.intro, prefix, position) if is_right else 1
             drafts.append(token)
             prefix.append(token)
-        return Drafts(tuple(drafts), "toy", (_RIGHT,) * len(drafts))
+        return Drafts(tuple(drafts), "toy", (DRAFT_CHANCE,) * len(drafts))
 
     def _check_seen(self, pool: ToyPool, table: list[int], row: PlanRow, known: array[int], where: str) -> None:
         size, end = self._block_size, len(known)

@@ -14,6 +14,7 @@ from ..core.config import EngineConfig
 from ..core.cost import Costs
 from ..core.request import EXPORT, IMPORT, Request, SamplingParams
 from ..kv.connector.scheduler.saves import SAVE_BYTES
+from .executor import DRAFT_CHANCE
 from .store import Slots, Stored, blocks_of
 from .toy_model import mark_of, solo_answer
 
@@ -39,7 +40,8 @@ class Cancellation:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`stored`: what a store holds as the engine starts; None: there is no store. `most_drafts`: as in ToyExecutor."""
+    """`stored`: what a store holds as the engine starts; None: there is no store. `most_drafts`,
+    `draft_chance`: as in ToyExecutor."""
 
     config: EngineConfig
     costs: Costs
@@ -48,6 +50,7 @@ class Scenario:
     cancellations: tuple[Cancellation, ...]
     stored: Stored | None = None
     most_drafts: int = 0
+    draft_chance: float = DRAFT_CHANCE
 
     @property
     def requests(self) -> list[Request]:
