@@ -41,7 +41,7 @@ NUM_DRAFTS = 4
 def drafting(scenario: Scenario) -> Scenario:
     """Its executors propose drafts."""
     config = replace(scenario.config, speculation=SpeculationConfig(num_speculative_tokens=NUM_DRAFTS))
-    return replace(scenario, most_drafts=NUM_DRAFTS, config=config)
+    return replace(scenario, drafter=scenario.drafter._replace(most=NUM_DRAFTS), config=config)
 
 
 GRID = ((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1))
@@ -178,10 +178,10 @@ def test_drafts_make_fewer_steps(executors: list[ToyExecutor]) -> None:
 def test_a_drafter_that_lies_is_soon_not_believed(executors: list[ToyExecutor]) -> None:
     """It says of its drafts what a good one does."""
     verified = []
-    for chance in (executor.DRAFT_CHANCE, 0.0):
+    for right in (0.8, 0.0):
         executors.clear()
         for seed in range(NUM_SEEDS // 2):
-            scenario = replace(make_scenario(seed), failure_rate=0.0, draft_chance=chance)
+            scenario = replace(make_scenario(seed), failure_rate=0.0, drafter=executor.ToyDrafter(right=right))
             run.run_scenario(drafting(scenario))
         verified.append(sum(each.num_drafted for each in executors))
     assert 0 < verified[1] < verified[0] / 4

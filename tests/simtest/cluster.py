@@ -162,7 +162,7 @@ def _beginning(
             loop,
             vocab_size=VOCAB_SIZE,
             costs=scenario.costs,
-            most_drafts=scenario.most_drafts,
+            drafter=scenario.drafter,
             peers=(peers, address),
             incarnation=incarnation,
             machine=None if stores is None else stores.of(address),

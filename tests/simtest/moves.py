@@ -340,7 +340,7 @@ def _engine(
         loop,
         vocab_size=VOCAB_SIZE,
         costs=scenario.costs,
-        most_drafts=scenario.most_drafts,
+        drafter=scenario.drafter,
         failures=Failures(seed + place, scenario.failure_rate),
         peers=(network, f"address {place}"),
         incarnation=f"life {place}",

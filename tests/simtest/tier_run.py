@@ -113,7 +113,7 @@ class _Node:
             run.loop,
             vocab_size=VOCAB_SIZE,
             costs=run.scenario.costs,
-            most_drafts=run.scenario.most_drafts,
+            drafter=run.scenario.drafter,
             failures=Failures(run.rng.randrange(1 << 30), run.scenario.failure_rate),
             incarnation=f"{self.name}.{self.num_lives}",
             machine=run.machine,

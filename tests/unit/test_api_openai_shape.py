@@ -20,6 +20,7 @@ from tokenmill.api.pieces import in_turns
 from tokenmill.api.rules import Rules
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
+from tokenmill.server.deltas import Delta
 from tokenmill.text.choice import Choice, Piece
 
 TEXT = make_text_model()
@@ -46,6 +47,31 @@ def answer(num_choices: int, *, chat: bool, **body: Any) -> Answer:
 def finish(work: Any) -> Any:
     """The result of something done in pieces."""
     return asyncio.run(in_turns(work))
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_answers_tell_how_many_drafts_were_accepted(chat: bool) -> None:
+    """Only where it is wanted; null where there are several choices, or where nothing drafts."""
+
+    def told(level: str, num_choices: int = 1, most: int = 3) -> Any:
+        one = answer(num_choices, chat=chat, stream=True, stream_options={"include_usage": True})
+        one.draft_metrics, one.most_drafted = level, most
+        for steps in ([(3, 0), (2, 2)], [(3, 1)]):
+            one.choices[0].push(Delta("r-0", [72], draft_steps=steps))
+        body = json.loads(bytes(finish(whole_body(one, [[Piece("H", (72,), finish_reason="stop")]] * num_choices))))
+        last = json.loads(Chunks(one).end().split(b"\n")[0].removeprefix(b"data: "))
+        assert body.get("metrics") == last.get("metrics") and ("metrics" in body) == ("metrics" in last)
+        return body.get("metrics", "absent")
+
+    summary = {
+        "mean_acceptance_length": 2.0, "draft_acceptance_rate": 3 / 8, "acceptance_histogram": [1, 1, 1, 0],
+        "acceptance_histogram_by_draft_length": {"3": [1, 1, 0, 0], "2": [0, 0, 1]}, "num_spec_steps": 3,
+        "num_accepted_draft_tokens": 3, "num_draft_tokens": 8, "num_spec_tokens": 3,
+    }  # fmt: skip
+    assert told("none") == "absent" and told("summary") == {"speculative_decoding": summary}
+    by_step = {"per_step_accepted": [0, 2, 1], "per_step_drafted": [3, 2, 3]}
+    assert told("detailed") == {"speculative_decoding": summary | by_step}
+    assert told("summary", num_choices=2) == told("summary", most=0) == {"speculative_decoding": None}
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 5])

@@ -506,6 +506,7 @@ def test_drafts_that_are_accepted_come_out_together() -> None:
     first, scores = RowResult(0, (7,), drafts=proposed(8, 9)), tuple(TokenLogprob(token, -1.0, 1) for token in (8, 3))
     engine, outputs = drafted(make_request("a", 4), first, RowResult(0, (8, 3), scores))
     assert [(each.tokens, each.logprobs, each.num_output) for each in outputs] == [((8, 3), scores, 3)]
+    assert [each.draft_steps for each in outputs] == [((2, 1),)]
     plan = engine.plan()
     assert plan is not None and plan.rows == (PlanRow(0, 6, (3,), sample=True),)
     stats = engine.core.stats()
@@ -558,5 +559,6 @@ def test_an_answer_ends_inside_what_was_accepted() -> None:
     assert [(each.tokens, each.finish_reason, each.stop_token, each.num_output) for each in outputs] == [
         ((8,), "stop", EOS, 3)
     ]
+    assert outputs[0].draft_steps == ((3, 1),)
     _, outputs = drafted(make_request("a", 4, 3), first, RowResult(0, (8, 5, 6)))
     assert [(each.tokens, each.finish_reason, each.num_output) for each in outputs] == [((8, 5), "length", 3)]

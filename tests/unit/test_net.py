@@ -105,6 +105,7 @@ OUTPUT = st.builds(
     num_output=COUNT,
     num_cached=COUNT,
     attempt=COUNT,
+    num_drafted=COUNT,
     error=TEXT,
     vector=st.binary(max_size=9),
     timing=st.none() | st.builds(Timing, FLOATS, FLOATS, FLOATS, FLOATS),

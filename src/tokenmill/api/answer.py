@@ -16,6 +16,8 @@ from .encoder import Encoded
 from .logprobs import TextOffsets, TokenNames, chat_logprobs, completion_logprobs
 from .pieces import Work
 
+NO_METRICS, SUMMARY, DETAILED = "none", "summary", "detailed"
+
 
 @dataclass(slots=True, eq=False)
 class Answer:
@@ -23,6 +25,8 @@ class Answer:
 
     echoes        the text each prompt shows again, where the call wants that
     text_offsets  per choice, where in its text tokens begin, where that is told
+    draft_metrics  what is told of drafts: NO_METRICS, SUMMARY or DETAILED
+    most_drafted  tokens that may be drafted for a choice in a step; 0: none are
     """
 
     id: str
@@ -35,6 +39,8 @@ class Answer:
     names: TokenNames
     echoes: Sequence[str] = ()
     text_offsets: list[TextOffsets] = field(default_factory=list)
+    draft_metrics: str = NO_METRICS
+    most_drafted: int = 0
 
     def __post_init__(self) -> None:
         if self.is_chat or self.call.sampling.logprobs is None:
@@ -77,6 +83,14 @@ class Answer:
             usage["completion_tokens_details"] = {"reasoning_tokens": num_thought}
         return usage
 
+    def metrics(self) -> dict[str, Any]:
+        """The field `metrics`, as vLLM has it, where it is wanted: of drafts, null unless there is one choice."""
+        if self.draft_metrics == NO_METRICS:
+            return {}
+        has_one = len(self.choices) == 1 and self.most_drafted > 0
+        told = draft_metrics(self.choices[0].draft_steps, self.most_drafted, self.draft_metrics) if has_one else None
+        return {"metrics": {"speculative_decoding": told}}
+
     def logprobs(self, choice: Choice, entries: Sequence[TokenLogprob | int]) -> Work[msgspec.Raw | None]:
         """choices[].logprobs for the next tokens of a choice; null where the call wants none."""
         num_top = self.call.sampling.logprobs
@@ -102,6 +116,30 @@ class Answer:
         if not self.call.score_only:
             return piece
         return Piece(finish_reason=piece.finish_reason and "length")
+
+
+def draft_metrics(steps: Sequence[tuple[int, int]], most_drafted: int, level: str) -> dict[str, Any]:
+    """vLLM's object of a request's drafts. steps: of each that verified some, how many, and how many were accepted."""
+    num_drafted, num_accepted = sum(drafted for drafted, _ in steps), sum(accepted for _, accepted in steps)
+    whole = [0] * (most_drafted + 1)
+    by_length: dict[str, list[int]] = {}
+    for drafted, accepted in steps:
+        whole[accepted] += 1
+        by_length.setdefault(str(drafted), [0] * (drafted + 1))[accepted] += 1
+    told: dict[str, Any] = {
+        "mean_acceptance_length": 1 + num_accepted / len(steps) if steps else 1.0,
+        "draft_acceptance_rate": num_accepted / num_drafted if num_drafted else 0.0,
+        "acceptance_histogram": whole,
+        "acceptance_histogram_by_draft_length": by_length,
+        "num_spec_steps": len(steps),
+        "num_accepted_draft_tokens": num_accepted,
+        "num_draft_tokens": num_drafted,
+        "num_spec_tokens": most_drafted,
+    }
+    if level == DETAILED:
+        told["per_step_accepted"] = [accepted for _, accepted in steps]
+        told["per_step_drafted"] = [drafted for drafted, _ in steps]
+    return told
 
 
 class Chunks(Protocol):

@@ -132,6 +132,11 @@ class EngineConfig:
         return self.enable_prefix_caching and self.keeps_kv
 
 
+def most_drafted(config: EngineConfig) -> int:
+    """Tokens, for a request in a step; 0: none."""
+    return 0 if config.speculation is None else config.speculation.num_speculative_tokens
+
+
 def check_keys(given: Mapping[str, Any], known: Iterable[str], where: str) -> None:
     """Raise ConfigError for the first key of `given` that `known` lacks, naming the nearest known key."""
     known = sorted(known)

@@ -233,7 +233,8 @@ class Ready:
     `stats`: what it has done for others before. `worker`: which one it is. `tiers`: of its KV store.
     `block_bytes`: of a block, in all pools together; 0: unknown. `expert_load`: what its experts have computed for
     others before; None: its model has none. `active_share`: of the model's parameters, what a token goes through.
-    `settings`: of the options that change answers, each by its name, with what it was resolved to."""
+    `settings`: of the options that change answers, each by its name, with what it was resolved to.
+    `num_speculative_tokens`: most that it drafts for a request in a step; 0: none."""
 
     model: str
     max_model_len: int
@@ -258,6 +259,7 @@ class Ready:
     expert_load: ExpertLoad | None = None
     active_share: float = 1.0
     settings: tuple[tuple[str, str], ...] = ()
+    num_speculative_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +301,8 @@ class Output(NamedTuple):
     comes with the first and the last output. Where `finish_reason` is "error", `error` is a sentence for
     the user, `error_kind` the `kind` of the matching class of core.errors (invalid_request_error, overloaded_error,
     unavailable_error, internal_error, timeout_error) and `error_param` the field at fault ("" = none). Where it is
-    "length", `error` may be TIMEOUT, or REPETITION (core/loop_guard.py).
+    "length", `error` may be TIMEOUT, or REPETITION (core/loop_guard.py). `num_drafted`: drafts that the step verified
+    for it.
     """
 
     request_id: str
@@ -317,6 +320,14 @@ class Output(NamedTuple):
     timing: Timing | None = None
     is_saved: bool = False
     attempt: int = 0
+    num_drafted: int = 0
+
+    @property
+    def draft_steps(self) -> tuple[tuple[int, int], ...]:
+        """Drafts that were verified for these tokens, and how many of them were accepted; none: no drafts."""
+        if not self.num_drafted:
+            return ()
+        return ((self.num_drafted, len(self.tokens) + (self.stop_token is not None) - 1),)
 
 
 output_of: Callable[[tuple[Any, ...]], Output] = partial(tuple.__new__, Output)

@@ -41,7 +41,7 @@ def moved_before(request: Request, now: float) -> Output:
     return aborted_before(request, now)._replace(finish_reason=FINISH_MOVED)
 
 
-def progressed(seq: Sequence, result: RowResult, num_output: int, now: float) -> Output:
+def progressed(seq: Sequence, result: RowResult, num_output: int, now: float, num_drafted: int = 0) -> Output:
     """Tokens, up to the `num_output`th, of which none is the last."""
     if seq.first_token_s >= 0:
         request, num_cached = seq.request, seq.num_cached
@@ -64,6 +64,7 @@ def progressed(seq: Sequence, result: RowResult, num_output: int, now: float) ->
                 None,
                 False,
                 request.attempt,
+                num_drafted,
             )
         )
     seq.first_token_s = now
@@ -76,6 +77,7 @@ def progressed(seq: Sequence, result: RowResult, num_output: int, now: float) ->
         num_cached=_num_cached(seq),
         timing=_timing(seq, -1.0),
         attempt=seq.request.attempt,
+        num_drafted=num_drafted,
     )
 
 

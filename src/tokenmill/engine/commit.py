@@ -151,11 +151,13 @@ def _commit_rows(state: EngineState, saves: Saves, step: Step, results: Many[Row
             elif num_tokens >= seq.max_len:
                 last = ended(seq, seq.end_reason, now, result)
             else:
-                tell(progressed(seq, result, num_output, now))
+                tell(progressed(seq, result, num_output, now, len(row[8])))
                 if speculation is not None:
                     speculation.note_tokens(number, result.tokens, drafts, seq.num_pending)
         elif row.sample:
             last = ended(seq, FINISH_STOP, now, result)  # a vector
+        if last is not None and row[8]:
+            last = last._replace(num_drafted=len(row[8]))
         if last is not None and (output := _finish(state, saves, seq, last, now)) is not None:
             tell(output)
     state.counters.generation_tokens += num_drawn

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.config import BLOCK_SIZE, EngineConfig
+from ..core.config import BLOCK_SIZE, EngineConfig, most_drafted
 from ..core.effects import Event, StoreOpened
 from ..core.errors import ConfigError, TokenmillError
 from ..core.events import Ready
@@ -143,6 +143,7 @@ class Engine:
             expert_load=self.worker.expert_load(),
             active_share=_active_share(self.worker.model_config),
             settings=(*self.settings.answering, *pooled),
+            num_speculative_tokens=most_drafted(self.config),
         )
 
     def facts(self) -> tuple[tuple[str, str], ...]:

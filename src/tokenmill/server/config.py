@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..api.answer import DETAILED, NO_METRICS, SUMMARY
 from ..core.errors import ConfigError
 from ..core.masking import Mask
 from ..core.options import check, option, seconds, size
@@ -69,6 +70,12 @@ class ServerConfig:
         read=_num_characters,
         metavar="N",
         group=LOGS,
+    )
+    per_request_spec_decode_metrics: str = option(
+        NO_METRICS,
+        "tell in an answer, under metrics.speculative_decoding, how many drafts were accepted: summary, detailed (by"
+        " step) or none (default: none)",
+        choices=(NO_METRICS, SUMMARY, DETAILED),
     )
     tells_tokenizer: bool = option(
         False,

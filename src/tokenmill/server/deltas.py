@@ -31,6 +31,7 @@ class Delta:
     vector: bytes = b""
     is_saved: bool = False
     timing: Timing | None = None
+    draft_steps: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, output: Output) -> None:
         self.tokens.extend(output.tokens)
@@ -43,6 +44,8 @@ class Delta:
         self.is_saved = output.is_saved
         if output.timing is not None:
             self.timing = output.timing
+        if output.num_drafted:
+            self.draft_steps += output.draft_steps
         self.error, self.error_kind, self.error_param = output.error, output.error_kind, output.error_param
 
 

@@ -384,6 +384,8 @@ class Generation:
             choices=[Choice(index, each, tokenizer, new_parser(each.id), shown) for index, each in enumerate(requests)],
             names=TokenNames(tokenizer, as_ids=call.tokens_as_ids),
             echoes=[prompt_text(self.text, prompt, skip_special) for prompt in prompts] if call.echo else (),
+            draft_metrics=self.config.per_request_spec_decode_metrics,
+            most_drafted=ready.num_speculative_tokens,
         )
         if caller.request is not None:
             caller.request.state.answered_by = (answer.model, answer.fingerprint)

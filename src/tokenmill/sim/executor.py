@@ -15,7 +15,7 @@ Layers that keep a state store a hash of all tokens up to a position, and go on 
 `toy_model.solo_answer` gives the answer of the same request run alone, from tokens only. A step takes modelled time, on
 whatever loop runs it. Failures are drawn from a seed: a failed step leaves garbage in the slots it would have written,
 and steps that were already submitted run on top of that garbage or fail too. Single rows are corrupted, too. With each
-draw it proposes up to `most_drafts` tokens to follow, of which the share `draft_chance` is right, whatever it says.
+draw a toy drafter proposes tokens to follow, some of them right.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ from .toy_model import ToyEncoder, ToyPool, ToySequence, draw, give_back, inputs
 
 BAD_GRAMMAR = "bad"
 _GARBAGE = -7
-DRAFT_CHANCE = 0.8
-"""The share of drafts that are right, as they all say."""
 
 
 class Violation(BaseException):
@@ -68,6 +66,17 @@ class Failures(NamedTuple):
 NO_FAILURES = Failures()
 
 
+class ToyDrafter(NamedTuple):
+    """Most tokens that it proposes at a time, the share of them that is right, and what it says that share is."""
+
+    most: int = 0
+    right: float = 0.8
+    said: float = 0.8
+
+
+NO_DRAFTER = ToyDrafter()
+
+
 class ToyExecutor:
     """Executes plans in order against an array of slots for each KV group, a step at a time. peers: the network to
     others, and its address there."""
@@ -84,8 +93,7 @@ class ToyExecutor:
         peers: tuple[ToyNetwork, str] | None = None,
         incarnation: str = "",
         machine: ToyMachine | None = None,
-        most_drafts: int = 0,
-        draft_chance: float = DRAFT_CHANCE,
+        drafter: ToyDrafter = NO_DRAFTER,
     ) -> None:
         self._block_size = config.block_size
         self._max_tokens = config.max_num_batched_tokens
@@ -95,8 +103,8 @@ class ToyExecutor:
         self._costs = costs
         self._rng = random.Random(failures.seed)
         self._failure_rate = failures.rate
-        self._most_drafts, self._draft_chance = most_drafts, draft_chance
-        self._drafter = random.Random(f"drafts of {failures.seed}")
+        self._drafter = drafter
+        self._guesses = random.Random(f"drafts of {failures.seed}")
         self.num_drafted = self.num_accepted = 0
         self._pools = tuple(ToyPool(group, config.block_size) for group in config.groups)
         self._encoder = ToyEncoder()
@@ -349,7 +357,7 @@ class ToyExecutor:
         position = end - len(prompt)
         self._require(position == len(seq.outputs), f"{where}: draws output {position} of {len(seq.outputs)}")
         tokens, entries = self._verify(row, seq, prefix)
-        proposed = self._propose(seq) if self._most_drafts else None
+        proposed = self._propose(seq) if self._drafter.most else None
         return RowResult(row.seq, tokens, entries, tuple(scores), drafts=proposed)
 
     def _verify(
@@ -374,12 +382,12 @@ class ToyExecutor:
     def _propose(self, seq: ToySequence) -> Drafts:
         """What may follow the outputs."""
         prefix, drafts = inputs_of(seq.intro.prompt_tokens, seq.intro.embeds) + array("q", seq.outputs), list[int]()
-        for position in range(len(seq.outputs), len(seq.outputs) + self._drafter.randint(0, self._most_drafts)):
-            is_right = self._drafter.random() < self._draft_chance
+        for position in range(len(seq.outputs), len(seq.outputs) + self._guesses.randint(0, self._drafter.most)):
+            is_right = self._guesses.random() < self._drafter.right
             token = draw(self._vocab_size, seq.intro, prefix, position) if is_right else 1
             drafts.append(token)
             prefix.append(token)
-        return Drafts(tuple(drafts), "toy", (DRAFT_CHANCE,) * len(drafts))
+        return Drafts(tuple(drafts), "toy", (self._drafter.said,) * len(drafts))
 
     def _check_seen(self, pool: ToyPool, table: list[int], row: PlanRow, known: array[int], where: str) -> None:
         size, end = self._block_size, len(known)

@@ -235,8 +235,7 @@ def _new_executor(scenario: Scenario, loop: VirtualLoop, failure_seed: int) -> T
         loop,
         vocab_size=VOCAB_SIZE,
         costs=scenario.costs,
-        most_drafts=scenario.most_drafts,
-        draft_chance=scenario.draft_chance,
+        drafter=scenario.drafter,
         failures=Failures(failure_seed, scenario.failure_rate),
         stored=scenario.stored,
     )

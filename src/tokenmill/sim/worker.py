@@ -16,7 +16,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..core.config import EngineConfig
+from ..core.config import EngineConfig, most_drafted
 from ..core.effects import Event, Job
 from ..core.events import FromEngine, Leaving, Ready, ToEngine, WorkerFacts
 from ..core.ports import Executor, FrontEnd
@@ -71,6 +71,7 @@ class Build:
             max_num_batched_tokens=config.max_num_batched_tokens, worker=worker,
             tiers=self.tiers if config.caches_prefixes else (),
             block_bytes=sum(group.bytes_per_block for group in config.groups),
+            num_speculative_tokens=most_drafted(config),
         )  # fmt: skip
 
 

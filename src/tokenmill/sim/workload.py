@@ -14,7 +14,7 @@ from ..core.config import EngineConfig
 from ..core.cost import Costs
 from ..core.request import EXPORT, IMPORT, Request, SamplingParams
 from ..kv.connector.scheduler.saves import SAVE_BYTES
-from .executor import DRAFT_CHANCE
+from .executor import NO_DRAFTER, ToyDrafter
 from .store import Slots, Stored, blocks_of
 from .toy_model import mark_of, solo_answer
 
@@ -40,8 +40,7 @@ class Cancellation:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`stored`: what a store holds as the engine starts; None: there is no store. `most_drafts`,
-    `draft_chance`: as in ToyExecutor."""
+    """`stored`: what a store holds as the engine starts; None: there is no store. `drafter`: as in ToyExecutor."""
 
     config: EngineConfig
     costs: Costs
@@ -49,8 +48,7 @@ class Scenario:
     arrivals: tuple[Arrival, ...]
     cancellations: tuple[Cancellation, ...]
     stored: Stored | None = None
-    most_drafts: int = 0
-    draft_chance: float = DRAFT_CHANCE
+    drafter: ToyDrafter = NO_DRAFTER
 
     @property
     def requests(self) -> list[Request]:

@@ -40,6 +40,8 @@ class Produced(Protocol):
     def is_saved(self) -> bool: ...
     @property
     def timing(self) -> Timing | None: ...
+    @property
+    def draft_steps(self) -> Sequence[tuple[int, int]]: ...
 
 
 @dataclass(slots=True)
@@ -75,7 +77,8 @@ class Choice:
     a tool has begun; `has_cut_call`: a stop string or stop token ended the last one before it was whole. `num_tokens`
     counts up to and including the token that completed a stop string, and the stop token; what the engine drew beyond a
     stop string is dropped here and never shows. `shown`: special tokens that the parser must see. `timing`: when the
-    engine began with it and with its output, as far as is known."""
+    engine began with it and with its output, as far as is known. `draft_steps`: of each step that verified drafts, how
+    many, and how many were accepted."""
 
     index: int
     request: Request
@@ -90,6 +93,7 @@ class Choice:
     is_finished: bool = False
     timing: Timing | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    draft_steps: list[tuple[int, int]] = field(default_factory=list)
     _detokenizer: Detokenizer = field(init=False)
     _stops: StopMatcher | None = field(init=False)
     _thinker: ReasoningParser | HarmonyParser | None = field(init=False)
@@ -113,6 +117,7 @@ class Choice:
         if delta.timing is not None:
             self.timing = delta.timing
         self.prompt_logprobs.extend(delta.prompt_logprobs)
+        self.draft_steps.extend(delta.draft_steps)
         piece = self._match(delta) if self._stops else self._decode(delta)
         if piece.finish_reason is None and delta.finish_reason is not None:
             self._end(piece, delta)

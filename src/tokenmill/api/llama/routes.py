@@ -70,7 +70,7 @@ class About:
         if request.query_params.get("fail_on_no_slot") not in (None, "0") and num_busy == ready.max_num_seqs:
             raise Unavailable("There is no free slot.")
         n_ctx = self._server.max_model_len
-        slot = {"id_task": -1, "n_ctx": n_ctx, "speculative": False}
+        slot = {"id_task": -1, "n_ctx": n_ctx, "speculative": ready.num_speculative_tokens > 0}
         rows = range(ready.max_num_seqs)
         return JSONReply([{"id": row, **slot, "is_processing": row < num_busy} for row in rows])
 

@@ -105,6 +105,7 @@ def whole_body(answer: Answer, pieces: Sequence[Sequence[Piece]]) -> Work[bytes]
         if len(choices) % _CHOICES_AT_ONCE == 0 or answer.call.sampling.logprobs is not None:
             yield
     body["usage"] = answer.usage()
+    body |= answer.metrics()
     if answer.is_chat:
         body |= yield from _prompt_extras(answer, answer.choices[0])
     if answer.call.handoff == EXPORT:
@@ -233,6 +234,7 @@ class Chunks:
         if not self._answer.call.include_usage:
             return DONE
         usage = self._answer.head(self._kind) | {"choices": [], "usage": self._answer.usage()}
+        usage |= self._answer.metrics()
         return _PREFIX + encode_json(usage) + _END + DONE
 
     def failure(self, error: TokenmillError) -> bytes:

@@ -159,6 +159,7 @@ def split(delta: Delta) -> Iterator[Delta]:
         part = Delta(delta.request_id, [token], delta.logprobs[place : place + 1], num_cached=delta.num_cached)
         if place == 0:
             part.prompt_logprobs, part.timing = delta.prompt_logprobs, delta.timing
+            part.draft_steps = delta.draft_steps
         if place == num_tokens - 1:
             part.finish_reason, part.stop_token, part.timing = delta.finish_reason, delta.stop_token, delta.timing
             part.error, part.error_kind, part.error_param = delta.error, delta.error_kind, delta.error_param
