@@ -69,6 +69,7 @@ def test_keys_and_defaults_are_those_of_vllm() -> None:
             {"prompt_lookup_max": 2, "prompt_lookup_min": 3},
             "prompt_lookup_min of .* must be at most prompt_lookup_max",
         ),
+        ({"num_speculative_tokens": 3, "n_min": 4}, "n_min of .* must be at most num_speculative_tokens .3., got 4"),
         ({"p_min": "high"}, "p_min of speculative_config must be a number from 0 to 1, got 'high'"),
     ],
 )

@@ -79,10 +79,10 @@ class SpeculationConfig:
             kinds, said = ((int, float), "a number") if isinstance(least, float) else ((int,), "an integer")
             if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
                 raise wrong(name, f"{said} from {least:g} to {most:g}", value)
-        if self.prompt_lookup_min > self.prompt_lookup_max:
-            raise wrong(
-                "prompt_lookup_min", f"at most prompt_lookup_max ({self.prompt_lookup_max})", self.prompt_lookup_min
-            )
+        for name, bound in (("prompt_lookup_min", "prompt_lookup_max"), ("n_min", "num_speculative_tokens")):
+            least, most = getattr(self, name), getattr(self, bound)
+            if least > most:
+                raise wrong(name, f"at most {bound} ({most})", least)
 
 
 def wrong(name: str, wanted: str, value: Any) -> ConfigError:
