@@ -215,6 +215,14 @@ def test_what_a_grammar_forces_is_proposed(grammars):
         assert allowed(one.mask, 3) == text.encode("d") and one.follow_up(text.encode("d")) is None
 
 
+def test_of_a_long_text_that_must_come_so_much_is_proposed_as_can_be_of_use(grammars):
+    grammars.drafts = True
+    one = introduce(grammars, intro(regex("a{5000}")))
+    assert allowed(one.mask, 0) == text.encode("a")
+    assert len(one.follow_up(text.encode("a")).tokens) == 127
+    assert len(one.follow_up(text.encode("a" * 65)).tokens) == 63
+
+
 def test_grammars_are_prepared_once_and_kept_in_bounds(monkeypatch):
     """What is given up is made again when it is needed; the vocabulary is loaded once."""
     monkeypatch.setattr(grammars_module, "MAX_KEPT", 2)

@@ -41,6 +41,7 @@ from weakref import WeakSet
 import numpy as np
 
 from ..core.errors import InvalidRequest
+from ..core.speculation import MOST_SPECULATIVE_TOKENS
 from ..core.step import Drafts, Introduction
 from ..ops.api import Ops
 from ..ops.draws import ALWAYS, Mask
@@ -145,6 +146,10 @@ class Constrained:
 
 
 SOURCE = "grammar"
+
+_MOST_FORCED = 2 * MOST_SPECULATIVE_TOKENS
+"""A text that must come may have ten thousands of tokens. So many are enough for the row that draws the next of them
+with drafts, and for the one behind it."""
 
 _NO_TOKEN = (-1,)
 
@@ -419,7 +424,7 @@ class Grammars:
     def _find_forced(self, one: Constrained) -> None:
         words = one.mask.words
         is_single = np.count_nonzero(words) == 1 and int(words.max()).bit_count() == 1
-        one.forced = one.matcher.forced() if is_single and one.matcher is not None else ()
+        one.forced = one.matcher.forced()[:_MOST_FORCED] if is_single and one.matcher is not None else ()
 
     def _look_ahead(self, one: Constrained, drafts: DraftMasks, most_s: float) -> float:
         """Make the masks behind drafts, in about that time at most; what of it was slow. An error ends the drafts and
