@@ -155,3 +155,12 @@ def test_limits_of_the_server_of_requests_and_of_the_step() -> None:
     assert measured().choose([], ROW, KNOWN, 9) == []
     candidate = Candidate(0, Proposal(DRAFTS, 1.0), 9, 10, Terms())
     assert measured().choose([candidate], ROW, Costs(), 9) == [0], "costs are unknown"
+
+
+def test_what_was_proposed_before_the_last_tokens_is_not_verified() -> None:
+    """Where steps wait for each other, two may be committed between two plans."""
+    speculation = Speculation(SpeculationConfig())
+    speculation.note_tokens(0, (9,), DRAFTS, 1)
+    assert speculation.proposed[0].drafts.tokens == (2, 3, 4)
+    speculation.note_tokens(0, (8,), None, 0)
+    assert not speculation.proposed

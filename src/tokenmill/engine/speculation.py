@@ -151,6 +151,7 @@ class Speculation:
 
     def note_tokens(self, number: int, tokens: Many[int], drafts: Drafts | None, num_pending: int) -> None:
         """A sequence has drawn `tokens`. drafts: what is proposed to follow, of which so many are being drawn."""
+        self.proposed.pop(number, None)  # where no step was planned since, what it follows was not known yet
         before = self._latest.pop(number, None)
         if before is not None:
             self._judge(number, before, tokens)
