@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 from test_drafts_exact import all_are_verified, drafted_mix  # noqa: F401, the first is a fixture
-from test_exactness import BLOCK_SIZE, NUM_BLOCKS, Mix, check_mix, run
+from test_exactness import (
+    BLOCK_SIZE,
+    NUM_BLOCKS,
+    Mix,
+    check_mix,
+    no_digest,  # noqa: F401, a fixture
+    run,
+    windowed_checkpoint,
+    windowed_groups,
+)
 
 from adapters import random_pairs, write_adapter
 from tiny import VOCAB_SIZE, tiny_checkpoint
@@ -192,6 +201,19 @@ def test_the_same_weights_are_always_right(make_worker: Callable[..., Worker], n
         assert counting.accepted == 1.0 and counting.num_tokens > least * counting.num_rows
         assert core.stats().prefix_hits
         assert (core.stats().num_preemptions > 0) == (num_blocks < NUM_BLOCKS)
+
+
+@pytest.mark.exact
+@needs_native
+@pytest.mark.usefixtures("no_digest")
+def test_a_model_with_windows_is_drafted_by_the_blocks_of_its_other_layers(make_worker: Callable[..., Worker]) -> None:
+    """Layers of the target with windows have tables of their own; all layers of the drafter go by the first."""
+    windows = (0, 5, 21)
+    checkpoint = windowed_checkpoint(windows, LIMITS["max_model_len"])
+    worker = make_worker(checkpoint, checkpoint, groups=windowed_groups(windows))
+    given = requests(4)
+    counting, _ = run_all(worker, given, groups=windowed_groups(windows))
+    assert counting.accepted == 1.0 and counting.num_tokens > 2 * counting.num_rows
 
 
 @pytest.mark.exact

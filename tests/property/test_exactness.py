@@ -26,7 +26,7 @@ from tokenmill.core.events import Abort, LoadAdapter, Output, Submit
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.engine.core import EngineCore
-from tokenmill.formats.checkpoint import open_checkpoint
+from tokenmill.formats.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.models import loader as registry
 from tokenmill.models.lora import LoraLimits
 from tokenmill.ops.native import NativeOps, available
@@ -410,25 +410,32 @@ SEVERAL_WINDOWS = ((9, 0, 40), (21, 4, 9), (0, 50, 5, 50))
 """What layer after layer sees; 0: everything."""
 
 
+def windowed_checkpoint(windows: tuple[int, ...], max_model_len: int) -> Checkpoint:
+    checkpoint = tiny_checkpoint(num_layers=len(windows))
+    sizes = checkpoint.metadata
+    checkpoint.metadata |= {
+        "architectures": ["MinistralForCausalLM"],
+        "head_dim": sizes["hidden_size"] // sizes["num_attention_heads"],
+        "sliding_window": max(windows),
+        "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
+        LAYER_WINDOWS: windows,
+        "max_position_embeddings": max_model_len,
+    }
+    return checkpoint
+
+
+def windowed_groups(windows: tuple[int, ...]) -> tuple[KVGroupSpec, ...]:
+    return tuple(
+        window_group(NUM_BLOCKS, window) if window else full_groups(NUM_BLOCKS)[0] for window in sorted(set(windows))
+    )
+
+
 def windowed_workers(make_ops, windows: tuple[int, ...], max_model_len: int) -> tuple[Worker, Worker]:
     """(a worker whose windows are KV groups of their own, the same with all layers on one table that keeps it all)"""
     workers = []
-    apart = tuple(
-        window_group(NUM_BLOCKS, window) if window else full_groups(NUM_BLOCKS)[0] for window in sorted(set(windows))
-    )
-    for groups in (apart, full_groups(NUM_BLOCKS)):
-        checkpoint = tiny_checkpoint(num_layers=len(windows))
-        sizes = checkpoint.metadata
-        checkpoint.metadata |= {
-            "architectures": ["MinistralForCausalLM"],
-            "head_dim": sizes["hidden_size"] // sizes["num_attention_heads"],
-            "sliding_window": max(windows),
-            "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
-            LAYER_WINDOWS: windows,
-            "max_position_embeddings": max_model_len,
-        }
+    for groups in (windowed_groups(windows), full_groups(NUM_BLOCKS)):
         worker = build_worker(
-            checkpoint,
+            windowed_checkpoint(windows, max_model_len),
             make_ops(),
             max_model_len=max_model_len,
             groups=groups,

@@ -49,12 +49,34 @@ USUAL_SHARE, NEW = 0.3, 0.1
 """What a step of the drafter takes of one of the target, until it is measured; what a measured one counts."""
 
 PATIENCE, LONGEST_REST = 4, 32
-"""Proposals for a sequence that may stay unused before it is drafted for less often; tokens until it is tried again."""
+"""Proposals that may stay unused before there are fewer, for a sequence and in all; steps until it is tried again."""
 
 SOURCE = "draft_model"
 NONE = -1
 
 _COLUMNS = tuple(name for name in COLUMN_DTYPES if name != "position" and name not in FILTERS)
+
+
+@dataclass(slots=True, eq=False)
+class _Rest:
+    """num_unused: proposals in a row of which nothing was verified: the engine does not find them worth it. num_left:
+    steps until there is another."""
+
+    num_unused: int = 0
+    num_left: int = 0
+
+    def note_step(self, has_drafts: bool) -> bool:
+        """A step with drafts or without any; whether drafts are to be proposed after it."""
+        if has_drafts:
+            self.num_unused = self.num_left = 0
+        elif self.num_left:
+            self.num_left -= 1
+        return not self.num_left
+
+    def note_proposal(self) -> None:
+        self.num_unused += 1
+        if self.num_unused > PATIENCE:
+            self.num_left = min(1 << min(self.num_unused - PATIENCE, 10), LONGEST_REST)
 
 
 @dataclass(slots=True, eq=False)
@@ -65,8 +87,6 @@ class _Sequence:
     table      its first num_blocks are blocks of the target's group
     num_valid  leading tokens whose KV the drafter has
     chain      of the tokens before the block of position num_valid
-    num_unused   proposals in a row of which nothing was verified: the engine does not find them worth it
-    rest       rows that it draws before it is drafted for again
     """
 
     tokens: np.ndarray
@@ -78,21 +98,7 @@ class _Sequence:
     num_blocks: int = 0
     num_valid: int = 0
     chain: int = 0
-    num_unused: int = 0
-    rest: int = 0
-
-    def note_row(self, has_drafts: bool) -> bool:
-        """It has drawn, after drafts or after none; whether it is to be drafted for."""
-        if has_drafts:
-            self.num_unused = self.rest = 0
-        elif self.rest:
-            self.rest -= 1
-        return not self.rest
-
-    def note_proposal(self) -> None:
-        self.num_unused += 1
-        if self.num_unused > PATIENCE:
-            self.rest = min(1 << min(self.num_unused - PATIENCE, 10), LONGEST_REST)
+    rest: _Rest = field(default_factory=_Rest)
 
 
 @dataclass(slots=True, eq=False)
@@ -156,6 +162,7 @@ class DraftModel:
         self._most_drafts = most_drafts
         self._p_min = p_min
         self._target_s = self._own_s = 0.0
+        self._rest = _Rest()
         self._program = ops.compile(lambda recorder, batch: model.forward(recorder, pool.kv, batch), limits)
         self._drawn = np.zeros(limits.max_logit_rows, np.int32)
         self._tokens_BP = np.full((num_blocks, self._block_size), NONE, np.int32)
@@ -182,7 +189,8 @@ class DraftModel:
         self._follow(plan, drawn)
         if plan.rows and all([row.num_tokens == 1 + len(row.drafts) for row in plan.rows]):
             self._target_s = _faded(self._target_s, step_s)
-        going, num_drafting = self._runs(plan, drawn)
+        is_resting = not self._rest.note_step(any([row.drafts for row in plan.rows]))
+        going, num_drafting = ([], 0) if is_resting else self._runs(plan, drawn)
         drafting, share = going[:num_drafting], self._share
         while going:
             began_s, is_usual = time.perf_counter(), all([len(run.inputs) <= 2 for run in going])
@@ -196,7 +204,9 @@ class DraftModel:
             ]
             num_drafting = len(going)
         for run in drafting:
-            run.seq.note_proposal()
+            run.seq.rest.note_proposal()
+        if drafting:
+            self._rest.note_proposal()
         return {run.row: Drafts(tuple(run.tokens), SOURCE, tuple(run.chances)) for run in drafting if run.tokens}
 
     # ---- what is known ----
@@ -266,7 +276,9 @@ class DraftModel:
         late: _Run | None = None
         for row, tokens in enumerate(drawn):
             known = self._sequences.get(plan.rows[row].seq) if tokens else None
-            if known is None or not known.note_row(bool(plan.rows[row].drafts)) or known.num_tokens > self._max_tokens:
+            if known is None or known.num_tokens > self._max_tokens:
+                continue
+            if not known.rest.note_step(bool(plan.rows[row].drafts)):
                 continue
             self._advance(known)
             num_new = known.num_tokens - known.num_valid
