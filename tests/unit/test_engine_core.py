@@ -518,7 +518,7 @@ def test_drafts_are_shared_within_a_tenant_and_salt() -> None:
     """A worker is told which sequences may have drafts of one another's outputs: no two pairs of tenant and salt are
     mistaken for each other."""
     pairs = [("", ""), ("ann", ""), ("", "ann"), ("an", "n"), ("1:a", ""), ("ann", "x"), ("ann", "x")]
-    engine = Engine()
+    engine = Engine(replace(CONFIG, speculation=SpeculationConfig()))
     for number, (tenant, salt) in enumerate(pairs):
         engine.add(make_request(f"r{number}", 4, terms=Terms(tenant=tenant), cache_salt=salt))
     plan = engine.plan()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Many
 
 from ..core.cost import Costs
+from ..core.request import Request
 from ..core.sequence import Sequence, wants_scores
 from ..core.speculation import MOST_DRAFTS
 from ..core.step import Introduction, PlanRow, plan_row
@@ -196,7 +197,8 @@ class StepBuilder:
     def _begin(self, seq: Sequence) -> Introduction:
         encoder = self._state.encoder
         self.step.published += encoder.begin(seq)
-        return _introduce(seq, encoder.blocks_of(seq))
+        scope = "" if self._state.speculation is None else _draft_scope(seq.request)
+        return _introduce(seq, encoder.blocks_of(seq), scope)
 
     def _row_of_known(self, seq: Sequence, start: int, end: int, blocks: tuple[int, ...], is_drawing: bool) -> PlanRow:
         self._state.counters.prompt_tokens_computed += max(0, min(end, seq.num_prompt) - start)
@@ -217,7 +219,7 @@ def _unsent(seq: Sequence) -> tuple[int, ...]:
     return tuple(block for table in seq.tables for block in table.ids[seq.num_sent :])
 
 
-def _introduce(seq: Sequence, encoded: tuple[int, ...]) -> Introduction:
+def _introduce(seq: Sequence, encoded: tuple[int, ...], draft_scope: str) -> Introduction:
     request = seq.request
     return Introduction(
         prompt_tokens=request.prompt_tokens,
@@ -234,10 +236,11 @@ def _introduce(seq: Sequence, encoded: tuple[int, ...]) -> Introduction:
         embeds=request.embeds,
         encoded=encoded,
         unencoded=seq.unencoded,
-        draft_scope=_draft_scope(request.terms.tenant, request.cache_salt),
+        draft_scope=draft_scope,
     )
 
 
-def _draft_scope(tenant: str, salt: str) -> str:
+def _draft_scope(request: Request) -> str:
     """Which of two pairs it comes from can be told."""
+    tenant, salt = request.terms.tenant, request.cache_salt
     return f"{len(tenant)}:{tenant}{salt}" if tenant or salt else ""
