@@ -92,8 +92,12 @@ def test_models_that_nothing_can_be_drafted_for_refuse() -> None:
     assert found.config.speculation == SpeculationConfig()
     (decision,) = [each for each in found.decisions if each.name == "speculation"]
     assert "draft_sample_method: without effect" in decision.reason
+    vectors = replace(model, gives_vectors=True)
     with pytest.raises(ConfigError, match="this model gives vectors"):
-        resolve(options, machine, replace(model, gives_vectors=True))
+        resolve(EngineOptions(speculative_config={"model": "small"}), machine, vectors)
+    found = resolve(options, machine, vectors)  # it may be one of several models of a server
+    assert found.config.speculation is None
+    assert ("speculation", "none") in [(each.name, each.value) for each in found.decisions]
     groups = (*full_groups(8), KVGroupSpec(STATE, 8, STATE_WINDOW))
     with pytest.raises(ConfigError, match="a state cannot be taken back"):
         EngineConfig(groups=groups, max_model_len=64, speculation=SpeculationConfig())

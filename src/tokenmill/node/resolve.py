@@ -325,9 +325,12 @@ def _speculation(options: EngineOptions, model: ModelFacts, decisions: list[Deci
     if speculation is None:
         return None
     if model.gives_vectors:
-        raise ConfigError(
-            "--speculative-config has nothing to draft for: this model gives vectors.", param="speculative_config"
-        )
+        if speculation.model:
+            raise ConfigError(
+                "--speculative-config has nothing to draft for: this model gives vectors.", param="speculative_config"
+            )
+        decisions.append(Decision("speculation", "none", "this model gives vectors"))  # others of a server give tokens
+        return None
     reason = "as asked; the same answers"
     if ignored:
         reason += f"; {', '.join(ignored)}: without effect, since what pays is measured"
