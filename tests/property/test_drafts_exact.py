@@ -277,6 +277,36 @@ def test_what_a_grammar_forces_bit_for_bit(make_worker: Callable[..., Worker], m
 
 @pytest.mark.exact
 @needs_native
+def test_what_a_caller_expects_bit_for_bit(make_worker: Callable[..., Worker]) -> None:
+    """Right, or wrong in places: what is drafted of it is counted, and changes nothing."""
+    worker = make_worker(speculation=SpeculationConfig((NGRAM,), prompt_lookup_min=64, prompt_lookup_max=64))
+    accepted = rejected = 0
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        mix = drafted_mix(rng)
+        plain = replace(mix, aborts={}, config=replace(mix.config, speculation=None))
+        expected, _ = run(worker, plain)
+        arrivals = [
+            (at, replace(each, prediction=_changed(expected[each.id].tokens, rng))) for at, each in mix.arrivals
+        ]
+        core = EngineCore(mix.config)
+        core.handle(Submit(tuple(request for _, request in arrivals)), 0.0)
+        streams = {request.id: Stream() for _, request in arrivals}
+        while (planned := core.plan(0.0)) is not None:
+            for output in core.commit(worker.executor.execute_now(planned), 0.0).outputs:
+                streams[output.request_id].take(output)
+                accepted += output.predicted[0]
+                rejected += output.predicted[1]
+        assert streams == expected, f"seed {seed}"
+    assert accepted > 40 and rejected > 5
+
+
+def _changed(tokens: Iterable[int], rng: random.Random) -> tuple[int, ...]:
+    return tuple(rng.randrange(VOCAB_SIZE) if rng.random() < 0.1 else token for token in tokens)
+
+
+@pytest.mark.exact
+@needs_native
 def test_steps_that_overlap_bit_for_bit(make_worker: Callable[..., Worker]) -> None:
     """A row with drafts is prepared while the step computes that draws its first token, and the mask of its first draw
     is made while it computes itself."""

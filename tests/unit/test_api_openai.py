@@ -117,6 +117,27 @@ def test_a_call_bounds_what_is_drafted_for_it(parse: Any) -> None:
             parse(base | {"speculative": given}, RULES)
 
 
+@pytest.mark.parametrize("parse", [parse_chat, parse_completion])
+def test_what_a_caller_expects_of_an_answer(parse: Any) -> None:
+    """A text or parts of text, which may be empty; anything else is refused by name."""
+    base = CHAT if parse is parse_chat else COMPLETION
+
+    def predicted(content: Any, **more: Any) -> str | None:
+        call, unknown = parse(base | {"prediction": {"type": "content", "content": content} | more}, RULES)
+        assert unknown == []
+        return call.prediction
+
+    part = {"type": "text", "text": "ab"}
+    assert (predicted("ab"), predicted([part, part]), predicted("")) == ("ab", "abab", "")
+    assert parse(base, RULES)[0].prediction is None
+    for content in (None, 3, ["ab"], [part, {"type": "image_url"}], [{"type": "text", "text": 1}]):
+        with pytest.raises(InvalidRequest, match=r"prediction\.content"):
+            predicted(content)
+    for more in ({"type": "tokens"}, {"type": None}, {"other": 1}):
+        with pytest.raises(InvalidRequest, match="prediction"):
+            predicted("ab", **more)
+
+
 def test_every_sampler_has_defaults_of_the_server() -> None:
     given = {
         "typical_p": 0.9, "top_n_sigma": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.2, "dry_multiplier": 0.8,

@@ -18,6 +18,7 @@ from tokenmill.api.openai.parse import parse_chat, parse_completion
 from tokenmill.api.openai.shape import Chunks, whole_body
 from tokenmill.api.pieces import in_turns
 from tokenmill.api.rules import Rules
+from tokenmill.core.events import Output
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import TokenLogprob
 from tokenmill.server.deltas import Delta
@@ -109,6 +110,26 @@ def test_a_stream_that_shows_prompts_again_is_plain_behind_them() -> None:
     told = [data + chunks.text(choice, Piece("y", (3,))) for data, choice in zip(told, subject.choices, strict=True)]
     events = [[json.loads(line[6:]) for line in data.decode().split("\n\n") if line] for data in told]
     assert [[event["choices"][0]["text"] for event in each] for each in events] == [["ab", "x", "y"]] * 2
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_usage_tells_what_became_of_a_prediction(chat: bool) -> None:
+    """Of all choices; drafts behind a stop string are not in the answer, and rejected ones are in no other count. Who
+    predicted nothing is not told."""
+    given = answer(2, chat=chat, prediction={"type": "content", "content": "hello"})
+    for choice, num_drafted in zip(given.choices, (3, 9), strict=True):
+        delta = Delta(choice.request.id)
+        for tokens in ((75, 76), (77, 78, 79)):
+            delta.add(Output(choice.request.id, tokens, num_drafted=num_drafted, is_predicted=True))
+        delta.add(Output(choice.request.id, (75, 76), num_drafted=7))  # of another drafter
+        choice.push(delta)
+        choice.push(Output(choice.request.id, finish_reason="stop", stop_token=2, is_predicted=True))
+    given.choices[1].num_tokens = 2
+    usage = given.usage()
+    assert usage["completion_tokens"] == 10 and usage["total_tokens"] == 12
+    details = {"reasoning_tokens": 0, "accepted_prediction_tokens": 3 + 2, "rejected_prediction_tokens": 3 + 15}
+    assert usage["completion_tokens_details"] == details
+    assert "completion_tokens_details" not in answer(2, chat=chat).usage()
 
 
 @pytest.mark.parametrize("chat", [True, False])

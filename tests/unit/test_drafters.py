@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from tokenmill.ops.reference import ReferenceOps
 from tokenmill.ops.reference_drafts import ReferenceDrafter
 from tokenmill.worker import build
 from tokenmill.worker.drafters import TOLD_AT_ONCE, Drafters
+from tokenmill.worker.prediction import Prediction
 from workers import build_worker
 
 VOCAB = 50
@@ -196,13 +198,13 @@ def _drafts(drafters: Drafters, step: int, seq: int, *tokens: int) -> tuple[int,
 
 @pytest.fixture
 def drafters():
-    return Drafters(ReferenceOps(), SpeculationConfig(), 10**6, most=8)
+    return Drafters(ReferenceOps().new_drafter(SpeculationConfig(), 10**6), most=8, overlap=24)
 
 
 @native
 def test_a_long_prompt_is_told_in_pieces_and_what_is_drawn_meanwhile_behind_it():
     ops = NativeOps(1)
-    drafters = Drafters(ops, SpeculationConfig(), 10**6, most=8)
+    drafters = Drafters(ops.new_drafter(SpeculationConfig(), 10**6), most=8, overlap=24)
     prompt = range(2 * TOLD_AT_ONCE + 100)
     drafters.introduce(0, 7, _intro(prompt))
     assert _drafts(drafters, 0, 7, 5) == _drafts(drafters, 1, 7, 6) == ()
@@ -234,6 +236,59 @@ def test_what_was_put_out_before_a_preemption_counts_once(drafters):
     _drafts(drafters, 2, 7)
     (scope,) = drafters._drafter._scopes.values()
     assert scope.texts == [[*output[:50]], [*output[26:]]]  # they overlap by as much as can match
+
+
+def predicted(prediction: Prediction, *tokens: int) -> tuple[int, ...]:
+    prediction.follow(tokens)
+    drafts = prediction.propose(4)
+    return () if drafts is None else drafts.tokens
+
+
+def test_an_answer_is_found_again_in_what_was_expected_of_it():
+    """After words that it leaves out, puts in or writes otherwise; at its end and in foreign text nothing comes."""
+    text = [*range(100, 200)]
+    prediction = Prediction(text, ())
+    assert prediction.propose(4).tokens == (100, 101, 102, 103)
+    assert predicted(prediction, 100, 101) == (102, 103, 104, 105)
+    assert predicted(prediction, 5) == predicted(prediction, 6) == ()  # put in
+    assert predicted(prediction, 102, 103) == (104, 105, 106, 107)
+    assert predicted(prediction, 150) == (151, 152, 153, 154)  # left out
+    assert predicted(prediction, 7) == ()  # instead of 151
+    assert predicted(prediction, 152) == (153, 154, 155, 156)
+    assert predicted(prediction, 110, 111) == (112, 113, 114, 115)  # back
+    assert predicted(prediction, *range(112, 199)) == (199,)
+    assert predicted(prediction, 199) == predicted(prediction, 3) == ()
+    assert predicted(Prediction(text, text[:30])) == (130, 131, 132, 133)  # begun elsewhere
+
+
+def test_of_places_that_match_the_longest_counts_then_the_next_one():
+    text = [1, 2, 9, 3, 2, 9, 4, 5, 2, 9, 6]
+    assert predicted(Prediction(text, ()), 4, 5, 2, 9) == (6,)  # though 1, 2, 9 comes first
+    assert predicted(Prediction(text, (1, 2, 9, 3)), 9) == (4, 5, 2, 9)
+    assert predicted(Prediction(text, text), 9) == (6,)  # none is behind: the last one before
+    assert predicted(Prediction([7], ())) == (7,) and predicted(Prediction([7], ()), 8) == ()
+
+
+def test_what_is_looked_for_is_no_part_of_two_tokens():
+    """An id whose bytes begin in the middle of another's."""
+    text = [0x010200, 0x000100, 5]
+    assert Prediction(text, ())._bytes.find((0x0102).to_bytes(4, "little")) == 1
+    assert predicted(Prediction(text, (5,)), 0x0102) == ()
+    assert predicted(Prediction([*text, 0x0102, 6], ()), 0x0102) == (6,)
+    assert predicted(Prediction([0x0102, 6, *text], [0x0102, 6, *text]), 0x0102) == (6, *text[:3])
+
+
+def test_an_expected_answer_is_drafted_with_and_without_another_drafter(drafters):
+    """Of both the one that more tokens are expected of; none for a sequence of which nothing is expected."""
+    for each in (drafters, Drafters(None, most=8, overlap=24)):
+        each.introduce(0, 7, replace(_intro([1, 2, 3, 1]), prediction=(*range(50, 70),)))
+        (result,) = each.propose(0, [RowResult(7, (50,))])
+        assert result.drafts.source == "prediction" and result.drafts.tokens == (*range(51, 59),)
+        assert result.drafts.chances[:2] == (0.75, 0.875) and result.drafts.chances[-1] < 1
+        assert _drafts(each, 1, 7, 41) == _drafts(each, 2, 7, 50) == ()
+        each.introduce(3, 7, _intro([9]))
+        assert _drafts(each, 3, 7, 50) == ()
+        each.release(7)
 
 
 @pytest.mark.parametrize("ops", [ReferenceOps, pytest.param(NativeOps, marks=native)])

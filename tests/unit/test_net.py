@@ -250,4 +250,4 @@ def test_requests_without_embeds_are_sent_without_the_field() -> None:
         len(msgspec.msgpack.decode(codec.encode(Submit((request,)), 0.0)[1:])[-1][0])
         for request in (plain, replace(plain, embeds=(Embeds(1, 1, b"digest"),)))
     ]
-    assert num_fields == [23, 24]
+    assert num_fields == [24, 25]

@@ -78,9 +78,14 @@ class Answer:
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
-        if any(choice.reasons for choice in self.choices):
+        is_predicted = self.call.prediction is not None
+        if is_predicted or any(choice.reasons for choice in self.choices):
             num_thought = sum(choice.num_reasoning_tokens for choice in self.choices)
-            usage["completion_tokens_details"] = {"reasoning_tokens": num_thought}
+            details = usage["completion_tokens_details"] = {"reasoning_tokens": num_thought}
+            if is_predicted:
+                accepted = (min(choice.num_accepted, choice.num_tokens) for choice in self.choices)
+                details["accepted_prediction_tokens"] = sum(accepted)
+                details["rejected_prediction_tokens"] = sum(choice.num_rejected for choice in self.choices)
         return usage
 
     def metrics(self) -> dict[str, Any]:

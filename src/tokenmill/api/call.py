@@ -43,6 +43,7 @@ class Call:
     keep_s            for how long its KV is to be kept after its end; None: it does not say
     priority_class    that it asks for; None: its tenant's
     drafts            its limits of what is drafted for it
+    prediction        text that its answer is expected to have; None: it says nothing
     ignored           what of the body was left out because nothing here can do it; its sender is told
     extras            what another API's shape needs of the body: JSON data
     """
@@ -81,6 +82,7 @@ class Call:
     keep_s: float | None = None
     priority_class: int | None = None
     drafts: DraftLimits = NO_LIMITS
+    prediction: str | None = None
     ignored: tuple[str, ...] = ()
     extras: dict[str, Any] = field(default_factory=dict)
 

@@ -265,3 +265,30 @@ def with_drafts(terms: Terms, limits: DraftLimits) -> Terms:
     if limits == NO_LIMITS:
         return terms
     return terms._replace(draft_n_max=limits.n_max, draft_n_min=limits.n_min, draft_p_min=limits.p_min)
+
+
+def read_prediction(fields: Fields) -> str | None:
+    """`prediction`: what the caller expects of the answer, a text or parts of text. Raises InvalidRequest naming the
+    field."""
+    given = fields.object("prediction")
+    if given is None:
+        return None
+    inner = Fields(given, "prediction")
+    kind, content = inner.text("type"), inner.any("content")
+    inner.refuse_unread()
+    if kind != "content":
+        raise InvalidRequest("prediction.type must be 'content'.", param="prediction.type")
+    if isinstance(content, str):
+        return content
+    is_array = isinstance(content, list)
+    parts = (
+        [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        if is_array
+        else []
+    )
+    texts = [text for text in parts if isinstance(text, str)]
+    if not is_array or len(texts) < len(content):
+        raise InvalidRequest(
+            "prediction.content must be a string or an array of parts of type 'text'.", param="prediction.content"
+        )
+    return "".join(texts)

@@ -193,6 +193,22 @@ class Encoder:
         )
         return len(prompt.tokens)
 
+    async def encode_prediction(self, call: Call, limit: int, caller: Caller) -> tuple[int, ...]:
+        """What a call expects of its answer, as far as `limit` tokens of context have room for it."""
+        if not (call.prediction and limit):
+            return ()
+        shared = not call.cache_salt
+        encoded = await self.encode(
+            call.prediction,
+            add_special=False,
+            shared=shared,
+            room=limit,
+            keep="head",
+            param="prediction",
+            caller=caller,
+        )
+        return encoded.tokens[:limit]
+
     async def encode_call(
         self, call: Call, limit: int, *, rendered: Rendered | None = None, caller: Caller = _NOBODY
     ) -> list[Encoded]:
@@ -227,9 +243,11 @@ class Encoder:
         return encoded
 
 
-def text_call(call: Call, text: TextModel, adapter: str, terms: Terms, cache_salt: str) -> TextCall:
+def text_call(
+    call: Call, text: TextModel, adapter: str, terms: Terms, cache_salt: str, prediction: tuple[int, ...] = ()
+) -> TextCall:
     """What the requests of `call` have in common. adapter: digest, "" for none; cache_salt: the tenant's with the
-    call's own. Raises InvalidRequest."""
+    call's own; prediction: the call's in tokens. Raises InvalidRequest."""
     return TextCall(
         sampling=call.sampling,
         default_max_tokens=default_max_tokens(text.sampling_defaults, call.usual_tokens),
@@ -240,6 +258,7 @@ def text_call(call: Call, text: TextModel, adapter: str, terms: Terms, cache_sal
         adapter=adapter,
         bad_words=bad_word_ids(text.tokenizer, call.sampling.bad_words),
         dry_breakers=breaker_ids(text.tokenizer, call.sampling),
+        prediction=prediction,
         fits_room=call.fits_room,
         prompt_field=call.prompt_field,
         limit_field=call.limit_field,

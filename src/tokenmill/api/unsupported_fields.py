@@ -59,7 +59,6 @@ _GENERATION: Table = {
     "safety_identifier": _ACCOUNT,
     "prompt_cache_key": _CACHE,
     "prompt_cache_retention": _CACHE,
-    "prediction": Ignored("it is a hint for speed"),
     # vLLM
     "logits_processors": Refused(([],)),
     "logprob_token_ids": Refused(([],)),

@@ -302,7 +302,7 @@ class Output(NamedTuple):
     the user, `error_kind` the `kind` of the matching class of core.errors (invalid_request_error, overloaded_error,
     unavailable_error, internal_error, timeout_error) and `error_param` the field at fault ("" = none). Where it is
     "length", `error` may be TIMEOUT, or REPETITION (core/loop_guard.py). `num_drafted`: drafts that the step verified
-    for it.
+    for it; `is_predicted`: they are of its prediction.
     """
 
     request_id: str
@@ -321,6 +321,7 @@ class Output(NamedTuple):
     is_saved: bool = False
     attempt: int = 0
     num_drafted: int = 0
+    is_predicted: bool = False
 
     @property
     def draft_steps(self) -> tuple[tuple[int, int], ...]:
@@ -328,6 +329,14 @@ class Output(NamedTuple):
         if not self.num_drafted:
             return ()
         return ((self.num_drafted, len(self.tokens) + (self.stop_token is not None) - 1),)
+
+    @property
+    def predicted(self) -> tuple[int, int]:
+        """Drafts of the request's prediction that were accepted for these tokens, and that were not."""
+        if not (self.num_drafted and self.is_predicted):
+            return (0, 0)
+        ((num_drafted, num_accepted),) = self.draft_steps
+        return num_accepted, num_drafted - num_accepted
 
 
 output_of: Callable[[tuple[Any, ...]], Output] = partial(tuple.__new__, Output)

@@ -65,6 +65,7 @@ def progressed(seq: Sequence, result: RowResult, num_output: int, now: float, nu
                 False,
                 request.attempt,
                 num_drafted,
+                seq.is_predicted,
             )
         )
     seq.first_token_s = now
@@ -78,6 +79,7 @@ def progressed(seq: Sequence, result: RowResult, num_output: int, now: float, nu
         timing=_timing(seq, -1.0),
         attempt=seq.request.attempt,
         num_drafted=num_drafted,
+        is_predicted=seq.is_predicted,
     )
 
 
@@ -109,6 +111,7 @@ def ended(
         vector=b"" if result is None else result.vector,
         timing=_timing(seq, now),
         attempt=seq.request.attempt,
+        is_predicted=seq.is_predicted,
     )
 
 

@@ -77,6 +77,7 @@ class Request:
     keys            keys of the prompt's full blocks, joined (kv.blocks.hashing); b"": nobody has made them
     arrival_s       when the front end admitted it, on the monotonic clock of whoever holds the request
     pooling         the vector it wants; None: it wants tokens
+    prediction      tokens that its caller expects the output to have: they are drafted (core/speculation.py)
     embeds          inputs that are not token ids, in order; `prompt_tokens` have placeholders in their places
     """
 
@@ -104,6 +105,7 @@ class Request:
     session: str = ""
     keys: bytes = b""
     embeds: tuple[Embeds, ...] = ()
+    prediction: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.handoff in ("", EXPORT, IMPORT), self.handoff

@@ -64,6 +64,7 @@ class Sequence:
     encoded         blocks of the encoder's group that it has, one for each of its contents that differ
     unencoded       those of them that its first row is to fill
     slow_s          processor time of its slow masks, also before it was preempted
+    is_predicted    the drafts of its last row with drafts are of its prediction
     last            its last output, while it is EXPORTING
     end_reason      with which it ends there
     max_len         tokens, of prompt and output, with which it ends
@@ -91,6 +92,7 @@ class Sequence:
     encoded: tuple[int, ...] = ()
     unencoded: tuple[int, ...] = ()
     slow_s: float = 0.0
+    is_predicted: bool = False
     first_scheduled_s: float = -1.0
     first_token_s: float = -1.0
     num_preemptions: int = 0

@@ -18,6 +18,9 @@ DRAFT_MODEL = "draft_model"
 METHODS = (NGRAM, SUFFIX, DRAFT_MODEL)
 """Drafters, by vLLM's names."""
 
+PREDICTION = "prediction"
+"""The drafter of a request that says what it expects, beside those that are configured."""
+
 MOST_SPECULATIVE_TOKENS = 64
 
 MOST_DRAFTS = 64

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Many
 from ..core.cost import Costs
 from ..core.request import Request
 from ..core.sequence import Sequence, wants_scores
-from ..core.speculation import MOST_DRAFTS
+from ..core.speculation import MOST_DRAFTS, PREDICTION
 from ..core.step import Introduction, PlanRow, plan_row
 from ..kv.blocks.groups import Match
 from ..kv.blocks.manager import BlockManager
@@ -189,7 +189,9 @@ class StepBuilder:
         for index, candidate, num_drafts in zip(places, candidates, numbers, strict=True):
             if num_drafts:
                 step.rows[index] = step.rows[index]._replace(drafts=candidate.proposal.drafts.tokens[:num_drafts])
-                step.sequences[index].num_pending -= 1
+                seq = step.sequences[index]
+                seq.num_pending -= 1
+                seq.is_predicted = candidate.proposal.drafts.source == PREDICTION
                 step.num_drafts += num_drafts
                 step.num_more_tokens += num_drafts
                 step.num_more_positions += num_drafts * candidate.end + num_drafts * (num_drafts - 1) // 2
@@ -237,6 +239,7 @@ def _introduce(seq: Sequence, encoded: tuple[int, ...], draft_scope: str) -> Int
         encoded=encoded,
         unencoded=seq.unencoded,
         draft_scope=draft_scope,
+        prediction=request.prediction,
     )
 
 

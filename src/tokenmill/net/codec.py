@@ -52,14 +52,16 @@ from ..core.tiers import TierEvents, WatchTiers
 
 
 class _PackedRequest(NamedTuple):
-    """A request; `prompt`, `keys`, `sampling`, `bad_words` and `terms` are places in the lists of its message, `age_s`
-    is since its arrival. Without embeds it is sent without that field."""
+    """A request; `prompt`, `keys`, `sampling`, `bad_words` and `terms` are places in the lists of its message, and
+    `prediction` is one in that of prompts; `age_s` is since its arrival. Without embeds it is sent without that
+    field."""
 
     prompt: int
     keys: int
     sampling: int
     bad_words: int
     terms: int
+    prediction: int
     age_s: float
     id: str
     max_tokens: int
@@ -81,7 +83,7 @@ class _PackedRequest(NamedTuple):
     embeds: tuple[Embeds, ...] = ()
 
 
-_OWN = _PackedRequest._fields[6:]
+_OWN = _PackedRequest._fields[7:]
 
 
 class _Submitted(NamedTuple):
@@ -157,6 +159,7 @@ def _take_apart(message: Submit, now: float) -> _Submitted:
             samplings.place(request.sampling),
             bad_words.place(request.bad_words),
             terms.place(request.terms),
+            prompts.place(request.prediction),
             now - request.arrival_s,
             *own(request),
         )
@@ -195,8 +198,9 @@ def _put_together(message: _Submitted, now: float) -> Submit:
                 sampling=message.samplings[choice.sampling],
                 bad_words=message.bad_words[choice.bad_words],
                 terms=message.terms[choice.terms],
+                prediction=message.prompts[choice.prediction],
                 arrival_s=now - choice.age_s,
-                **cast(dict[str, Any], dict(zip(_OWN, choice[6:], strict=True))),
+                **cast(dict[str, Any], dict(zip(_OWN, choice[7:], strict=True))),
             )
             for choice in message.choices
         )

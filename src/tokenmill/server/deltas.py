@@ -30,6 +30,7 @@ class Delta:
     error_param: str = ""
     vector: bytes = b""
     is_saved: bool = False
+    predicted: tuple[int, int] = (0, 0)
     timing: Timing | None = None
     draft_steps: list[tuple[int, int]] = field(default_factory=list)
 
@@ -46,6 +47,8 @@ class Delta:
             self.timing = output.timing
         if output.num_drafted:
             self.draft_steps += output.draft_steps
+            (accepted, rejected), (more, others) = self.predicted, output.predicted
+            self.predicted = (accepted + more, rejected + others)
         self.error, self.error_kind, self.error_param = output.error, output.error_kind, output.error_param
 
 

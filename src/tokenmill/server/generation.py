@@ -297,6 +297,8 @@ class Generation:
         terms = terms_of(caller, self.objectives, call.slo, least, call.priority_class)
         self.limits.admit(Newcomer(caller.name, call.priority, least, terms=terms, since_s=since_s))
         prompts = await self.encoder.encode_call(call, context_limit(ready), rendered=rendered, caller=caller)
+        room = context_limit(ready) if ready.num_speculative_tokens else 0
+        prediction = await self.encoder.encode_prediction(call, room, caller)
         constraint = constraint_of(call, self.text.chat_format, prompts[0].text)
         if constraint is not None:
             grammar = await self.grammars.compile(constraint, caller)
@@ -312,7 +314,7 @@ class Generation:
         terms = bounded(terms, caller, self.config, self.objectives.alone(longest).ttft_s if terms.ttft_s else 0.0)
         terms = with_drafts(terms, call.drafts)
         requests = make_requests(
-            text_call(call, self.text, digest, terms, caller.tenant.salt_with(call.cache_salt)),
+            text_call(call, self.text, digest, terms, caller.tenant.salt_with(call.cache_salt), prediction),
             [prompt.tokens for prompt in prompts],
             ready,
             root_id=root_id,

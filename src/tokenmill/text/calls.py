@@ -34,7 +34,7 @@ class TextCall:
 
     default_max_tokens  what is produced where sampling.max_tokens is None; None: what the context has room for
     adapter             digest, "" for none
-    terms, handoff, bad_words, dry_breakers  as Request has them
+    terms, handoff, bad_words, dry_breakers, prediction  as Request has them
     fits_room           an answer that the context has no room for is cut there, not refused
     prompt_field        what the caller calls a prompt, and limit_field what gave max_tokens, for messages
     """
@@ -48,6 +48,7 @@ class TextCall:
     handoff: str = ""
     bad_words: tuple[tuple[int, ...], ...] = ()
     dry_breakers: tuple[int, ...] = ()
+    prediction: tuple[int, ...] = ()
     fits_room: bool = False
     prompt_field: str = "prompt"
     limit_field: str = "max_tokens"
@@ -107,6 +108,7 @@ def make_requests(
                     arrival_s=arrival_s,
                     bad_words=call.bad_words,
                     dry_breakers=call.dry_breakers,
+                    prediction=call.prediction,
                 )
             )
     return requests

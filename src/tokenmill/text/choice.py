@@ -39,6 +39,8 @@ class Produced(Protocol):
     @property
     def is_saved(self) -> bool: ...
     @property
+    def predicted(self) -> tuple[int, int]: ...
+    @property
     def timing(self) -> Timing | None: ...
     @property
     def draft_steps(self) -> Sequence[tuple[int, int]]: ...
@@ -78,7 +80,7 @@ class Choice:
     counts up to and including the token that completed a stop string, and the stop token; what the engine drew beyond a
     stop string is dropped here and never shows. `shown`: special tokens that the parser must see. `timing`: when the
     engine began with it and with its output, as far as is known. `draft_steps`: of each step that verified drafts, how
-    many, and how many were accepted."""
+    many, and how many were accepted; `num_accepted`, `num_rejected`: of those of its prediction."""
 
     index: int
     request: Request
@@ -89,6 +91,8 @@ class Choice:
     has_cut_call: bool = False
     num_tokens: int = 0
     num_cached: int = 0
+    num_accepted: int = 0
+    num_rejected: int = 0
     is_saved: bool = False
     is_finished: bool = False
     timing: Timing | None = None
@@ -114,6 +118,8 @@ class Choice:
         """The text that is now certain. A piece with a finish_reason is the last."""
         self.num_cached = delta.num_cached
         self.is_saved = delta.is_saved
+        self.num_accepted += delta.predicted[0]
+        self.num_rejected += delta.predicted[1]
         if delta.timing is not None:
             self.timing = delta.timing
         self.prompt_logprobs.extend(delta.prompt_logprobs)

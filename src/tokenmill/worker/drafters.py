@@ -2,7 +2,8 @@
 they propose with the results (core/step.py). What becomes of a proposal is the engine's to say.
 
 A prompt is told a piece a step, beside the steps that compute it, so that a long one holds nothing up. Until all of it
-is told, nothing is proposed for its sequence.
+is told, nothing is looked up for its sequence. What its caller expects of it (worker/prediction.py) is proposed from
+the first token on.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from operator import mul
 from typing import TypeVar
 
 from ..core.config import EngineConfig
-from ..core.speculation import NGRAM, SUFFIX, SpeculationConfig
+from ..core.speculation import NGRAM, SUFFIX
 from ..core.step import Drafts, Introduction, RowResult
 from ..ops.api import Ops
 from ..ops.drafts import OUTPUT_BYTES, SEQUENCE_TOKEN_BYTES, Drafter, Wanted
+from .prediction import Prediction
 
 log = logging.getLogger(__name__)
 
@@ -44,61 +46,75 @@ def _methods(config: EngineConfig) -> tuple[str, ...]:
 @dataclass(slots=True)
 class _Known:
     """A sequence. first_step: the step that introduced it; untold: tokens that the drafters are still to be told of, up
-    to num_told they have been. is_over: it has drawn one of end_ids, and what it draws after that is nothing."""
+    to num_told they have been. is_over: it has drawn one of end_ids, and what it draws after that is nothing.
+    prediction: None where its caller expects nothing."""
 
     first_step: int
     end_ids: frozenset[int]
     untold: tuple[int, ...]
+    prediction: Prediction | None
     num_told: int = 0
     is_over: bool = False
 
 
 class Drafters:
-    """most: tokens to propose at a time. All calls are made by the thread that prepares and collects steps."""
+    """drafter: None where only predictions are drafted from; most: tokens to propose at a time; overlap: tokens before
+    what is new to others that they are to see with it. All calls are made by the thread that prepares and collects
+    steps."""
 
-    def __init__(self, ops: Ops, config: SpeculationConfig, vocab_size: int, most: int) -> None:
-        self._drafter: Drafter | None = ops.new_drafter(config, vocab_size)
+    def __init__(self, drafter: Drafter | None, most: int, overlap: int) -> None:
+        self._drafter = drafter
         self._most = most
-        self._overlap = config.suffix_decoding_max_tree_depth
+        self._overlap = overlap
         self._known: dict[int, _Known] = {}
 
     @staticmethod
     def of(ops: Ops, config: EngineConfig, vocab_size: int) -> Drafters | None:
-        """None where nothing is to be drafted, or by a model alone. What is proposed loses its first tokens to steps
-        that are under way already."""
+        """None where nothing is to be drafted. What is proposed loses its first tokens to steps that are under way
+        already."""
         speculation, methods = config.speculation, _methods(config)
-        if speculation is None or not methods:
+        if speculation is None:
             return None
         most = speculation.num_speculative_tokens + config.steps_in_flight - 1
-        return Drafters(ops, replace(speculation, methods=methods), vocab_size, most)
+        drafter = ops.new_drafter(replace(speculation, methods=methods), vocab_size) if methods else None
+        return Drafters(drafter, most, speculation.suffix_decoding_max_tree_depth)
 
     def introduce(self, step: int, seq: int, intro: Introduction) -> None:
         """A sequence that ran here before has let others have its outputs; only what comes is new to them."""
+        prediction = Prediction(intro.prediction, intro.output_tokens) if intro.prediction else None
+        if self._drafter is None and prediction is None:
+            self._known.pop(seq, None)
+            return
         tokens = intro.prompt_tokens + intro.output_tokens
         num_before = max(len(intro.prompt_tokens), len(tokens) - self._overlap)
         self._ask(lambda drafter: drafter.begin(seq, intro.draft_scope, len(tokens), num_before), None)
         end_ids = frozenset(intro.eos_token_ids + intro.sampling.stop_token_ids)
-        self._known[seq] = _Known(step, end_ids, tokens)
+        self._known[seq] = _Known(step, end_ids, tokens, prediction)
 
     def release(self, seq: int) -> None:
         """Unknown ones are fine."""
-        known = self._known.pop(seq, None)
-        if known is not None:
+        if self._known.pop(seq, None) is not None:
             self._ask(lambda drafter: drafter.end(seq), None)
 
     def propose(self, step: int, results: Sequence[RowResult]) -> tuple[RowResult, ...]:
-        """The results of a step, with what may follow. What a draft model has proposed stays, unless more tokens of the
-        other are expected to be right."""
-        if self._drafter is None:
-            return tuple(results)
+        """The results of a step, with what may follow: of all who propose something, that of which most tokens are
+        expected to be right."""
         rows: list[Wanted] = []
         places: list[int] = []
+        proposed = list(results)
         room = TOLD_AT_ONCE
         for place, result in enumerate(results):
             known = self._known.get(result.seq)
             if known is None or known.first_step > step or known.is_over:  # it may have left, and begun anew
                 continue
             drawn = result.tokens
+            known.is_over = not known.end_ids.isdisjoint(drawn)
+            if known.prediction is not None and drawn:
+                known.prediction.follow(drawn)
+                if not known.is_over and (drafts := known.prediction.propose(self._most)) is not None:
+                    _propose(proposed, place, drafts)
+            if self._drafter is None:
+                continue
             if known.untold:
                 tokens = known.untold[known.num_told : known.num_told + room]
                 room -= len(tokens)
@@ -111,14 +127,12 @@ class Drafters:
                     known.untold = ()
             else:
                 tokens = drawn
-            known.is_over = not known.end_ids.isdisjoint(result.tokens)
             rows.append(Wanted(result.seq, tokens, self._most if drawn and not known.is_over else 0))
             places.append(place)
-        proposed = list(results)
         nothing: list[Drafts | None] = [None] * len(rows)
-        for place, drafts in zip(places, self._ask(lambda drafter: drafter.propose(rows), nothing), strict=True):
-            if drafts is not None and _num_right(drafts) > _num_right(proposed[place].drafts):
-                proposed[place] = proposed[place]._replace(drafts=drafts)
+        for place, found in zip(places, self._ask(lambda drafter: drafter.propose(rows), nothing), strict=True):
+            if found is not None:
+                _propose(proposed, place, found)
         return tuple(proposed)
 
     def _ask(self, question: Callable[[Drafter], T], otherwise: T) -> T:
@@ -131,6 +145,12 @@ class Drafters:
             log.exception("Nothing is drafted from earlier text any more, until the server is started again.")
             self._drafter = None
             return otherwise
+
+
+def _propose(results: list[RowResult], place: int, drafts: Drafts) -> None:
+    """Unless more tokens of what is proposed already are expected to be right."""
+    if _num_right(drafts) > _num_right(results[place].drafts):
+        results[place] = results[place]._replace(drafts=drafts)
 
 
 def _num_right(drafts: Drafts | None) -> float:

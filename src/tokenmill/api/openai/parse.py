@@ -14,7 +14,16 @@ from ...core.errors import InvalidRequest
 from ...core.request import EXPORT, IMPORT
 from ...core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_TOKENS, SETTINGS, SamplingParams, Setting
 from ..call import Call
-from ..common_fields import budget_field, read_beams, read_class, read_drafts, read_keep, read_reasoning, read_wish
+from ..common_fields import (
+    budget_field,
+    read_beams,
+    read_class,
+    read_drafts,
+    read_keep,
+    read_prediction,
+    read_reasoning,
+    read_wish,
+)
 from ..constraints import read_constraint
 from ..conversations import parse_conversation
 from ..fields import Fields
@@ -186,6 +195,7 @@ def _common(fields: Fields, prompt_logprobs: int | None) -> dict[str, Any]:
         "keep_s": read_keep(fields),
         "priority_class": read_class(fields),
         "drafts": read_drafts(fields),
+        "prediction": read_prediction(fields),
     }
 
 

@@ -127,6 +127,12 @@ ANSWER: Told = {
     "speculative.n_max": ("integer, 0 to 2^31 - 1", "most tokens drafted in a step; 0: none are"),
     "speculative.n_min": ("integer, 0 to 2^31 - 1", "none is drafted where fewer than this are worth it"),
     "speculative.p_min": ("number, 0 to 1", "no token is drafted that is right with a lower probability"),
+    "prediction": (
+        "object",
+        "OpenAI's: `type` `content`, and `content`, a string or parts of text that the answer is expected to repeat. "
+        "A server with `--speculative-config` drafts from it, as far as the context has room for it "
+        "([speculation](../operate/speculation.md)); any other leaves it out",
+    ),
     "slo": (
         "string or object",
         "latency objectives ([profiles](../operate/slo.md)): the name of a profile, or an object with targets of its "

@@ -164,6 +164,7 @@ def split(delta: Delta) -> Iterator[Delta]:
             part.finish_reason, part.stop_token, part.timing = delta.finish_reason, delta.stop_token, delta.timing
             part.error, part.error_kind, part.error_param = delta.error, delta.error_kind, delta.error_param
             part.vector, part.is_saved = delta.vector, delta.is_saved
+            part.predicted = delta.predicted
         yield part
 
 
