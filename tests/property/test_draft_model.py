@@ -47,7 +47,7 @@ from workers import build_worker
 needs_native = pytest.mark.skipif(available() is not None, reason=str(available()))
 SEEDS = (31, 39, 46)
 LIMITS = {"max_model_len": 128, "max_num_batched_tokens": 128, "max_num_seqs": 8, "block_size": BLOCK_SIZE}
-SPECULATION = SpeculationConfig((DRAFT_MODEL,), num_speculative_tokens=5, p_min=1e-9, model="tiny")
+SPECULATION = SpeculationConfig((DRAFT_MODEL,), num_speculative_tokens=5, model="tiny")
 
 
 class Counting:
@@ -75,6 +75,12 @@ class Counting:
     @property
     def accepted(self) -> float:
         return (self.num_tokens - self.num_rows) / self.num_drafted
+
+
+@pytest.fixture(autouse=True)
+def all_are_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not what pays, which takes a clock."""
+    monkeypatch.setattr(DraftModel, "_share", 0.0)
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ class DraftModel:
     num_tables    block tables of a sequence, of which the first is that of the target's group
     target_vocab  ids below this may be drafted
     most_drafts   tokens of a proposal
-    p_min         least probability of a token that is drafted, where those before it are right; 0: what pays
+    p_min         nor is a token drafted that is right with a lower probability, where those before it are
     """
 
     def __init__(
@@ -299,9 +299,7 @@ class DraftModel:
 
     @property
     def _share(self) -> float:
-        """Of a step of the target's, what one of the drafter's takes; 0 where that is not to matter."""
-        if self._p_min:
-            return 0.0
+        """Of a step of the target's, what one of the drafter's takes."""
         return self._own_s / self._target_s if self._own_s and self._target_s else USUAL_SHARE
 
     def _call(self, runs: list[_Run], num_drafting: int) -> list[tuple[int, float]]:
