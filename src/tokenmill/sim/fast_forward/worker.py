@@ -98,7 +98,7 @@ class FastForward:
             (
                 (seq.request.id, (DRAWN,), (), (), None, None),
                 len(seq.tokens) - seq.num_prompt,
-                (min(seq.num_cached, seq.num_prompt), "", "", "", b"", None, False, seq.request.attempt, 0),
+                (min(seq.num_cached, seq.num_prompt), "", "", "", b"", None, False, seq.request.attempt, 0, False),
             )
             for seq in running
         ]
