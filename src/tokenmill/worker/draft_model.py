@@ -48,8 +48,9 @@ MOST_SEQUENCES = 64
 USUAL_SHARE, NEW = 0.3, 0.1
 """What a step of the drafter takes of one of the target, until it is measured; what a measured one counts."""
 
-PATIENCE, LONGEST_REST = 4, 32
-"""Proposals that may stay unused before there are fewer, for a sequence and in all; steps until it is tried again."""
+PATIENCE, LONGEST_REST, LONGEST_OF_ALL = 4, 32, 128
+"""Proposals that may stay unused before there are fewer, for a sequence and in all; steps until it is tried again,
+at most. For all it costs a prompt."""
 
 SOURCE = "draft_model"
 NONE = -1
@@ -73,10 +74,10 @@ class _Rest:
             self.num_left -= 1
         return not self.num_left
 
-    def note_proposal(self) -> None:
+    def note_proposal(self, longest: int) -> None:
         self.num_unused += 1
         if self.num_unused > PATIENCE:
-            self.num_left = min(1 << min(self.num_unused - PATIENCE, 10), LONGEST_REST)
+            self.num_left = min(1 << min(self.num_unused - PATIENCE, 10), longest)
 
 
 @dataclass(slots=True, eq=False)
@@ -204,9 +205,9 @@ class DraftModel:
             ]
             num_drafting = len(going)
         for run in drafting:
-            run.seq.rest.note_proposal()
+            run.seq.rest.note_proposal(LONGEST_REST)
         if drafting:
-            self._rest.note_proposal()
+            self._rest.note_proposal(LONGEST_OF_ALL)
         return {run.row: Drafts(tuple(run.tokens), SOURCE, tuple(run.chances)) for run in drafting if run.tokens}
 
     # ---- what is known ----
