@@ -484,9 +484,9 @@ def proposed(*tokens: int) -> Drafts:
     return Drafts(tokens, "test", (1.0,) * len(tokens))
 
 
-def drafted(request: Request, *drawn: RowResult) -> tuple[Engine, list[Output]]:
+def drafted(request: Request, *drawn: RowResult, config: EngineConfig = CONFIG) -> tuple[Engine, list[Output]]:
     """An engine with one step in flight that serves `request` by these results, and the last step's outputs."""
-    engine = Engine(replace(CONFIG, steps_in_flight=1, speculation=SpeculationConfig()))
+    engine = Engine(replace(config, steps_in_flight=1, speculation=SpeculationConfig()))
     assert engine.core.state.speculation is not None
     engine.core.state.speculation.choose = lambda rows, *_: [min(each.room, 5) for each in rows]  # type: ignore
     engine.add(request)
@@ -529,11 +529,19 @@ def test_drafts_are_shared_within_a_tenant_and_salt() -> None:
 
 
 def test_drafts_are_given_room_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row takes those that fit the last block and the answer's length, a step those that fit its budget and the
-    worker's logits."""
-    engine, _ = drafted(make_request("a", 4), RowResult(0, (7,), drafts=proposed(1, 2, 3, 4, 5)))
+    """A row takes those that fit the last block, and one more if that is to spare, and the answer's length; a step
+    those that fit its budget and the worker's logits. A block that was taken too early is the sequence's next one."""
+    first = RowResult(0, (7,), drafts=proposed(1, 2, 3, 4, 5))
+    for num_blocks, num_drafts in ((3, 3), (4, 5)):
+        engine, _ = drafted(make_request("a", 4), first, config=replace(CONFIG, groups=full_groups(num_blocks)))
+        plan = engine.plan()
+        assert plan is not None and [(row.start, row.drafts) for row in plan.rows] == [
+            (4, (1, 2, 3, 4, 5)[:num_drafts])
+        ]
+    engine, _ = drafted(make_request("a", 4), first, *[RowResult(0, (token,)) for token in (9, 8, 7, 6)])
+    (seq,) = engine.core.state.running
     plan = engine.plan()
-    assert plan is not None and [(row.start, row.drafts) for row in plan.rows] == [(4, (1, 2, 3))]
+    assert plan is not None and [(row.start, row.blocks) for row in plan.rows] == [(8, ())] and len(seq.tables[0]) == 3
     engine, _ = drafted(make_request("a", 4, 3), RowResult(0, (7,), drafts=proposed(1, 2, 3, 4, 5)))
     plan = engine.plan()
     assert plan is not None and [row.drafts for row in plan.rows] == [(1,)]

@@ -406,6 +406,7 @@ def _check_running(state: EngineState, seq: Sequence) -> None:
     config = state.config
     assert seq.rows_in_flight or seq.num_computed == seq.num_planned, seq
     num_blocks = blocks_for(seq.num_planned, config.block_size) if config.keeps_kv else 0
-    assert len(seq.tables[0]) == num_blocks, seq
+    num_spare = 0 if state.speculation is None else 1  # taken for drafts that were wrong
+    assert num_blocks <= len(seq.tables[0]) <= num_blocks + num_spare, seq
     for group, table in zip(config.groups, seq.tables, strict=True):
         assert table.num_released == num_hidden_blocks(seq.num_planned, group.window, config.block_size), seq

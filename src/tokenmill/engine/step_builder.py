@@ -178,23 +178,46 @@ class StepBuilder:
         if speculation is None:
             return
         places, candidates = list[int](), list[Candidate]()
+        num_spare = self._num_spare() if speculation.proposed else 0
         for index, seq in enumerate(step.sequences):
             end, proposal = step.ends[index], speculation.proposed.get(seq.number)
-            room = min(-end % size, seq.max_len - end - 1)
-            if proposal is not None and room > 0 and step.rows[index].sample:
-                places.append(index)
-                candidates.append(Candidate(seq.number, proposal, room, end, seq.request.terms))
+            if proposal is not None and step.rows[index].sample:
+                room = len(seq.tables[0].ids) * size - end
+                if room < min(size, len(proposal.drafts.tokens)) and num_spare > 0 and seq.request.terms.kv_share >= 1:
+                    num_spare -= 1
+                    room += size
+                room = min(room, seq.max_len - end - 1)
+                if room > 0:
+                    places.append(index)
+                    candidates.append(Candidate(seq.number, proposal, room, end, seq.request.terms))
         speculation.proposed.clear()
         numbers = speculation.choose(candidates, step.work, self.costs, min(most, MOST_DRAFTS))
         for index, candidate, num_drafts in zip(places, candidates, numbers, strict=True):
             if num_drafts:
-                step.rows[index] = step.rows[index]._replace(drafts=candidate.proposal.drafts.tokens[:num_drafts])
                 seq = step.sequences[index]
+                blocks = self._extend(seq, step.rows[index].blocks, candidate.end + num_drafts)
+                drafts = candidate.proposal.drafts.tokens[:num_drafts]
+                step.rows[index] = step.rows[index]._replace(blocks=blocks, drafts=drafts)
                 seq.num_pending -= 1
                 seq.is_predicted = candidate.proposal.drafts.source == PREDICTION
                 step.num_drafts += num_drafts
                 step.num_more_tokens += num_drafts
                 step.num_more_positions += num_drafts * candidate.end + num_drafts * (num_drafts - 1) // 2
+
+    def _num_spare(self) -> int:
+        """Blocks that drafts may take: the sequences of the step can all grow by one beside them."""
+        return min(self._state.blocks.num_available(self.no_match)) - len(self.step.sequences)
+
+    def _extend(self, seq: Sequence, blocks: tuple[int, ...], end: int) -> tuple[int, ...]:
+        """Have tables reach so far. blocks: what the row in the making tells of them; what it is to tell."""
+        tables = seq.tables
+        more = blocks_for(end, self._block_size) - len(tables[0].ids)
+        if more <= 0:
+            return blocks
+        self._state.blocks.extend(tables, more)
+        seq.num_sent = len(tables[0].ids)
+        num_new = len(blocks) // len(tables) + more
+        return tuple(block for table in tables for block in table.ids[-num_new:])
 
     def _begin(self, seq: Sequence) -> Introduction:
         encoder = self._state.encoder

@@ -83,6 +83,6 @@ class SchedulerPort(Protocol):
 
     def add_drafts(self, most: int) -> None:
         """Let rows of this step verify what was proposed for their sequences, as far as it pays: at most so many tokens
-        together, and as many as a row has room for in its sequence's last block. No block is taken for them, so nobody
-        gives way for them. What is not verified now is dropped."""
+        together, and as many as a row has room for in its sequence's last block and one more, which is taken only where
+        it is to spare: nobody gives way for drafts. What is not verified now is dropped."""
         ...
