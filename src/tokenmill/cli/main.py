@@ -324,6 +324,8 @@ def _add_bench(commands: _Commands, argv: Sequence[str]) -> None:
     on_demand = _command(
         benches, "on-demand", "what calls wait for where models are loaded on demand", "bench.commands", "on_demand"
     )
+    drafts = _command(benches, "speculation", "what drafts gain on given prompts", "bench.engine", "speculation")
+    add_model(drafts)
     report = _command(benches, "report", "draw results measured earlier", "bench.commands", "report")
     if argv[:1] == ["bench"]:
         importlib.import_module("tokenmill.bench.engine").add_arguments(engine)
@@ -334,6 +336,7 @@ def _add_bench(commands: _Commands, argv: Sequence[str]) -> None:
         importlib.import_module("tokenmill.bench.tools").add_arguments(tools)
         importlib.import_module("tokenmill.bench.structured.command").add_arguments(structured)
         importlib.import_module("tokenmill.bench.on_demand").add_arguments(on_demand)
+        importlib.import_module("tokenmill.bench.speculation").add_arguments(drafts)
         importlib.import_module("tokenmill.cli.bench.commands").add_arguments(report)
         load = importlib.import_module("tokenmill.bench.load.options")
         load.add_serve_arguments(serve_load)
@@ -341,7 +344,7 @@ def _add_bench(commands: _Commands, argv: Sequence[str]) -> None:
         importlib.import_module("tokenmill.bench.load.overload_command").add_arguments(overload)
         load.add_compare_arguments(compare)
         importlib.import_module("tokenmill.bench.load.fairness").add_arguments(fairness)
-    for command in (engine, kernels, profile, quality):
+    for command in (engine, kernels, profile, quality, drafts):
         add_options(command.add_argument_group("engine"), EngineOptions)
 
 

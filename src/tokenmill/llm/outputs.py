@@ -39,7 +39,8 @@ class ToolCall:
 class CompletionOutput:
     """One choice. `token_ids` holds what was drawn, a stop token included. `stop_reason`: the stop string or stop token
     id that ended it, else None. `finish_reason`: None while more is to come. `text` is all that was said; of the answer
-    to a conversation `content`, `reasoning` and `tool_calls` are what it is made of."""
+    to a conversation `content`, `reasoning` and `tool_calls` are what it is made of. `draft_steps`: of each step that
+    verified drafts, how many, and how many were accepted."""
 
     index: int
     text: str
@@ -50,6 +51,7 @@ class CompletionOutput:
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    draft_steps: tuple[tuple[int, int], ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -203,6 +205,7 @@ def _completion(request: Request, said: Said | None, unfinished: str | None) -> 
         logprobs=tuple(said.logprobs if said else ()) if wants_logprobs else None,
         finish_reason=(said.finish_reason if said else None) or unfinished,
         stop_reason=said.stop_reason if said else None,
+        draft_steps=tuple(said.choice.draft_steps) if said else (),
         **_spoken(said),
     )
 

@@ -1,4 +1,4 @@
-"""`bench engine`: hands the bench room an engine in this process, wired as `LLM` wires it."""
+"""`bench engine` and `bench speculation`: hand the bench room engines in this process, wired as `LLM` wires them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from ...api.constraints import read_constraint
 from ...api.fields import Fields
+from ...bench import speculation as drafts
 from ...bench.engine import Demand, run
 from ...bench.machine import RunTime, peak_memory
 from ...core.errors import ConfigError
@@ -90,3 +91,51 @@ def engine(args: argparse.Namespace) -> int:
         return LocalEngine(llm, path, llm.settings.threads, args.sampling, args.expert_load)
 
     return run(args, make)
+
+
+SUFFIX = '{"method": "suffix"}'
+_KV_BYTES = "1GiB"
+"""Of each of two engines, where nothing else is asked for: by itself each would take most of the memory."""
+
+
+class Answerer:
+    """bench.speculation.Answering over an LLM. Each prompt of a group has a seed of its own."""
+
+    def __init__(self, llm: LLM, temperature: float) -> None:
+        self.vocab_size = llm.ready.vocab_size
+        self._llm = llm
+        self._temperature = temperature
+
+    def encode(self, text: str) -> list[int]:
+        if self._llm.text.chat is None:
+            return self._llm.encode(text)
+        return self._llm.encode_chat([{"role": "user", "content": text}])
+
+    def answer(self, prompts: Sequence[Sequence[int]], max_tokens: int, salt: str, *, ignore_eos: bool) -> drafts.Given:
+        sampling = [
+            SamplingParams(temperature=self._temperature, seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos)
+            for seed in range(len(prompts))
+        ]
+        start_s = time.perf_counter()
+        outputs = self._llm.generate([list(prompt) for prompt in prompts], sampling, cache_salt=salt)
+        seconds = time.perf_counter() - start_s
+        steps = [step for output in outputs for step in output.outputs[0].draft_steps]
+        tokens = [list(output.outputs[0].token_ids) for output in outputs]
+        return drafts.Given(seconds, tokens, sum(step[0] for step in steps), sum(step[1] for step in steps))
+
+    def close(self) -> None:
+        self._llm.close()
+
+
+def speculation(args: argparse.Namespace) -> int:
+    with progress_bar(f"fetching {args.model}") as progress:
+        path = resolve_model(args.model, progress=progress).path
+    asked = {name: value for name, value in asdict(engine_options(args)).items() if value is not None}
+    config = asked.pop("speculative_config", SUFFIX)
+
+    def make(is_drafting: bool) -> Answerer:
+        needed = {"max_num_seqs": max(args.streams), "kv_cache_memory_bytes": _KV_BYTES}
+        more = {"speculative_config": config} if is_drafting else {}
+        return Answerer(LLM(str(path), **{**needed, **asked, **more}), args.temperature)
+
+    return drafts.run(args, make)
