@@ -9,14 +9,13 @@ from typing import Any, Protocol
 import msgspec
 
 from ..core.errors import TokenmillError
+from ..core.speculation import DETAILED, NO_METRICS
 from ..core.step import TokenLogprob
 from ..text.choice import Choice, Piece
 from .call import Call
 from .encoder import Encoded
 from .logprobs import TextOffsets, TokenNames, chat_logprobs, completion_logprobs
 from .pieces import Work
-
-NO_METRICS, SUMMARY, DETAILED = "none", "summary", "detailed"
 
 
 @dataclass(slots=True, eq=False)

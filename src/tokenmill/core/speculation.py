@@ -21,6 +21,9 @@ METHODS = (NGRAM, SUFFIX, DRAFT_MODEL)
 PREDICTION = "prediction"
 """The drafter of a request that says what it expects, beside those that are configured."""
 
+NO_METRICS, SUMMARY, DETAILED = "none", "summary", "detailed"
+"""What an answer tells of its drafts."""
+
 MOST_SPECULATIVE_TOKENS = 64
 
 MOST_DRAFTS = 64

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..api.answer import DETAILED, NO_METRICS, SUMMARY
 from ..core.errors import ConfigError
 from ..core.masking import Mask
 from ..core.options import check, option, seconds, size
 from ..core.slo import AUTO, OFF, PROFILES
+from ..core.speculation import DETAILED, NO_METRICS, SUMMARY
 from ..core.units import MiB
 from .connections import Clients, HttpBounds
 
