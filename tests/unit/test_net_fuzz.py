@@ -93,3 +93,32 @@ def test_a_length_beyond_the_bound_ends_the_pipe_before_anything_is_stored(size:
         far.close()
 
     run(main())
+
+
+class Hasty(socket.socket):
+    """Its peer reads what it sends, answers, and goes, all within the call that sends the last byte of a message."""
+
+    peer: socket.socket
+    heard = b""
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        num_bytes = super().send(data, flags)
+        self.heard += self.peer.recv(num_bytes) if num_bytes else b""
+        if len(self.heard) == 4 + int.from_bytes(self.heard[:4], "little"):
+            self.peer.sendall((2).to_bytes(4, "little") + b"ok")
+            self.peer.close()
+        return num_bytes
+
+
+@pytest.mark.parametrize("more", [b"", b"and more"])
+def test_a_peer_may_go_as_soon_as_it_has_the_last_byte(more: bytes) -> None:
+    async def main() -> None:
+        near, far = socket.socketpair()
+        pipe, end = Pipe(), Hasty(fileno=near.detach())
+        end.peer = far
+        pipe.connect(end)
+        await pipe.send(b"a message", more)
+        assert await pipe.receive() == b"ok" and end.heard[4:] == b"a message" + more
+        pipe.end()
+
+    run(main())

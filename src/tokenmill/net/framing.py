@@ -140,7 +140,8 @@ class Pipe:
         else:
             head = length + self._sending.tag(length) + data
             tail = self._sending.tag(data, more)
-        return deque(memoryview(part) for part in ([head, more, tail] if more else [head + tail]))
+        parts = [head, more, tail] if more else [head + tail]
+        return deque(memoryview(part) for part in parts if part)  # to send nothing to who has read all and gone fails
 
     async def receive(self) -> bytes:
         """Raises EOFError once the peer is gone and everything that had arrived is taken."""
