@@ -77,7 +77,7 @@ class Sums:
 
     @property
     def tokens_a_row(self) -> float:
-        """Of a row that draws, in the mean."""
+        """In the mean, whether the row had drafts or none."""
         return self.num_tokens / (self.num_tokens - self.accepted)
 
 
@@ -225,23 +225,20 @@ def is_loop(tokens: Sequence[int]) -> bool:
 
 
 def to_table(outcomes: Sequence[Outcome]) -> Table:
-    table = Table(
-        "at a time", "answers", "tokens", "none tok/s", "drafts tok/s", "ratio", "lowest to highest", "tokens a row",
-        "accepted of drafted",
-    )  # fmt: skip
+    table = Table("streams", "groups", "tokens", "tok/s", "drafting", "ratio", "range", "tokens a row", "accepted")
     for outcome in outcomes:
-        for name, sums in (("", outcome.plain), (" that repeat themselves", outcome.loops)):
+        for name, sums in (("", outcome.plain), (", repeating", outcome.loops)):
             if not sums.num_groups:
                 continue
             ratios = sums.ratios
             table.add_row(
                 str(outcome.streams),
-                f"{sums.num_groups} group{'s' if sums.num_groups > 1 else ''}{name}",
+                f"{sums.num_groups}{name}",
                 str(sums.num_tokens),
                 f"{sums.num_tokens / median(sums.plain_s):.1f}",
                 f"{sums.num_tokens / median(sums.drafting_s):.1f}",
                 f"{median(ratios):.3f}",
-                f"{min(ratios):.3f} to {max(ratios):.3f}",
+                f"{min(ratios):.2f}-{max(ratios):.2f}",
                 f"{sums.tokens_a_row:.2f}",
                 f"{sums.accepted} of {sums.drafted}",
             )

@@ -93,7 +93,7 @@ def engine(args: argparse.Namespace) -> int:
     return run(args, make)
 
 
-SUFFIX = '{"method": "suffix"}'
+_SUFFIX = {"method": "suffix"}
 _KV_BYTES = "1GiB"
 """Of each of two engines, where nothing else is asked for: by itself each would take most of the memory."""
 
@@ -131,7 +131,7 @@ def speculation(args: argparse.Namespace) -> int:
     with progress_bar(f"fetching {args.model}") as progress:
         path = resolve_model(args.model, progress=progress).path
     asked = {name: value for name, value in asdict(engine_options(args)).items() if value is not None}
-    config = asked.pop("speculative_config", SUFFIX)
+    config = asked.pop("speculative_config", _SUFFIX)
 
     def make(is_drafting: bool) -> Answerer:
         needed = {"max_num_seqs": max(args.streams), "kv_cache_memory_bytes": _KV_BYTES}
