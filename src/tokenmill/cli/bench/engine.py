@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -99,7 +100,8 @@ _KV_BYTES = "1GiB"
 
 
 class Answerer:
-    """bench.speculation.Answering over an LLM. Each prompt of a group has a seed of its own."""
+    """bench.speculation.Answering over an LLM. Each prompt has a seed of its own: prompts with equal seeds would draw
+    much alike, and so be drafted well from each other's answers."""
 
     def __init__(self, llm: LLM, temperature: float) -> None:
         self.vocab_size = llm.ready.vocab_size
@@ -113,8 +115,13 @@ class Answerer:
 
     def answer(self, prompts: Sequence[Sequence[int]], max_tokens: int, salt: str, *, ignore_eos: bool) -> drafts.Given:
         sampling = [
-            SamplingParams(temperature=self._temperature, seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos)
-            for seed in range(len(prompts))
+            SamplingParams(
+                temperature=self._temperature,
+                seed=zlib.crc32(repr(prompt).encode()),
+                max_tokens=max_tokens,
+                ignore_eos=ignore_eos,
+            )
+            for prompt in prompts
         ]
         start_s = time.perf_counter()
         outputs = self._llm.generate([list(prompt) for prompt in prompts], sampling, cache_salt=salt)
