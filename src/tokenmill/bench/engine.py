@@ -147,7 +147,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--repeats", type=int, metavar="N", help=f"runs of each load (default: {REPEATS})")
     group.add_argument(
         "--streams",
-        type=_stream_counts,
+        type=stream_counts,
         default=STREAMS,
         metavar="N,N",
         help="numbers of streams (default: 1,4,16,32)",
@@ -307,7 +307,7 @@ def _run_facts(num_repeats: int) -> dict[str, str]:
     }
 
 
-def _stream_counts(text: str) -> tuple[int, ...]:
+def stream_counts(text: str) -> tuple[int, ...]:
     counts = tuple(int(part) for part in text.split(",") if part)
     if not all(1 <= count <= 256 for count in counts):
         raise argparse.ArgumentTypeError(f"must be numbers from 1 to 256, got {text}")

@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .. import __version__
+
 CONTAMINATED_CORES = 0.12
 """Processor use by others, in cores, above which a figure is not to be trusted."""
 
@@ -92,6 +94,11 @@ def usable_cpus() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def environment() -> dict[str, str]:
+    """What a result says of the machine and the program that it came from."""
+    return {**hardware(), "tokenmill": __version__, "commit": commit() or "not a checkout"}
 
 
 def peak_memory(pid: int | None = None, proc: Path = Path("/proc")) -> int | None:

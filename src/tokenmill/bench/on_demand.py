@@ -20,7 +20,6 @@ from statistics import median
 from prometheus_client.parser import text_string_to_metric_families
 from rich.table import Table
 
-from .. import __version__
 from ..core.errors import ConfigError, TokenmillError
 from . import machine
 from .load.options import positive
@@ -86,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         calls = measure(subject, names, args.num_calls, args.max_tokens)
     finally:
         subject.close()
-    environment = {"tokenmill": __version__, "commit": machine.commit() or "not a checkout", **machine.hardware()}
+    environment = machine.environment()
     console = console_beside(args.json)
     console.print(to_table(calls))
     console.print(summary(calls))

@@ -9,8 +9,6 @@ some run of LOOP_TOKENS tokens occurs LOOP_TIMES times.
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import random
 import sys
 from collections import Counter
@@ -18,13 +16,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.table import Table
 
-from .. import __version__
 from ..core.errors import ConfigError, TokenmillError
 from . import machine
+from .engine import stream_counts
+from .load.datasets import read_jsonl
 from .load.options import positive
 from .report import console_beside, write_json
 
@@ -111,15 +110,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens", type=positive, default=MAX_TOKENS, metavar="N", help=f"of an answer (default: {MAX_TOKENS})"
     )
     group.add_argument(
-        "--streams", type=_counts, default=[1], metavar="N,N", help="prompts that are answered together (default: 1)"
+        "--streams",
+        type=stream_counts,
+        default=(1,),
+        metavar="N,N",
+        help="prompts that are answered together (default: 1)",
     )
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="with a seed for each prompt")
     group.add_argument("--repeats", type=positive, default=REPEATS, metavar="N", help=f"(default: {REPEATS})")
     group.add_argument("--json", type=Path, metavar="FILE", help="write every measured value; -: to standard output")
-
-
-def _counts(text: str) -> list[int]:
-    return [positive(part) for part in text.split(",")]
 
 
 def run(args: argparse.Namespace, make: Callable[[bool], Answering]) -> int:
@@ -146,7 +145,7 @@ def run(args: argparse.Namespace, make: Callable[[bool], Answering]) -> int:
         drafting.close()
     console = console_beside(args.json)
     console.print(to_table(outcomes))
-    environment = {"tokenmill": __version__, "commit": machine.commit() or "not a checkout", **machine.hardware()}
+    environment = machine.environment()
     for name, value in environment.items():
         console.print(f"{name}: {value}", markup=False, highlight=False)
     console.print(f"other work while it ran: {state}", markup=False, highlight=False)
@@ -164,11 +163,7 @@ def run(args: argparse.Namespace, make: Callable[[bool], Answering]) -> int:
 def read_messages(path: Path, template: str, where: str | None) -> list[str]:
     """Of the rows of a file. Raises ConfigError."""
     name, _, value = (where or "").partition("=")
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        rows: list[dict[str, Any]] = [json.loads(line) for line in raw.splitlines() if line.strip()]
-    except (OSError, ValueError, EOFError) as error:
-        raise ConfigError(f"--prompts {path} cannot be read: {error}.", param="prompts") from error
+    rows = list(read_jsonl(path))
     try:
         form = template.replace("\\n", "\n")
         messages = [form.format(**row) for row in rows if not name or str(row.get(name)) == value]

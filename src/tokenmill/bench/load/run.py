@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from ... import __version__
 from .. import machine
 from ..result import ClientCost, Repeats, RequestRow, Run
 from ..stats import mean_interval, merge_warnings
@@ -202,7 +201,7 @@ async def run_load(
             "num_rounds": player.num_rounds,
         },
         endpoint=target.facts(),
-        environment=environment(),
+        environment=machine.environment(),
         argv=load.argv,
         server=scrape.difference(target.metrics_url, page_before, page_after),
         energy_source=meter.source if meter is not None else None,
@@ -251,8 +250,3 @@ def intervals(runs: list[Run]) -> dict[str, Any]:
             if all(value is not None for value in values):
                 found[f"{name}.{part}"] = mean_interval(values)
     return found
-
-
-def environment() -> dict[str, Any]:
-    """The machine the load came from."""
-    return {**machine.hardware(), "tokenmill": __version__, "commit": machine.commit() or "not a checkout"}
