@@ -32,6 +32,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..core.sampling import FILTERS
+from ..core.speculation import DRAFT_MODEL
 from ..core.step import Drafts, Introduction, StepPlan
 from ..models.loader import Model
 from ..ops.api import Ops, StepBatch, StepLimits
@@ -52,7 +53,6 @@ PATIENCE, LONGEST_REST, LONGEST_OF_ALL = 4, 32, 128
 """Proposals that may stay unused before there are fewer, for a sequence and in all; steps until it is tried again,
 at most. For all it costs a prompt."""
 
-SOURCE = "draft_model"
 NONE = -1
 
 _COLUMNS = tuple(name for name in COLUMN_DTYPES if name != "position" and name not in FILTERS)
@@ -208,7 +208,7 @@ class DraftModel:
             run.seq.rest.note_proposal(LONGEST_REST)
         if drafting:
             self._rest.note_proposal(LONGEST_OF_ALL)
-        return {run.row: Drafts(tuple(run.tokens), SOURCE, tuple(run.chances)) for run in drafting if run.tokens}
+        return {run.row: Drafts(tuple(run.tokens), DRAFT_MODEL, tuple(run.chances)) for run in drafting if run.tokens}
 
     # ---- what is known ----
 
@@ -271,7 +271,7 @@ class DraftModel:
 
     def _runs(self, plan: StepPlan, drawn: Sequence[tuple[int, ...]]) -> tuple[list[_Run], int]:
         """Those that draft, in the order of the plan, and how many; then one that only catches up, if there is one and
-        room for it. Drafts end where their block ends: a row with drafts goes no further."""
+        room for it. Drafts end where their block ends: what is behind it goes to one spare block, which is not kept."""
         size, room = self._block_size, self._limits.max_tokens
         runs: list[_Run] = []
         late: _Run | None = None
