@@ -227,14 +227,14 @@ def test_a_model_with_windows_is_drafted_by_the_blocks_of_its_other_layers(make_
 def test_blocks_whose_memory_was_given_back_are_computed_again(make_worker: Callable[..., Worker]) -> None:
     """What another sequence of the same tokens has computed in a block is used, as long as the block has its bytes."""
     worker = make_worker(drafter=tiny_checkpoint())
-    drafter = worker.executor._draft_model
+    drafter = worker.executor._draft_model._sequences
     given = requests(2)
     for _ in range(2):
         counting, _ = run_all(worker, given)
         assert counting.accepted == 1.0
-        kept = drafter._tokens_BP[:6].copy()
+        kept = drafter._inputs_BP[:6].copy()
         asyncio.run(worker.executor.run(GiveBack(0, (tuple(range(NUM_BLOCKS)),))))
-        assert (kept >= 0).any() and (drafter._tokens_BP < 0).all()
+        assert (kept >= 0).any() and (drafter._inputs_BP < 0).all()
         assert not np.frombuffer(drafter.pool.copy_out(range(NUM_BLOCKS)), np.uint8).any()
 
 

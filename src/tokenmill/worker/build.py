@@ -35,7 +35,7 @@ from ..text.grammar.matcher import Vocabulary
 from ..text.text_model import load_text
 from .adapters import Adapters
 from .batch import Slots
-from .draft_model import DraftModel, drafter_limits
+from .draft_model import DraftModel, drafter_limits, spare_blocks
 from .drafters import Drafters, draft_index_bytes
 from .executor import ModelExecutor
 from .grammars import Grammars, grammar_bytes
@@ -239,15 +239,17 @@ def _draft_model(
     """Goes by the block tables of the target's layers that see everything, which come first."""
     speculation, group = spec.config.speculation, spec.config.groups[0]
     assert speculation is not None and not group.window and isinstance(target, Model), (speculation, group)
-    limits = drafter_limits(drafter, limits, spec.config.block_size)
+    most_drafts = speculation.num_speculative_tokens
+    limits = drafter_limits(drafter, limits, spec.config.block_size, most_drafts)
+    num_spare = limits.max_seqs * spare_blocks(most_drafts, spec.config.block_size)
     return DraftModel(
         ops,
         drafter,
-        ops.new_pool(drafter.kv_group, group.num_blocks + limits.max_seqs),
+        ops.new_pool(drafter.kv_group, group.num_blocks + num_spare),
         limits,
         num_tables=len(spec.config.groups),
         target_vocab=target.config.vocab_size,
-        most_drafts=speculation.num_speculative_tokens,
+        most_drafts=most_drafts,
         p_min=speculation.p_min,
     )
 
