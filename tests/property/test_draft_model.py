@@ -211,6 +211,43 @@ def test_the_same_weights_are_always_right(make_worker: Callable[..., Worker], n
 
 @pytest.mark.exact
 @needs_native
+@pytest.mark.parametrize("num_spare", [0, 3])
+def test_drafts_go_on_behind_the_last_block(
+    make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, num_spare: int
+) -> None:
+    """Through several blocks that the sequence does not have yet, or has: all are right where the weights are the
+    target's, step after step. What was drafted in blocks that it has is not computed again."""
+    most, call, num_computed = 37, DraftModel._call, list[int]()
+
+    def count(self: DraftModel, runs: Any, num_drafting: int) -> Any:
+        num_computed.append(sum(run.end - run.start for run in runs))
+        return call(self, runs, num_drafting)
+
+    monkeypatch.setattr(DraftModel, "_call", count)
+    worker = make_worker(drafter=tiny_checkpoint(), speculation=replace(SPECULATION, num_speculative_tokens=most))
+    (request,) = requests(1)
+    prompt = request.prompt_tokens[:20]
+    num_tokens, num_blocks, tokens, drafts = len(prompt), 0, prompt, ()
+    for step in range(3):
+        end = num_tokens + len(drafts)
+        more = max(0, min(-(-end // BLOCK_SIZE) + num_spare, LIMITS["max_model_len"] // BLOCK_SIZE) - num_blocks)
+        intro = None if step else Introduction(prompt, (), SamplingParams(temperature=0.8), 1, 0, ())
+        blocks = tuple(range(num_blocks, num_blocks + more))
+        row = PlanRow(0, num_tokens - len(tokens), tokens, -1, blocks, intro, sample=True, drafts=drafts)
+        num_blocks += more
+        (given,) = worker.executor.execute_now(StepPlan(step, (row,))).rows
+        assert given.tokens[:-1] == drafts
+        num_tokens, tokens = num_tokens + len(given.tokens), given.tokens[-1:]
+        assert given.drafts is not None
+        first, *others = num_computed
+        assert set(others) <= {1} and (first == 2 or not step if num_spare else first > 2)
+        num_computed.clear()
+        drafts = given.drafts.tokens
+        assert len(drafts) == min(most, LIMITS["max_model_len"] - num_tokens)
+
+
+@pytest.mark.exact
+@needs_native
 @pytest.mark.usefixtures("no_digest")
 def test_a_model_with_windows_is_drafted_by_the_blocks_of_its_other_layers(make_worker: Callable[..., Worker]) -> None:
     """Layers of the target with windows have tables of their own; all layers of the drafter go by the first."""

@@ -168,7 +168,7 @@ class DraftModel:
                 continue
             self._sequences.advance(known)
             num_new = known.num_tokens - known.num_valid
-            most = min(self._most_drafts, -known.num_tokens % size, self._max_tokens - known.num_tokens)
+            most = min(self._most_drafts, self._max_tokens - known.num_tokens)
             run = _Run(row, known, most, known.num_valid, known.num_tokens)
             if most > 0 and num_new <= room and len(runs) < self._limits.max_logit_rows:
                 runs.append(run)
