@@ -26,6 +26,7 @@ ABOUT = {
     "cluster": "gateway: admission, routing, moves",
     "control": "tenants, usage, audit, SLO",
     "core": "the nouns and ports that all share",
+    "draft": "makes drafters off line",
     "engine": "handle, plan, commit; the shell",
     "formats": "GGUF, safetensors, hub",
     "sandbox": "a process for heavy and hostile jobs",

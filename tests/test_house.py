@@ -46,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": {"core", "text"},
     "server": {"core", "text", "cluster", "state", "control", "api"},
     "net": {"core"},
+    "draft": {"core", "formats", "text", "ops"},
     "bench": {"core", "text"},
     "node": {
         "core",
@@ -67,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     "kv/store": {"core", "kv/tiers", "kv/transfer", "net", "node"},
     "sandbox": {"core", "formats", "text", "net", "node", "api"},
 }
-ALLOWED["llm"] = set(ALLOWED) - {"bench", "sim", "plan"}
+ALLOWED["llm"] = set(ALLOWED) - {"bench", "draft", "sim", "plan"}
 WIRING = {"cli"}
 ROOMS = {*ALLOWED, *WIRING}
 PURE = {"core", "kv/blocks", "kv/events", "kv/tiers", "kv/connector/scheduler", "cluster", "sched", "engine", "sim"}

@@ -21,9 +21,9 @@ from typing import Protocol
 from rich.table import Table
 
 from ..core.errors import ConfigError, TokenmillError
+from ..text.files import fill_template, read_jsonl
 from . import machine
 from .engine import stream_counts
-from .load.datasets import read_jsonl
 from .load.options import positive
 from .report import console_beside, write_json
 
@@ -163,15 +163,8 @@ def run(args: argparse.Namespace, make: Callable[[bool], Answering]) -> int:
 def read_messages(path: Path, template: str, where: str | None) -> list[str]:
     """Of the rows of a file. Raises ConfigError."""
     name, _, value = (where or "").partition("=")
-    rows = list(read_jsonl(path))
-    try:
-        form = template.replace("\\n", "\n")
-        messages = [form.format(**row) for row in rows if not name or str(row.get(name)) == value]
-    except (KeyError, IndexError, ValueError, TypeError) as error:
-        known = ", ".join(rows[0])
-        raise ConfigError(
-            f"--template {template!r} does not fit a row: {error!r}. Its fields: {known}.", param="template"
-        ) from error
+    rows = (row for row in read_jsonl(path) if not name or str(row.get(name)) == value)
+    messages = [fill_template(template, row) for row in rows]
     if not messages:
         raise ConfigError(f"--prompts {path} has no rows that are asked for.", param="prompts")
     return messages

@@ -38,7 +38,7 @@ _Commands = argparse._SubParsersAction
 HEADINGS = {
     "Serve": ("serve", "worker", "ps", "stop", "keys", "tenants"),
     "Ask": ("run", "chat", "generate"),
-    "Models": ("pull", "list", "search", "rm", "show", "inspect"),
+    "Models": ("pull", "list", "search", "rm", "show", "inspect", "draft"),
     "Measure": ("bench", "calibrate"),
     "Plan": ("simulate",),
     "Operate": ("doctor", "top", "usage", "flight", "kv", "state", "audit", "verify-response"),
@@ -90,6 +90,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     _add_serving(commands)
     _add_talking(commands)
     _add_models(commands)
+    _add_draft(commands, argv)
     _add_keys(commands)
     _add_flight(commands)
     fitting = _command(commands, "calibrate", "learn what steps take, from step logs", "calibrate.command", "calibrate")
@@ -236,6 +237,15 @@ def _add_models(commands: _Commands) -> None:
     inspect.add_argument(
         "--expert-load", metavar="FILE", help="draw what a server wrote by its --expert-load, instead of a model"
     )
+
+
+def _add_draft(commands: _Commands, argv: Sequence[str]) -> None:
+    about = "make what drafts for a model"
+    draft = commands.add_parser("draft", help=about, description=f"{about.capitalize()}.")
+    kinds = draft.add_subparsers(title="commands", metavar="WHAT", required=True)
+    index = _command(kinds, "index", "index a corpus, so that its texts are drafted", "draft.index", "index")
+    add_model(index)
+    _add_arguments(argv, "draft", "cli.draft.index", index)
 
 
 def _add_keys(commands: _Commands) -> None:

@@ -11,6 +11,7 @@ row of ordinary characters. Decoding works on bytes, token by token, so that a s
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -192,6 +193,11 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str | None:
         """The token as the vocabulary spells it, or None if there is no such id."""
         return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+
+    def digest(self) -> str:
+        """Of what each id stands for, in hex. Tokens of one tokenizer mean the same to another with an equal one."""
+        texts = [self.token_text(token) for token in range(self.vocab_size)]
+        return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
     def token_id(self, text: str) -> int | None:
         """The id of the token the vocabulary spells `text`."""

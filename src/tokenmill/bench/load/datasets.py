@@ -9,17 +9,16 @@ what was left out are in the result.
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import random
-import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from ...core.errors import ConfigError
+from ...text.files import read_jsonl, read_lines
 from .material import Vocabulary
 from .plan import Call, Drawn, Literal, Message, Part, Plan, Reply, generator
 
@@ -173,31 +172,6 @@ def _turns_of(row: dict[str, Any], column: str | None, path: Path, index: int) -
         return [tuple(chat)]
     wanted = column or ", ".join(PROMPT_COLUMNS)
     raise ConfigError(f"{path}, row {index + 1}, has no text in {wanted}.", param="dataset_path")
-
-
-def read_lines(path: Path) -> Iterator[str]:
-    """Lines of a text file, unpacked if its name ends in .gz. Raises ConfigError."""
-    try:
-        open_file = gzip.open if path.suffix == ".gz" else open
-        with open_file(path, "rt", encoding="utf-8-sig") as lines:
-            yield from lines
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path} cannot be read as text: {reason}.", param="dataset_path") from None
-
-
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Its rows, one at a time. Raises ConfigError naming the row that is not a JSON object."""
-    for number, line in enumerate(read_lines(path), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
-            raise ConfigError(f"{path}, line {number}, is not a JSON object.", param="dataset_path")
-        yield row
 
 
 MIN_TOKENS, MAX_PROMPT, MAX_TOTAL = 4, 1024, 2048

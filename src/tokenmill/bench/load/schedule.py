@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
-from .datasets import read_lines
+from ...text.files import read_lines
 from .plan import Call, Drawn, Message, Plan, generator
 from .trace_rows import AZURE_COLUMNS, Arrival, Notes, arrivals, azure_row, csv_rows
 from .traces import Fit

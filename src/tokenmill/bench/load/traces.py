@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
-from .datasets import read_jsonl, read_lines
+from ...text.files import read_jsonl, read_lines
 from .plan import Call, Drawn, Message, Plan, generator
 from .trace_rows import (
     AZURE_COLUMNS,

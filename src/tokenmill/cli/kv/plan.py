@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ...bench.load.datasets import read_jsonl
 from ...core.errors import ConfigError
 from ...core.tiers import DISK, HOST, USUAL_FACTS
 from ...core.units import GiB, format_bytes
@@ -26,6 +25,7 @@ from ...node.machine import read_machine
 from ...node.options import KV_CACHE_DTYPES
 from ...sim.kv_reuse import RecomputeCosts, Run, lru_s, num_reused, recompute_costs, runs_of, total_s, working_set
 from ...sim.kv_traces import Load, trace_of
+from ...text.files import read_jsonl
 from .look import table
 
 DAY_S = 86400.0

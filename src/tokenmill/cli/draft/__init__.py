@@ -1,0 +1,1 @@
+"""`tokenmill draft ...`: what drafts for a model, made off line."""
