@@ -12,16 +12,23 @@ from tokenmill.core.errors import BadCheckpoint
 from tokenmill.formats.config_key import DECODER, ends, keys, sizes
 from tokenmill.formats.config_keys import ARCHITECTURES, CONFIG_KEYS
 from tokenmill.models.config import config_from_checkpoint
+from tokenmill.models.decoder import AuxHiddenStates
 from tokenmill.models.families import HF_FAMILIES, Family
 from tokenmill.models.loader import load_model
 from tokenmill.models.rope import rope_frequencies
 from tokenmill.models.unsupported_keys import unread_keys
-from tokenmill.ops.api import StepBatch
+from tokenmill.ops.api import StepBatch, StepLimits
+from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 
 
 def plain_logits(checkpoint, tokens: list[int]) -> np.ndarray:
     """Logits [T, V] of a whole sequence: no cache, no blocks, no stacked weights; RoPE in the file's own order."""
+    return plain_pass(checkpoint, tokens)[1]
+
+
+def plain_pass(checkpoint, tokens: list[int]) -> tuple[list[np.ndarray], np.ndarray]:
+    """(hidden states [T, D] before each layer, after the last one and after the final norm; logits)"""
     config, gguf = config_from_checkpoint(checkpoint), checkpoint.kind == "gguf"
     weights = {
         name: np.frombuffer(t.data, np.float32).reshape(t.shape).astype(np.float64)
@@ -59,6 +66,7 @@ def plain_logits(checkpoint, tokens: list[int]) -> np.ndarray:
 
     embed = weights["token_embd.weight" if gguf else "model.embed_tokens.weight"]
     x = embed[tokens]
+    states = [x]
     causal = np.tril(np.ones((len(tokens), len(tokens)), bool))
     for layer in range(config.num_layers):
         attn_norm, wq, wk, wv, wo, ffn_norm, gate, up, down = names(layer)
@@ -76,8 +84,10 @@ def plain_logits(checkpoint, tokens: list[int]) -> np.ndarray:
         h = norm(x, ffn_norm)
         g = h @ gate.T
         x = x + (g / (1 + np.exp(-g)) * (h @ up.T)) @ down.T
+        states.append(x)
     head = weights.get("output.weight" if gguf else "lm_head.weight", embed)
-    return norm(x, weights["output_norm.weight" if gguf else "model.norm.weight"]) @ head.T
+    states.append(norm(x, weights["output_norm.weight" if gguf else "model.norm.weight"]))
+    return states, states[-1] @ head.T
 
 
 @pytest.mark.parametrize("kind", ["hf", "gguf"])
@@ -109,6 +119,43 @@ def test_chunks_and_batches_equal_the_plain_transformer(kind, tied):
             got, end = logits[starts[i] : starts[i + 1]], done[s] + chunk[s]
             np.testing.assert_allclose(got, expected[s][done[s] : end], atol=2e-4)
             done[s] = end
+    pool.close()
+
+
+@pytest.mark.parametrize("backend", ["numpy", "native"])
+def test_a_step_leaves_the_hidden_states_that_a_drafter_asks_for(backend):
+    """Those before some layers, after the last one and after the final norm are the plain transformer's, for all tokens
+    of a step; logits are bit for bit what they are without."""
+    if backend == "native" and (why := available()) is not None:
+        pytest.skip(why)
+    ops = ReferenceOps() if backend == "numpy" else NativeOps(2)
+    checkpoint = tiny_checkpoint(kind="hf", tied=True)
+    model = load_model(checkpoint, ops, max_model_len=64, block_size=8, kv_dtype="f32")
+    num_layers = model.config.num_layers
+    pool = ops.new_pool(model.kv_group, 3)
+    limits = StepLimits(max_tokens=32, max_seqs=1, max_blocks_per_seq=3, max_logit_rows=4)
+    asked = (num_layers, 0, num_layers - 1)
+    aux = AuxHiddenStates.of(model.config, limits.max_tokens, asked, is_normed=True)
+    plain = ops.compile(lambda recorder, batch: model.forward(recorder, pool.kv, batch), limits)
+    with_aux = ops.compile(lambda recorder, batch: model.forward(recorder, pool.kv, batch, aux), limits)
+    tokens = np.random.default_rng(2).integers(0, VOCAB_SIZE, 21).tolist()
+    expected, _ = plain_pass(checkpoint, tokens)
+    for start, end in ((0, 18), (18, 19), (19, 21)):
+        positions_T = np.arange(start, end, dtype=np.int32)
+        ends = np.array([0, end - start], np.int32)
+        batch = StepBatch(
+            tokens_T=np.array(tokens[start:end], np.int32),
+            positions_T=positions_T,
+            row_starts_S1=ends,
+            context_lens_S=np.array([end], np.int32),
+            block_tables_SB=np.array([[2, 0, 1]], np.int32),
+            logit_rows_L=ends[1:] - np.int32(1),
+        )
+        logits = np.array(plain(batch))
+        assert np.array_equal(np.array(with_aux(batch)), logits)
+        for array, at in zip(aux.arrays, (*asked, num_layers + 1), strict=True):
+            np.testing.assert_allclose(array[: end - start], expected[at][start:end], atol=2e-4)
+    ops.close()
     pool.close()
 
 

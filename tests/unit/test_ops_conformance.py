@@ -168,7 +168,17 @@ def _row_cases() -> Iterator[Case]:
         rng = np.random.default_rng(2)
         return ops.gather_rows(rng.standard_normal((9, 40)).astype(np.float32), np.array([8, 0, 0, 3], np.int32))
 
+    def run_store(ops: Any) -> np.ndarray:
+        array = np.full((12, 40), 7, np.float32)
+        ops.store_rows(activations(np.random.default_rng(3), 9, 40), array)
+        return array
+
+    def run_load(ops: Any) -> np.ndarray:
+        return ops.load_rows(activations(np.random.default_rng(4), 12, 40), np.zeros(9, np.int32))
+
     yield Case("gather_rows", EQUAL, run_gather)
+    yield Case("store_rows", EQUAL, run_store)
+    yield Case("load_rows", EQUAL, run_load)
 
 
 @cache

@@ -12,7 +12,10 @@ across machines.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from ..ops.api import Array
 from ..ops.forward import ForwardOps
@@ -22,6 +25,41 @@ from .rope import RopeTables
 from .weights import LayerWeights, Linear, ModelWeights, MoeWeights, Norm
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class AuxHiddenStates:
+    """Hidden states of all tokens of a step, for a drafter that looks at them (vLLM's auxiliary hidden states; EAGLE-3,
+    arXiv 2503.01840): each step writes its rows over those of the one before.
+
+    layers      for each of the first arrays the number of a layer: the residual stream that the layer gets, or that
+                the last one gives where it is the number of layers
+    is_normed   whether one array more has what the final norm makes of the last one
+    arrays      float32 [max_tokens, D] each
+    """
+
+    layers: tuple[int, ...]
+    is_normed: bool
+    arrays: tuple[np.ndarray, ...]
+
+    @classmethod
+    def of(
+        cls, config: ModelConfig, max_tokens: int, layers: Sequence[int], *, is_normed: bool = False
+    ) -> AuxHiddenStates:
+        assert all(0 <= layer <= config.num_layers for layer in layers), (layers, config.num_layers)
+        count = len(layers) + is_normed
+        return cls(
+            tuple(layers), is_normed, tuple(np.zeros((max_tokens, config.width), np.float32) for _ in range(count))
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+    def keep(self, ops: ForwardOps, layer: int, x_TD: Array) -> None:
+        for number, array in zip(self.layers, self.arrays, strict=False):
+            if number == layer:
+                ops.store_rows(x_TD, array)
+
+
 def forward(
     ops: ForwardOps,
     config: ModelConfig,
@@ -29,10 +67,11 @@ def forward(
     ropes: Sequence[RopeTables | None],
     kvs: Sequence[LayerKV],
     batch: Any,
+    aux: AuxHiddenStates | None = None,
 ) -> Array:
     """Logits [L, V] of the batch's logit rows; writes the KV of all its tokens. `ropes`, `kvs`: each layer's RoPE
-    tables and KV."""
-    x_LD = hidden(ops, config, weights, ropes, kvs, batch)
+    tables and KV. aux: what it is to leave for a drafter; no logit depends on it."""
+    x_LD = hidden(ops, config, weights, ropes, kvs, batch, aux)
     logits_LV = ops.linear(x_LD, weights.head)
     if weights.head_lora is not None:
         logits_LV = ops.add_lora(logits_LV, x_LD, weights.head_lora, batch.adapters_L)
@@ -47,6 +86,7 @@ def hidden(
     ropes: Sequence[RopeTables | None],
     kvs: Sequence[LayerKV],
     batch: Any,
+    aux: AuxHiddenStates | None = None,
 ) -> Array:
     """The states [L, D] that logits are made of, or vectors of the text so far."""
     x_TD = ops.embed(weights.embed, batch.tokens_T)
@@ -54,9 +94,15 @@ def hidden(
         x_TD = ops.add_token_lora(x_TD, batch.tokens_T, weights.embed_lora, batch.adapters_T)
     x_TD = _scaled(ops, x_TD, config.embed_scale)
     for index, layer in enumerate(weights.layers):
+        if aux is not None:
+            aux.keep(ops, index, x_TD)
         mixed_TD = attention(ops, config, index, layer, ropes[index], kvs[index], batch, x_TD)
         x_TD = ops.add(x_TD, _scaled(ops, mixed_TD, config.residual_scale))
         x_TD = ops.add(x_TD, _scaled(ops, ffn(ops, config, layer, batch, x_TD), config.residual_scale))
+    if aux is not None:
+        aux.keep(ops, config.num_layers, x_TD)
+        if aux.is_normed:
+            ops.store_rows(_norm(ops, config, weights.final_norm, x_TD), aux.arrays[-1])
     return _norm(ops, config, weights.final_norm, ops.gather_rows(x_TD, batch.logit_rows_L))
 
 

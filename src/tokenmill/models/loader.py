@@ -20,6 +20,7 @@ from ..ops.api import Array, Ops
 from ..ops.forward import ForwardOps
 from . import decoder
 from .config import ModelConfig, RopeConfig, config_from_checkpoint
+from .decoder import AuxHiddenStates
 from .kv_groups import kv_groups, layer_kvs
 from .lora import LoraLimits, with_tables
 from .rope import RopeTables, query_scale_table, rope_frequencies, rope_table
@@ -86,10 +87,10 @@ class Model:
         (group,) = self.kv_groups
         return group
 
-    def forward(self, ops: ForwardOps, kv: Any, batch: Any) -> Array:
+    def forward(self, ops: ForwardOps, kv: Any, batch: Any, aux: AuxHiddenStates | None = None) -> Array:
         """Logits [L, V]; see decoder.forward. `kv`: the bound pool, or a tuple of one for each group."""
         kvs = layer_kvs(self.kv_groups, kv if isinstance(kv, tuple) else (kv,), self.config.num_layers)
-        return decoder.forward(ops, self.config, self.weights, self.ropes, kvs, batch)
+        return decoder.forward(ops, self.config, self.weights, self.ropes, kvs, batch, aux)
 
 
 def load_model(

@@ -28,14 +28,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from .api import Array, Experts, HeadGeometry, LatentGeometry, Routing
 
 
 class ForwardOps(Protocol):
-    """Functions never modify their inputs, but that write_kv writes the pool and add_lora may write into y. (What the
-    native backend writes over is chosen afterwards, where nobody reads the input again: ops/native/fuse.py.) A `table`
-    or `weight` is what the backend's `pack` made, a stack what its `pack_stack` made, a `kv` what its `bind_kv` made;
-    `tokens_T`, `positions_T`, `rows_L` and `adapters_T` are the batch's own."""
+    """Functions never modify their inputs, but that write_kv writes the pool, store_rows its array, and add_lora may
+    write into y. (What the native backend writes over is chosen afterwards, where nobody reads the input again:
+    ops/native/fuse.py.) A `table` or `weight` is what the backend's `pack` made, a stack what its `pack_stack` made, a
+    `kv` what its `bind_kv` made; `tokens_T`, `positions_T`, `rows_L` and `adapters_T` are the batch's own."""
 
     def embed(self, table: Any, tokens_T: Array) -> Array:
         """[T, D] float32: dequantised rows of the table, by the step's tokens or places."""
@@ -196,3 +198,12 @@ class ForwardOps(Protocol):
         ...
 
     def gather_rows(self, x_TD: Array, rows_L: Array) -> Array: ...
+
+    def store_rows(self, x_TW: Array, array: np.ndarray) -> None:
+        """Copy x into the first T rows of an array of the caller, float32 of at least as many rows as a step may have
+        tokens: what a step leaves beside its logits."""
+        ...
+
+    def load_rows(self, array: np.ndarray, tokens_T: Array) -> Array:
+        """[T, W]: the first T rows of such an array, as they are when the step is computed."""
+        ...

@@ -362,6 +362,12 @@ class ReferenceOps(AllInMemory):
     def gather_rows(self, x_TD: np.ndarray, rows_L: np.ndarray) -> Array:
         return x_TD[rows_L]
 
+    def store_rows(self, x_TW: np.ndarray, array: np.ndarray) -> None:
+        array[: len(x_TW)] = x_TW
+
+    def load_rows(self, array: np.ndarray, tokens_T: np.ndarray) -> Array:
+        return array[: len(tokens_T)]
+
     def compile(self, forward: Callable[[Any, Any], np.ndarray], limits: StepLimits) -> ReferenceProgram:
         return ReferenceProgram(self, forward, limits)
 

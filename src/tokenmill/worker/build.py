@@ -28,7 +28,7 @@ from ..models.loader import Model, load_model
 from ..models.lora import Base
 from ..models.vectors import VectorModel, load_vector_model
 from ..models.weights import Progress
-from ..ops.api import Ops, Program, StepBatch, StepLimits
+from ..ops.api import Array, Ops, Program, StepBatch, StepLimits
 from ..ops.kv_pool import KVPool
 from ..ops.weights import DiskWeights
 from ..text.grammar.matcher import Vocabulary
@@ -40,6 +40,7 @@ from .drafters import Drafters, draft_index_bytes
 from .executor import ModelExecutor
 from .grammars import Grammars, grammar_bytes
 from .memory import HeldBytes, MemoryPlan, plan_memory, step_limits
+from .model_drafter import ModelDrafter
 from .pooling import PoolingRunner
 from .runner import Runner
 from .spec import WorkerSpec
@@ -95,8 +96,8 @@ def build_worker(
     step_blocks = 0 if model.keeps_kv else -(-limits.max_tokens // groups[0].block_size) + limits.max_seqs
     pools = [ops.new_pool(group, count or step_blocks) for group, count in zip(groups, sizes, strict=True)]
     kvs = tuple(pool.kv for pool in pools)
-    program = ops.compile(lambda recorder, batch: model.forward(recorder, kvs, batch), limits)
     draft_model = None if drafter is None else _draft_model(ops, spec, model, drafter, limits)
+    program = ops.compile(_forward(model, kvs, draft_model), limits)
     num_blocks = max(*sizes, step_blocks)
     runner, adapters, grammars = _make_runner(checkpoint, ops, spec, model, program, limits, num_blocks, draft_model)
     touched = [*pools, *([] if draft_model is None else [draft_model.pool])]
@@ -130,13 +131,23 @@ def build_worker(
     )
 
 
+def _forward(
+    model: Model | VectorModel, kvs: tuple[Any, ...], drafter: ModelDrafter | None
+) -> Callable[[Any, Any], Array]:
+    """What a step computes, with what it leaves for the drafter."""
+    if isinstance(model, Model) and drafter is not None and drafter.aux is not None:
+        aux = drafter.aux
+        return lambda recorder, batch: model.forward(recorder, kvs, batch, aux)
+    return lambda recorder, batch: model.forward(recorder, kvs, batch)
+
+
 def _held_bytes(
     ops: Ops,
     model: Model | VectorModel,
     limits: StepLimits,
     adapters: Adapters | None,
     grammars: Grammars | None,
-    draft_model: DraftModel | None,
+    draft_model: ModelDrafter | None,
     queue_bytes: int,
     step_blocks: int,
 ) -> HeldBytes:
@@ -163,7 +174,7 @@ def _make_runner(
     program: Program,
     limits: StepLimits,
     num_blocks: int,
-    draft_model: DraftModel | None,
+    draft_model: ModelDrafter | None,
 ) -> tuple[Runner | PoolingRunner, Adapters | None, Grammars | None]:
     """What makes tokens or vectors of what the forward gives; adapters and grammars are for tokens alone."""
     config, groups = spec.config, model.kv_groups

@@ -29,6 +29,7 @@ from ..ops.draws import Draws, Scores
 from ..ops.kv_pool import KVPool
 from .draft_sequences import DraftSequence, DraftSequences, Rest, how_they_draw
 from .memory import step_limits
+from .model_drafter import ComputedStep
 
 CATCH_UP = 128
 """Tokens a step that the drafter computes behind the target, all sequences together: it must not hold up the rest."""
@@ -95,6 +96,7 @@ class DraftModel:
         p_min: float = 0.0,
     ) -> None:
         self.pool = pool
+        self.aux = None
         self.weights_bytes = model.num_bytes
         self._limits = limits
         self._block_size = block_size = pool.group.block_size
@@ -128,12 +130,11 @@ class DraftModel:
     def forget_blocks(self, blocks: Sequence[int]) -> None:
         self._sequences.forget_blocks(blocks)
 
-    def propose(self, plan: StepPlan, drawn: Sequence[tuple[int, ...]], step_s: float) -> dict[int, Drafts]:
-        """What may follow the tokens that each row of a step has drawn, by row. To be called for every step that has
-        not failed, in order. step_s: what it took."""
+    def propose(self, step: ComputedStep) -> dict[int, Drafts]:
+        plan, drawn = step.plan, step.drawn
         self._sequences.follow(plan, drawn)
         if plan.rows and all([row.num_tokens == 1 + len(row.drafts) for row in plan.rows]):
-            self._target_s = _faded(self._target_s, step_s)
+            self._target_s = _faded(self._target_s, step.duration_s)
         is_resting = not self._rest.note_step(any([row.drafts for row in plan.rows]))
         going, num_drafting = ([], 0) if is_resting else self._runs(plan, drawn)
         drafting, share = going[:num_drafting], self._share

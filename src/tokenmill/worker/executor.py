@@ -40,8 +40,8 @@ from ..kv.connector.worker.transfers import Transfers
 from ..ops.kv_pool import KVPool
 from ..ops.work_queue import Ticket, WorkQueue
 from .adapters import Adapters
-from .draft_model import DraftModel
 from .grammars import Grammars
+from .model_drafter import ModelDrafter
 from .pooling import PoolingRunner
 from .runner import Runner
 
@@ -62,7 +62,7 @@ class ModelExecutor:
         transfers: Transfers | None = None,
         grammars: Grammars | None = None,
         pools: Sequence[KVPool] = (),
-        draft_model: DraftModel | None = None,
+        draft_model: ModelDrafter | None = None,
     ) -> None:
         self._runner: Any = runner  # the steps that it prepares are its own
         self._queue = queue

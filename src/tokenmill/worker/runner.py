@@ -25,19 +25,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby, islice
+from itertools import groupby, islice, pairwise
 from typing import Any
 
 import numpy as np
 
 from ..core.step import Drafts, RowResult, StepPlan, StepResult, TokenLogprob
+from ..models.decoder import AuxHiddenStates
 from ..ops.api import Draws, Ops, Program, StepBatch, StepLimits
 from ..ops.draws import MASK_LATE, MASK_WAIT_S, NOT_FINITE
 from .adapters import Adapters
 from .batch import RowPart, Slots, block_tables, build_batch, micro_batches, one_more_on, one_on, part_of_row, runs
-from .draft_model import DraftModel
 from .drafters import Drafters
 from .grammars import Constrained, Grammars
+from .model_drafter import AuxRows, ComputedStep, ModelDrafter
 from .sampler import Drawing, Sampler, told
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,8 @@ log = logging.getLogger(__name__)
 class MicroBatch:
     """A call of the model: what goes in, and what has come out.
 
-    sampled   index in the plan of the row of each draw, in the order of `draws`; those of one row are side by side
+    rows      index in the plan of each sequence's row
+    sampled   the same of each draw, in the order of `draws`; those of one row are side by side
     scored    index in the plan of each row that scores, and how many positions
     known     of every scored position: the token that follows
     num_top   and how many alternatives to report
@@ -57,6 +59,7 @@ class MicroBatch:
     drawing: Drawing
     draws: Draws
     call: Callable[[], np.ndarray]
+    rows: Sequence[int]
     sampled: Sequence[int]
     scored: Sequence[tuple[int, int]] = ()
     known: Sequence[int] = ()
@@ -105,7 +108,7 @@ class Runner:
         slots: Slots,
         adapters: Adapters | None = None,
         grammars: Grammars | None = None,
-        draft_model: DraftModel | None = None,
+        draft_model: ModelDrafter | None = None,
         drafters: Drafters | None = None,
     ) -> None:
         self._program = program
@@ -183,7 +186,8 @@ class Runner:
             batch.block_tables_SB = block_tables(self._slots, slots_S, batch.context_lens_S, self._block_size)
             room = self._room(slots_S, batch.context_lens_S)
         assert room >= 0, "a row reaches beyond its block table"
-        carried = self._bind(batch, micro_batch.drawing.advanced(), slots_S, micro_batch.sampled)
+        sampled = micro_batch.sampled
+        carried = self._bind(batch, micro_batch.drawing.advanced(), slots_S, sampled, sampled)
         return PreparedStep(plan, [carried], True, [end + 1 for end in before.ends], room)
 
     def _prepare_anew(self, plan: StepPlan) -> PreparedStep:
@@ -243,7 +247,7 @@ class Runner:
             adapters_S = [self._adapter_of_part(part) for part in parts]
             batch.adapters_T = np.repeat(np.array(adapters_S, np.int32), np.diff(batch.row_starts_S1))
         assert batch.tokens_T.max() < self._vocab_size, f"a token id beyond the vocabulary of {self._vocab_size}"
-        micro_batch = self._prepare_draws(step, batch, [part for part in parts if part.num_draws])
+        micro_batch = self._prepare_draws(step, batch, parts)
         scored = [part for part in parts if part.num_scored]
         if scored:
             known: list[int] = []
@@ -256,7 +260,8 @@ class Runner:
             micro_batch.known, micro_batch.num_top = known, num_top
         return micro_batch
 
-    def _prepare_draws(self, step: int, batch: StepBatch, drawing: list[RowPart]) -> MicroBatch:
+    def _prepare_draws(self, step: int, batch: StepBatch, parts: list[RowPart]) -> MicroBatch:
+        drawing = [part for part in parts if part.num_draws]
         slots_S = np.fromiter((part.slot for part in drawing), np.int32, len(drawing))
         ends_S = np.fromiter((part.start + part.num_tokens for part in drawing), np.int32, len(drawing))
         counts_S = np.fromiter((part.num_draws for part in drawing), np.int32, len(drawing))
@@ -268,11 +273,14 @@ class Runner:
             if part.num_draws > 1:
                 drafts[len(sampled)] = part.tokens[1 - part.num_draws :]
             sampled += [part.row] * part.num_draws
-        return self._bind(batch, self._sampler.prepare(slots_L, positions_L, drafts), slots_L, sampled)
+        rows = [part.row for part in parts]
+        return self._bind(batch, self._sampler.prepare(slots_L, positions_L, drafts), slots_L, rows, sampled)
 
-    def _bind(self, batch: StepBatch, drawing: Drawing, slots_L: np.ndarray, sampled: Sequence[int]) -> MicroBatch:
+    def _bind(
+        self, batch: StepBatch, drawing: Drawing, slots_L: np.ndarray, rows: Sequence[int], sampled: Sequence[int]
+    ) -> MicroBatch:
         draws = drawing.draws(slots_L, self._drawn)
-        return MicroBatch(batch, drawing, draws, self._program.bind(batch, draws), sampled)
+        return MicroBatch(batch, drawing, draws, self._program.bind(batch, draws), rows, sampled)
 
     def _room(self, slots_S: np.ndarray, context_lens_S: np.ndarray) -> int:
         return int((self._slots.num_held[slots_S] * self._block_size - context_lens_S).min())
@@ -280,19 +288,24 @@ class Runner:
     # ---- compute ----
 
     def compute(self, step: PreparedStep) -> None:
-        began_s = time.perf_counter()
+        began_s, aux = time.perf_counter(), None if self._draft_model is None else self._draft_model.aux
+        aux_rows: list[AuxRows] = []
         if step.outgrown is not None:
             for micro_batch in step.micro_batches:
                 micro_batch.draws.drawn[: len(step.outgrown)] = step.outgrown
         for micro_batch in step.micro_batches:
             logits_LV = micro_batch.call()
+            if aux is not None:
+                aux_rows += _aux_rows(aux, micro_batch, is_last=micro_batch is step.micro_batches[-1])
             if micro_batch.known:
                 known = np.array(micro_batch.known, np.int32)
                 micro_batch.scores = self._sampler.score(logits_LV, np.arange(len(known)), known, micro_batch.num_top)
         if self._draft_model is not None:
-            self._propose(step, self._draft_model, time.perf_counter() - began_s)
+            self._propose(step, self._draft_model, time.perf_counter() - began_s, aux_rows)
 
-    def _propose(self, step: PreparedStep, draft_model: DraftModel, step_s: float) -> None:
+    def _propose(
+        self, step: PreparedStep, draft_model: ModelDrafter, step_s: float, aux_rows: Sequence[AuxRows]
+    ) -> None:
         """What the step has drawn stands, whatever becomes of drafts."""
         taken: list[tuple[int, ...]] = [()] * len(step.plan.rows)
         for micro_batch in step.micro_batches:
@@ -300,7 +313,7 @@ class Runner:
             for row, draws in _taken(step, micro_batch, drawn):
                 taken[row] = tuple(drawn[index] for index in draws)
         try:
-            step.proposed = draft_model.propose(step.plan, taken, step_s)
+            step.proposed = draft_model.propose(ComputedStep(step.plan, taken, step_s, aux_rows))
         except Exception:
             log.exception("The draft model has failed. It drafts no more until the server is started again.")
             self._draft_model = None
@@ -411,6 +424,14 @@ def _taken(step: PreparedStep, micro_batch: MicroBatch, drawn: Sequence[int]) ->
                 break
             end += 1
         yield row, range(first, end)
+
+
+def _aux_rows(aux: AuxHiddenStates, micro_batch: MicroBatch, *, is_last: bool) -> Iterator[AuxRows]:
+    """Copies where another micro-batch is to follow."""
+    ends_S1, positions_T = micro_batch.batch.row_starts_S1.tolist(), micro_batch.batch.positions_T
+    for row, (begin, end) in zip(micro_batch.rows, pairwise(ends_S1), strict=True):
+        states = tuple(array[begin:end] if is_last else array[begin:end].copy() for array in aux.arrays)
+        yield AuxRows(row, int(positions_T[begin]), states)
 
 
 def _failed(seq: int, token: int) -> RowResult:

@@ -186,6 +186,17 @@ class Recorder:
         assert rows_L is self.batch.logit_rows_L, "gather_rows takes the step's own logit rows"
         return self._emit("gather", LOGIT_ROWS, (x,), x.width)
 
+    def store_rows(self, x_TW: Any, array: np.ndarray) -> None:
+        x = self._value(x_TW)
+        assert x.rows == TOKEN_ROWS, "a step leaves rows of all its tokens"
+        assert array.shape[1:] == (x.width,) and array.dtype == np.float32 and array.flags.c_contiguous, array.shape
+        self._add("columns", x.rows, (x,), Value(x.rows, x.width, array=array), x.width)
+
+    def load_rows(self, array: np.ndarray, tokens_T: object) -> Value:
+        assert tokens_T is self.batch.tokens_T, "load_rows takes the step's own tokens"
+        assert array.dtype == np.float32 and array.flags.c_contiguous, array.dtype
+        return self._value(array)
+
     def columns(self, x_TW: Any, first: int, count: int) -> Value:
         x = self._value(x_TW)
         assert first >= 0 and count > 0 and first + count <= x.width, (first, count, x.width)
@@ -367,6 +378,9 @@ _OF_THE_STEP = {
 }
 """Parameters that are arrays of the step's, and the batch's name for each."""
 
+_WRITTEN_FROM = ("qkv_TW", "c_TX", "x_TW")
+"""Parameters of functions that give nothing."""
+
 _WRITTEN_INTO = ("y_TN", "y_TD")
 """Parameters that must be values of the program."""
 
@@ -385,7 +399,7 @@ def call_directly(ops: Any, name: str, *args: Any, **kwargs: Any) -> np.ndarray:
     has_batch = batch is not None
     if not has_batch:
         rows = [value for value in (*given.values(), *given.get("parts", ())) if isinstance(value, np.ndarray)]
-        batch = batch_of(len(rows[0]) if rows else len(of_step["tokens_T"]), **of_step)
+        batch = batch_of(len(of_step["tokens_T"] if "tokens_T" in of_step else rows[0]), **of_step)
 
     def forward(recorder: Recorder, symbols: SymbolicBatch) -> Value:
         arguments = dict(given)
@@ -399,9 +413,8 @@ def call_directly(ops: Any, name: str, *args: Any, **kwargs: Any) -> np.ndarray:
             arguments["batch"] = symbols
         made = getattr(recorder, name)(**arguments)
         if made is None:  # a program has an output
-            written = given["qkv_TW" if "qkv_TW" in given else "c_TX"]
-            made = recorder.add(written, written)
-        return made
+            made = next(given[parameter] for parameter in _WRITTEN_FROM if parameter in given)
+        return made if isinstance(made, Value) and made.array is None else recorder.scale(made, 1.0)
 
     return run_forward(ops, forward, batch)
 
