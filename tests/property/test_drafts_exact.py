@@ -23,6 +23,7 @@ from test_exactness import (
     NUM_BLOCKS,
     Mix,
     Stream,
+    alone,
     check_mix,
     no_digest,  # noqa: F401, a fixture
     random_mix,
@@ -37,14 +38,17 @@ from grammar_cases import vocabulary
 from tiny import VOCAB_SIZE, tiny_checkpoint
 from tiny_latent import latent_checkpoint
 from tokenmill.core.block import full_groups
+from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs, Work
 from tokenmill.core.effects import JobEnded
 from tokenmill.core.events import LoadAdapter, Submit
-from tokenmill.core.request import Request
+from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.speculation import NGRAM, SpeculationConfig
 from tokenmill.core.step import Drafts, PlanRow, RowResult, StepPlan, StepResult
+from tokenmill.engine import commit
 from tokenmill.engine.core import EngineCore
 from tokenmill.engine.speculation import Candidate, Speculation
+from tokenmill.engine.state import EngineState
 from tokenmill.models.lora import LoraLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.record import Recorder
@@ -60,7 +64,7 @@ CROWDED = {"num_requests": 8, "max_prompt": 50, "max_output": 60}
 SEEDS = (31, 39, 46)
 MOST = 6
 NOTHING = Drafts((), "test", ())
-RIGHT, LYING, MIXED = "right", "lying", "mixed"
+KINDS = RIGHT, LYING, MIXED = "right", "lying", "mixed"
 Key = tuple[int, int, tuple[int, ...], str]
 
 
@@ -127,7 +131,7 @@ class Drafting:
 
 
 def kind_of(key: Key) -> str:
-    return (RIGHT, LYING, MIXED)[key[0] % 3]
+    return KINDS[key[0] % 3]
 
 
 def drafted_mix(rng: random.Random, adapters: tuple[str, ...] = ()) -> Mix:
@@ -202,6 +206,79 @@ def make_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Worke
 def test_on_numpy(make_worker: Callable[..., Worker]) -> None:
     """The engine's half and the worker's: drafts change no token."""
     check_drafts(make_worker(make_ops=ReferenceOps, kv_dtype="f32"), SEEDS[1:2], exact=False)
+
+
+def check_next_turns(worker: Worker, num_seeds: int = 4) -> None:
+    """Answers that were made with drafts, of which some are wrong, come back as prompts: what is computed from the KV
+    that they left equals what is computed anew."""
+    num_hits = 0
+    for seed in range(num_seeds):
+        rng = random.Random(seed)
+        config = EngineConfig(
+            groups=full_groups(NUM_BLOCKS),
+            max_model_len=128,
+            block_size=BLOCK_SIZE,
+            max_num_seqs=8,
+            max_num_batched_tokens=128,
+            speculation=SpeculationConfig(),
+        )
+        first = [
+            Request(
+                id=f"r{number}",
+                prompt_tokens=tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 40))),
+                sampling=SamplingParams(logprobs=0),
+                max_tokens=rng.randrange(10, 50),
+                seed=3 * rng.randrange(2**32) + KINDS.index(MIXED),
+                choice=0,
+                eos_token_ids=(),
+            )
+            for number in range(12)
+        ]
+        teacher = Drafting(worker.executor, seed)
+        expected = {each.id: alone(replace(worker, executor=teacher), each, 128) for each in first}
+        then = [
+            replace(
+                each,
+                id=f"{each.id} again",
+                prompt_tokens=(*each.prompt_tokens, *expected[each.id].tokens, 1),
+                max_tokens=10,
+            )
+            for each in first
+        ]
+        expected |= {each.id: alone(worker, each, 128) for each in then}
+        drafting = Drafting(worker.executor, seed, teacher.known)
+        arrivals = [(0, each) for each in first] + [(200, each) for each in then]
+        streams, core = run(replace(worker, executor=drafting), Mix(config, arrivals, {}))
+        assert streams == expected, f"seed {seed}"
+        num_hits += core.stats().prefix_hits
+    assert num_hits > 10 * num_seeds
+
+
+@pytest.mark.exact
+@needs_native
+def test_next_turns_bit_for_bit(make_worker: Callable[..., Worker]) -> None:
+    check_next_turns(make_worker(kv_dtype="int8"))
+
+
+@pytest.mark.exact
+@needs_native
+def test_a_rejected_draft_in_a_published_block_is_noticed(
+    make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted bug: a block is made matchable whose last position holds what was written for a draft that was wrong.
+    Where its sequence ends there, nothing is written over it."""
+    accept = commit._accept
+
+    def publish(state: EngineState, seq: Any, result: RowResult) -> RowResult:
+        accepted = accept(state, seq, result)
+        num_full = len(seq.tokens) // BLOCK_SIZE
+        if num_full > seq.tables[-1].num_published:
+            state.publish(seq, num_full, None)
+        return accepted
+
+    monkeypatch.setattr(commit, "_accept", publish)
+    with pytest.raises(AssertionError, match="seed "):
+        check_next_turns(make_worker(kv_dtype="int8"))
 
 
 @pytest.mark.exact

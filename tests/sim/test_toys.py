@@ -32,16 +32,29 @@ from tokenmill.kv.blocks import encoder, hashing
 from tokenmill.kv.blocks.encoder import EncoderLedger
 from tokenmill.sim import executor, run
 from tokenmill.sim.executor import ToyExecutor, Violation
-from tokenmill.sim.workload import Arrival, Scenario, known_blocks, make_scenario
+from tokenmill.sim.toy_model import solo_answer
+from tokenmill.sim.workload import VOCAB_SIZE, Arrival, Scenario, known_blocks, make_scenario
 
 NUM_SEEDS = 12
 NUM_DRAFTS = 4
 
 
 def drafting(scenario: Scenario) -> Scenario:
-    """Its executors propose drafts."""
+    """Its executors propose drafts. Answers come back in later prompts, so that blocks that were written with drafts
+    are read by others."""
     config = replace(scenario.config, speculation=SpeculationConfig(num_speculative_tokens=NUM_DRAFTS))
-    return replace(scenario, drafter=scenario.drafter._replace(most=NUM_DRAFTS), config=config)
+    arrivals = sorted((*scenario.arrivals, *_next_turns(scenario)), key=lambda arrival: arrival.at_s)
+    drafter = scenario.drafter._replace(most=NUM_DRAFTS)
+    return replace(scenario, drafter=drafter, config=config, arrivals=tuple(arrivals))
+
+
+def _next_turns(scenario: Scenario) -> Iterator[Arrival]:
+    for arrival in scenario.arrivals:
+        request = arrival.requests[0]
+        prompt = (*request.prompt_tokens, *solo_answer(request, VOCAB_SIZE).tokens, 1)
+        if len(prompt) < scenario.config.max_model_len:
+            again = replace(request, id=f"{request.id} again", prompt_tokens=prompt, output_tokens=(), seed=1)
+            yield Arrival(arrival.at_s + 0.3, (again,))
 
 
 GRID = ((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1))
@@ -201,6 +214,20 @@ def keep_rejected_drafts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "_accept", keep)
 
 
+def publish_rejected_drafts(patch: pytest.MonkeyPatch) -> None:
+    """A block whose last position holds what was written for a draft that was wrong."""
+    accept = commit._accept
+
+    def publish(state: EngineState, seq: Any, result: RowResult) -> RowResult:
+        accepted = accept(state, seq, result)
+        num_full = min(len(seq.tokens) // state.config.block_size, len(seq.tables[0].ids))
+        if num_full > seq.tables[-1].num_published:
+            state.publish(seq, num_full, None)
+        return accepted
+
+    patch.setattr(commit, "_accept", publish)
+
+
 def draft_beyond_the_block(patch: pytest.MonkeyPatch) -> None:
     add = StepBuilder.add_drafts
 
@@ -248,6 +275,7 @@ def leave_encoded_out_of_rows(patch: pytest.MonkeyPatch) -> None:
 
 PLANTS: dict[Plant, Callable[[Scenario], Scenario]] = {
     keep_rejected_drafts: drafting,
+    publish_rejected_drafts: drafting,
     draft_beyond_the_block: drafting,
     draft_beside_other_rows: drafting,
     leave_contents_out_of_keys: embedding,
