@@ -58,7 +58,7 @@ def test_answers_tell_how_many_drafts_were_accepted(chat: bool) -> None:
         one = answer(num_choices, chat=chat, stream=True, stream_options={"include_usage": True})
         one.draft_metrics, one.most_drafted = level, most
         for steps in ([(3, 0), (2, 2)], [(3, 1)]):
-            one.choices[0].push(Delta("r-0", [72], draft_steps=steps))
+            assert one.choices[0].push(Delta("r-0", [72], draft_steps=steps)).draft_steps == steps
         body = json.loads(bytes(finish(whole_body(one, [[Piece("H", (72,), finish_reason="stop")]] * num_choices))))
         last = json.loads(Chunks(one).end().split(b"\n")[0].removeprefix(b"data: "))
         assert body.get("metrics") == last.get("metrics") and ("metrics" in body) == ("metrics" in last)

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -15,9 +16,14 @@ from rich.console import Console
 
 from commands import run_command
 from tokenmill.cli.chat import Conversation, ask, show
-from tokenmill.cli.partners import Message, Said, ServerPartner
+from tokenmill.cli.partners import LocalPartner, Message, Said, ServerPartner
 from tokenmill.core.errors import ConfigError, ContextTooLong, Unavailable
+from tokenmill.text.choice import Piece
 
+USAGE = (
+    b'data: {"choices": [], "usage": {"completion_tokens": 9}, "metrics": {"speculative_decoding": '
+    b'{"num_spec_steps": 4, "num_draft_tokens": 10, "num_accepted_draft_tokens": 6}}}\n\n'
+)
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 
 
@@ -67,6 +73,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
+            if asked == "drafted" and "stream_options" in body:
+                event += USAGE
             self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
             if asked != "break":
                 self.wfile.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
@@ -150,6 +158,33 @@ def test_brackets_in_names_and_errors_are_shown_as_they_are(url, monkeypatch, ca
     talk(monkeypatch, url, "refuse")
     said = capsys.readouterr().out
     assert "m[/x]" in said and "no [/such] thing" in said
+
+
+def test_stats_are_told_on_standard_error(url: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Tokens as the server has counted them, where one piece is of several; drafts only where some were verified."""
+    told = []
+    for line, stats in (("drafted", True), ("whole", True), ("drafted", False)):
+        typed(monkeypatch, line)
+        assert Conversation(ServerPartner(url, None, {}, asks_usage=stats), stats=stats).run() == 0
+        told.append(capsys.readouterr().err)
+    assert told[0].startswith("9 tokens, ") and told[0].endswith("; 6 of 10 drafts accepted, 1.5 a step\n")
+    assert told[1].startswith("1 tokens, ") and "drafts" not in told[1] and not told[2]
+
+
+def test_a_model_loaded_here_tells_its_drafts() -> None:
+    class Model:
+        ready = SimpleNamespace(model="m")
+        text = SimpleNamespace(info=SimpleNamespace(num_parameters=0))
+
+        def default_sampling(self, **how: Any) -> None:
+            pass
+
+        def stream(self, messages: list[Message], sampling: None) -> Iterator[Piece]:
+            yield Piece("a", tokens=(1,))
+            yield Piece("b", tokens=(2, 3, 4), draft_steps=((3, 2),), finish_reason="stop")
+
+    partner = LocalPartner(Model(), {"max_tokens": 9})  # type: ignore[arg-type]
+    assert [(each.num_tokens, each.drafted) for each in partner.answer([])] == [(1, (0, 0, 0)), (3, (1, 3, 2))]
 
 
 def test_a_full_context_names_the_way_out(url, monkeypatch, capsys):

@@ -16,6 +16,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from ..core.errors import ConfigError, ContextTooLong, TokenmillError
 from ..core.units import format_bytes, visible
 from .generate import speed
 from .options import llm_options, sampling_overrides
-from .partners import LocalPartner, Message, Partner, ServerPartner, api_key, tell_if_small
+from .partners import Drafted, LocalPartner, Message, Partner, ServerPartner, api_key, tell_if_small
 from .servers import READY, running
 
 HELP = """\
@@ -65,10 +66,12 @@ def chat(args: argparse.Namespace) -> int:
     overrides = sampling_overrides(args)
     if args.url:
         model = getattr(args, "model_given", "")
-        partner = ServerPartner(args.url, api_key(args), overrides, model, guards_loops=args.loop_guard)
+        partner = ServerPartner(
+            args.url, api_key(args), overrides, model, guards_loops=args.loop_guard, asks_usage=args.stats
+        )
         others = [] if model else partner.models[1:]
         note = f"the first of {1 + len(others)} models; --model NAME takes another" if others else ""
-        return Conversation(partner, args.system).run(note)
+        return Conversation(partner, args.system, stats=args.stats).run(note)
     from ..llm.llm import LLM
     from ..text.calls import require_tokens
     from .models import progress_bar
@@ -81,14 +84,16 @@ def chat(args: argparse.Namespace) -> int:
         require_tokens(llm.ready)
         if llm.text.chat is None:
             raise ConfigError(f"The model {llm.ready.model!r} has no chat template; type `tokenmill generate`.")
-        return Conversation(LocalPartner(llm, overrides), args.system).run(note)
+        return Conversation(LocalPartner(llm, overrides), args.system, stats=args.stats).run(note)
 
 
 class Conversation:
-    """system: "": there is none. turns: messages of user and assistant in turn. attached: parts of the next message."""
+    """system: "": there is none. turns: messages of user and assistant in turn. attached: parts of the next message.
+    stats: tell tokens, speed and drafts of each answer, also where there is no terminal."""
 
-    def __init__(self, partner: Partner, system: str | None = None) -> None:
+    def __init__(self, partner: Partner, system: str | None = None, *, stats: bool = False) -> None:
         self.partner = partner
+        self._figures = True if stats else None
         self.system = system or ""
         self.turns: list[Message] = []
         self.attached: list[dict[str, Any]] = []
@@ -148,7 +153,7 @@ class Conversation:
         self.turns.append({"role": "user", "content": content})
         answer = ""
         try:
-            answer = show(self.partner, self.messages(), self._console)
+            answer = show(self.partner, self.messages(), self._console, figures=self._figures)
         except TokenmillError as error:
             self._console.print(error.message, style="red", markup=False)
             if isinstance(error, ContextTooLong):
@@ -301,6 +306,14 @@ def ask() -> str | None:
         return ""
 
 
+def accepted(drafts: Drafted) -> str:
+    """'; 12 of 30 drafts accepted, 1.2 a step'."""
+    if not drafts.num_steps:
+        return ""
+    each = drafts.num_accepted / drafts.num_steps
+    return f"; {drafts.num_accepted} of {drafts.num_drafts} drafts accepted, {each:.1f} a step"
+
+
 def _shown(text: str, console: Console) -> str:
     """What a model writes may be told to it by others: a terminal shows its control characters and obeys none."""
     return visible(text) if console.is_terminal else text
@@ -310,16 +323,18 @@ def show(
     partner: Partner, messages: list[Message], console: Console, *, thoughts: bool = True, figures: bool | None = None
 ) -> str:
     """Writes the answer as it comes, reasoning dimmed before it; what has come when Ctrl-C is pressed is the answer.
-    figures: tell tokens and speed; None: on a terminal."""
+    figures: tell tokens, speed and what came of drafts; None: on a terminal."""
     start_s = time.monotonic()
     first_s, num_tokens, has_thought, finish, warning = start_s, 0, False, "", ""
     parts: list[str] = []
+    drafts = Drafted()
     try:
         with contextlib.closing(partner.answer(messages)) as pieces:  # type: ignore[type-var]
             for said in pieces:
                 if num_tokens == 0 and said.num_tokens:
                     first_s = time.monotonic()
-                num_tokens += said.num_tokens
+                num_tokens = said.num_in_all or num_tokens + said.num_tokens
+                drafts = Drafted(*map(add, drafts, said.drafted))
                 finish, warning = said.finish or finish, said.warning or warning
                 if thoughts and said.thought:
                     console.out(_shown(said.thought, console), style="dim", end="")
@@ -338,6 +353,6 @@ def show(
         Console(stderr=figures is not None, highlight=False).print(warning, style="dim", markup=False)
     if console.is_terminal if figures is None else figures:
         cut = "; cut off by its limit of tokens (-n)" if finish == "length" and not warning else ""
-        told = speed(num_tokens, first_s - start_s, time.monotonic() - first_s)
-        Console(stderr=figures is not None, highlight=False).print(f"[dim]{told}{cut}[/]")
+        told = speed(num_tokens, first_s - start_s, time.monotonic() - first_s) + accepted(drafts)
+        Console(stderr=figures is not None, highlight=False, soft_wrap=True).print(f"[dim]{told}{cut}[/]")
     return "".join(parts)

@@ -193,6 +193,7 @@ def _add_talking(commands: _Commands) -> None:
         help="talk to a running server with OpenAI's API, such as http://127.0.0.1:8000/v1, about --model or its first",
     )  # fmt: skip
     chat.add_argument("--api-key", metavar="KEY", help="for --url (default: from the environment)")
+    chat.add_argument("--stats", action="store_true", help="tell tokens, speed and accepted drafts after each answer")
     _groups(chat, text=(TextOptions,), sampling=(SamplingOptions,), engine=(EngineOptions,), **{TIERS: (TierOptions,)})
     chat.set_defaults(max_tokens=CHAT_TOKENS, loop_guard=True)
     add_foreign_flags(chat)

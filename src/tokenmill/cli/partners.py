@@ -34,15 +34,26 @@ _SMALL_PARAMETERS = 10**9
 _MAX_SHOWN = 8
 
 
+class Drafted(NamedTuple):
+    """Steps that verified drafts, how many drafts, and how many of these were accepted."""
+
+    num_steps: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
+
+
 class Said(NamedTuple):
     """A piece of an answer. thought: reasoning that came before it; warning: why it was ended here; finish: in its last
-    piece, how it has ended."""
+    piece, how it has ended. drafted: since the piece before. num_in_all: tokens of the whole answer, where that is told
+    at its end."""
 
     text: str
     num_tokens: int
     thought: str = ""
     warning: str = ""
     finish: str = ""
+    drafted: Drafted = Drafted()
+    num_in_all: int = 0
 
 
 class Partner(Protocol):
@@ -85,7 +96,9 @@ class LocalPartner:
                 if is_cut:
                     warning = f"The answer was ended after {num_shown:,} tokens; -n says after how many, -1 never."
                 content, thought = delta.get("content", ""), delta.get("reasoning", "")
-                yield Said(content, len(piece.tokens), thought, warning, piece.finish_reason or "")
+                steps = piece.draft_steps
+                drafted = Drafted(len(steps), sum(num for num, _ in steps), sum(accepted for _, accepted in steps))
+                yield Said(content, len(piece.tokens), thought, warning, piece.finish_reason or "", drafted)
                 if is_cut:
                     return
 
@@ -121,7 +134,8 @@ class ServerPartner:
     """Speaks OpenAI's API with the standard library alone.
 
     overrides: fields of each call; None: left out. model: one that the server lists; "": the first. restarted: starts
-    the server again where it has gone, and gives its URL. guards_loops: have it end what repeats itself, if it can."""
+    the server again where it has gone, and gives its URL. guards_loops: have it end what repeats itself, if it can.
+    asks_usage: have it tell tokens at the end of an answer, which not every server of others knows how to be asked."""
 
     def __init__(
         self,
@@ -131,6 +145,7 @@ class ServerPartner:
         model: str = "",
         restarted: Callable[[], str] | None = None,
         guards_loops: bool = False,
+        asks_usage: bool = False,
     ) -> None:
         self._find(url)
         self._restarted = restarted
@@ -146,8 +161,11 @@ class ServerPartner:
             hint = f"did you mean {likely[0]}?" if likely else f"it has: {format_names(self.models, _MAX_SHOWN)}."
             raise ConfigError(f"{self._where} has no model {model!r}; {hint}", param="model")
         self.num_parameters = _num_parameters(next((card for card in cards if card["id"] == self.name), {}))
-        if guards_loops and cards[0].get("owned_by") == "tokenmill":
+        is_ours = cards[0].get("owned_by") == "tokenmill"
+        if guards_loops and is_ours:
             self._fields["loop_guard"] = True
+        if asks_usage or is_ours:
+            self._fields["stream_options"] = {"include_usage": True}
 
     def _find(self, url: str) -> None:
         self._url = read_url(url, "--url", "http://127.0.0.1:8000/v1")
@@ -231,6 +249,15 @@ def _said(event: Any) -> Iterator[Said]:
         thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
         count = 1 if text or thought else 0
         yield Said(text, count, thought, choice.get("warning") or "", choice.get("finish_reason") or "")
+    if usage := event.get("usage"):
+        yield Said("", 0, drafted=_drafted(event.get("metrics")), num_in_all=usage.get("completion_tokens") or 0)
+
+
+def _drafted(metrics: Any) -> Drafted:
+    """As vLLM's field tells, where the server is told to have it."""
+    told = (metrics or {}).get("speculative_decoding") or {}
+    names = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+    return Drafted(*(int(told.get(name) or 0) for name in names))
 
 
 def _refusal(response: http.client.HTTPResponse) -> TokenmillError:

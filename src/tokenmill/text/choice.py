@@ -50,7 +50,7 @@ class Produced(Protocol):
 class Piece:
     """What one delta adds to an answer. `stop_reason`: the stop string or stop token id that ended it, or TIMEOUT, or
     REPETITION, else None. `parsed`: what a parser has made of the text, if there is one; text that it holds back is in
-    a later one."""
+    a later one. `draft_steps`: as in Choice, of this delta."""
 
     text: str = ""
     tokens: Sequence[int] = ()
@@ -58,6 +58,7 @@ class Piece:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     parsed: Sequence[Part] | None = None
+    draft_steps: Sequence[tuple[int, int]] = ()
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -123,8 +124,10 @@ class Choice:
         if delta.timing is not None:
             self.timing = delta.timing
         self.prompt_logprobs.extend(delta.prompt_logprobs)
-        self.draft_steps.extend(delta.draft_steps)
         piece = self._match(delta) if self._stops else self._decode(delta)
+        if delta.draft_steps:
+            self.draft_steps.extend(delta.draft_steps)
+            piece.draft_steps = delta.draft_steps
         if piece.finish_reason is None and delta.finish_reason is not None:
             self._end(piece, delta)
         self.is_finished = piece.finish_reason is not None
