@@ -40,6 +40,7 @@ from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
 from tokenmill.worker.build import Worker, load_drafter
+from tokenmill.worker.draft_length import DraftLength
 from tokenmill.worker.draft_model import DraftModel
 from tokenmill.worker.spec import WorkerSpec
 from workers import build_worker
@@ -80,7 +81,7 @@ class Counting:
 @pytest.fixture(autouse=True)
 def all_are_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not what pays, which takes a clock."""
-    monkeypatch.setattr(DraftModel, "_share", 0.0)
+    monkeypatch.setattr(DraftLength, "is_worth_more", lambda self, costs, chances, most: True)
 
 
 @pytest.fixture

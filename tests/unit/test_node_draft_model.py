@@ -17,7 +17,7 @@ from tokenmill.node.load import load_engine, model_facts, open_drafter
 from tokenmill.node.machine import MachineFacts
 from tokenmill.node.options import EngineOptions
 from tokenmill.node.resolve import DrafterFacts, ModelFacts, resolve
-from tokenmill.worker.draft_model import DraftModel
+from tokenmill.worker.draft_length import DraftLength
 
 SMALL = {"width": 64, "heads": 2, "kv_heads": 2, "head": 32, "rope": 32, "value": 32, "experts": 0, "dense_ffn": 64}
 MACHINE = MachineFacts(num_cpus=2, cpu_quota=None, memory_available=4 * GiB, cgroup_headroom=None)
@@ -49,7 +49,7 @@ def options(model: Path, **more: Any) -> EngineOptions:
 
 def test_answers_are_those_without_it(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where they go on behind the drafter's context, and several are made of a prompt."""
-    monkeypatch.setattr(DraftModel, "_share", 0.0)
+    monkeypatch.setattr(DraftLength, "is_worth_more", lambda self, costs, chances, most: True)
     how = [SamplingParams(temperature=t, max_tokens=150, seed=3, n=2, ignore_eos=True) for t in (0.0, 0.9)]
     answers = []
     for speculation in (None, {"model": str(models / "draft.gguf"), "num_speculative_tokens": 4}):

@@ -1,12 +1,9 @@
 """A draft model: a smaller model beside the target that draws what may come next (speculative decoding, Leviathan et
-al., arXiv 2211.17192). It goes by the target's own tokens and blocks (draft_sequences.py).
+al., arXiv 2211.17192). It goes by the target's own tokens and blocks (draft_sequences.py), as far as that is likely to
+pay (draft_length.py).
 
 KV that it misses (of a prompt, from elsewhere, or of the last draft that was accepted) is computed before its next
 draft, at most CATCH_UP tokens a step. A sequence that still misses some has no drafts.
-
-It goes on as long as a further token is likely to pay. Where the drafter's step takes a share s of the target's, and n
-drafts are right with probabilities p (all before them included), a token comes in (1 + n s) / (1 + sum of p) of a step;
-the next draft makes that less if it is right with more than s (1 + sum of p) / (1 + n s).
 
 A step is followed by one thread, that which computes it, in the order of the plans.
 
@@ -27,7 +24,8 @@ from ..models.loader import Model
 from ..ops.api import Ops, StepBatch, StepLimits
 from ..ops.draws import Draws, Scores
 from ..ops.kv_pool import KVPool
-from .draft_sequences import DraftSequence, DraftSequences, Rest, how_they_draw
+from .draft_length import DraftLength, Rest
+from .draft_sequences import DraftSequence, DraftSequences, how_they_draw
 from .memory import step_limits
 from .model_drafter import ComputedStep
 
@@ -36,9 +34,6 @@ CATCH_UP = 128
 
 MOST_SEQUENCES = 64
 """That are drafted for in a step: no step verifies drafts of more."""
-
-USUAL_SHARE, NEW = 0.3, 0.1
-"""What a step of the drafter takes of one of the target, until it is measured; what a measured one counts."""
 
 LONGEST_REST, LONGEST_OF_ALL = 32, 128
 """Steps until a sequence that rests is tried again, and all, at most. For all it costs a prompt."""
@@ -54,24 +49,16 @@ class _Run:
     most: int
     start: int
     end: int
-    chance: float = 1.0
-    num_right: float = 0.0
     tokens: list[int] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
 
-    def take(self, token: int, chance: float, share: float) -> bool:
-        """Draft what was drawn, if it is worth it; whether the next token is to be drafted, too. share: what a step
-        of the drafter takes of one of the target."""
-        self.chance *= chance
-        if self.chance * (1 + len(self.tokens) * share) < share * (1 + self.num_right):
-            return False
-        self.num_right += self.chance
+    def take(self, token: int, chance: float) -> None:
+        """Draft what was drawn."""
         self.tokens.append(token)
         self.chances.append(chance)
         self.start, self.end = self.end, self.end + 1
-        if is_more := len(self.tokens) < self.most:
+        if len(self.tokens) < self.most:
             self.seq.inputs[self.start] = token
-        return is_more
 
 
 class DraftModel:
@@ -114,7 +101,7 @@ class DraftModel:
         self._max_tokens = min(max_blocks * block_size, model.config.max_context)
         self._most_drafts = most_drafts
         self._p_min = p_min
-        self._target_s = self._own_s = 0.0
+        self._length = DraftLength()
         self._rest = Rest()
         self._program = ops.compile(lambda recorder, batch: model.forward(recorder, pool.kv, batch), limits)
         self._drawn = np.zeros(limits.max_logit_rows, np.int32)
@@ -133,20 +120,17 @@ class DraftModel:
     def propose(self, step: ComputedStep) -> dict[int, Drafts]:
         plan, drawn = step.plan, step.drawn
         self._sequences.follow(plan, drawn)
-        if plan.rows and all([row.num_tokens == 1 + len(row.drafts) for row in plan.rows]):
-            self._target_s = _faded(self._target_s, step.duration_s)
-        is_resting = not self._rest.note_step(any([row.drafts for row in plan.rows]))
+        num_drafts = sum([len(row.drafts) for row in plan.rows])
+        if plan.rows and plan.num_tokens == len(plan.rows) + num_drafts:
+            self._length.note_step(len(plan.rows), num_drafts, step.duration_s)
+        is_resting = not self._rest.note_step(num_drafts > 0)
         going, num_drafting = ([], 0) if is_resting else self._runs(plan, drawn)
-        drafting, share = going[:num_drafting], self._share
+        drafting, costs = going[:num_drafting], self._length.costs(num_drafting)
         while going:
-            began_s, is_usual = time.perf_counter(), all([run.end - run.start <= 2 for run in going])
-            drafts = self._call(going, num_drafting)
-            if is_usual:
-                self._own_s = _faded(self._own_s, time.perf_counter() - began_s)
             going = [
                 run
-                for run, (token, chance) in zip(going, drafts, strict=False)
-                if token < self._vocab_size and chance >= self._p_min and run.take(token, chance, share)
+                for run, (token, chance) in zip(going, self._call(going, num_drafting), strict=False)
+                if token < self._vocab_size and chance >= self._p_min and self._take(run, token, chance, costs)
             ]
             num_drafting = len(going)
         for run in drafting:
@@ -183,14 +167,15 @@ class DraftModel:
         self._sequences.lend_spares([run.seq for run in runs])
         return runs, num_drafting
 
-    @property
-    def _share(self) -> float:
-        """Of a step of the target's, what one of the drafter's takes."""
-        return self._own_s / self._target_s if self._own_s and self._target_s else USUAL_SHARE
+    def _take(self, run: _Run, token: int, chance: float, costs: Sequence[float]) -> bool:
+        """Whether the next token is to be drafted, too."""
+        run.take(token, chance)
+        return len(run.tokens) < run.most and self._length.is_worth_more(costs, run.chances, run.most)
 
     def _call(self, runs: list[_Run], num_drafting: int) -> list[tuple[int, float]]:
         """Compute the inputs of all runs; what the first ones draw, and how sure the drafter is of them: the
         probability of what it takes for the most likely token, which is the one drawn where a request is greedy."""
+        began_s = time.perf_counter()
         ends_S1 = np.cumsum([0, *(run.end - run.start for run in runs)], dtype=np.int32)
         starts_S = np.array([run.start for run in runs], np.int32)
         counts_S = np.diff(ends_S1)
@@ -212,11 +197,10 @@ class DraftModel:
         self._program(batch, draws if drafting else None)
         for run in runs:
             self._sequences.note(run.seq, run.start, run.end)
-        return list(zip(draws.tokens_L.tolist(), np.exp(scores.top_logprobs_Ln.ravel()).tolist(), strict=True))
-
-
-def _faded(known_s: float, new_s: float) -> float:
-    return known_s + NEW * (new_s - known_s) if known_s else new_s
+        chances = np.exp(scores.top_logprobs_Ln.ravel()).tolist()
+        if ends_S1[-1] <= 2 * num_drafting:
+            self._length.note_call(num_drafting, time.perf_counter() - began_s, chances)
+        return list(zip(draws.tokens_L.tolist(), chances, strict=True))
 
 
 def spare_blocks(most_drafts: int, block_size: int) -> int:

@@ -26,35 +26,11 @@ from ..core.sampling import FILTERS
 from ..core.step import Introduction, StepPlan
 from ..ops.draws import COLUMN_DTYPES, SampleBatch
 from ..ops.kv_pool import KVPool
+from .draft_length import Rest
 
 NONE = -1
 
-PATIENCE = 4
-"""Proposals that may stay unused before there are fewer."""
-
 _COLUMNS = tuple(name for name in COLUMN_DTYPES if name != "position" and name not in FILTERS)
-
-
-@dataclass(slots=True, eq=False)
-class Rest:
-    """num_unused: proposals in a row of which nothing was verified: the engine does not find them worth it. num_left:
-    steps until there is another."""
-
-    num_unused: int = 0
-    num_left: int = 0
-
-    def note_step(self, has_drafts: bool) -> bool:
-        """A step with drafts or without any; whether drafts are to be proposed after it."""
-        if has_drafts:
-            self.num_unused = self.num_left = 0
-        elif self.num_left:
-            self.num_left -= 1
-        return not self.num_left
-
-    def note_proposal(self, longest: int) -> None:
-        self.num_unused += 1
-        if self.num_unused > PATIENCE:
-            self.num_left = min(1 << min(self.num_unused - PATIENCE, 10), longest)
 
 
 @dataclass(slots=True, eq=False)
