@@ -157,6 +157,16 @@ def test_limits_of_the_server_of_requests_and_of_the_step() -> None:
     assert measured().choose([candidate], ROW, Costs(), 9) == [0], "costs are unknown"
 
 
+def test_a_fixed_number_is_verified_whatever_it_costs() -> None:
+    """Which other limits still bound. Costs need not be known, and steps wait for each other."""
+    fixed = Speculation(SpeculationConfig(adaptive=False, num_speculative_tokens=3))
+    assert fixed.waits and choose(fixed) == 3
+    assert [choose(fixed, most) for most in (0, 2)] == [0, 2] and choose(fixed, room=1) == 1
+    assert choose(fixed, draft_n_max=2) == 2 and choose(fixed, draft_n_max=9) == 3
+    candidates = [Candidate(number, Proposal(DRAFTS, 1.0), 9, 10, Terms()) for number in (0, 1, 2)]
+    assert fixed.choose(candidates, ROW, Costs(), 7) == [3, 3, 1]
+
+
 def test_what_was_proposed_before_the_last_tokens_is_not_verified() -> None:
     """Where steps wait for each other, two may be committed between two plans."""
     speculation = Speculation(SpeculationConfig())

@@ -70,6 +70,7 @@ def test_keys_and_defaults_are_those_of_vllm() -> None:
             "prompt_lookup_min of .* must be at most prompt_lookup_max",
         ),
         ({"num_speculative_tokens": 3, "n_min": 4}, "n_min of .* must be at most num_speculative_tokens .3., got 4"),
+        ({"adaptive": 1}, "adaptive of speculative_config must be true or false, got 1"),
         ({"p_min": "high"}, "p_min of speculative_config must be a number from 0 to 1, got 'high'"),
     ],
 )
@@ -92,6 +93,10 @@ def test_models_that_nothing_can_be_drafted_for_refuse() -> None:
     assert found.config.speculation == SpeculationConfig()
     (decision,) = [each for each in found.decisions if each.name == "speculation"]
     assert "draft_sample_method: without effect" in decision.reason
+    always = EngineOptions(speculative_config={"num_speculative_tokens": 4, "adaptive": False})
+    assert ("speculation", "suffix, always 4 tokens a step") in [
+        (each.name, each.value) for each in resolve(always, machine, model).decisions
+    ]
     vectors = replace(model, gives_vectors=True)
     with pytest.raises(ConfigError, match="this model gives vectors"):
         resolve(EngineOptions(speculative_config={"model": "small"}), machine, vectors)

@@ -60,6 +60,7 @@ class SpeculationConfig:
     suffix_decoding_min_token_prob       least chance that a draft is right to its end, by how often each token followed
     n_min                    where fewer tokens than this are worth it, none is drafted
     p_min                    nor is a token drafted that is right with a probability below this
+    adaptive                 False: as many are verified as are drafted and there is room for, whatever it costs
     model                    draft_model: its name or path
     quantization             what its dense matrices become at load, as kernels call it; "": they stay as stored
     """
@@ -74,6 +75,7 @@ class SpeculationConfig:
     suffix_decoding_min_token_prob: float = 0.1
     n_min: int = 0
     p_min: float = 0.0
+    adaptive: bool = True
     model: str = ""
     quantization: str = ""
 
@@ -85,6 +87,8 @@ class SpeculationConfig:
             kinds, said = ((int, float), "a number") if isinstance(least, float) else ((int,), "an integer")
             if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
                 raise wrong(name, f"{said} from {least:g} to {most:g}", value)
+        if not isinstance(self.adaptive, bool):
+            raise wrong("adaptive", "true or false", self.adaptive)
         for name, bound in (("prompt_lookup_min", "prompt_lookup_max"), ("n_min", "num_speculative_tokens")):
             least, most = getattr(self, name), getattr(self, bound)
             if least > most:

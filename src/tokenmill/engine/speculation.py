@@ -147,7 +147,7 @@ class Speculation:
     def waits(self) -> bool:
         """Whether the next step is better planned when the one before it has been committed. Then it is known what its
         drafts follow; else what is drawn meanwhile must be right, too."""
-        return self._gain > _WORTH
+        return self._gain > _WORTH or not self._config.adaptive
 
     def note_tokens(self, number: int, tokens: Many[int], drafts: Drafts | None, num_pending: int) -> None:
         """A sequence has drawn `tokens`. drafts: what is proposed to follow, of which so many are being drawn."""
@@ -184,6 +184,8 @@ class Speculation:
     def choose(self, candidates: Many[Candidate], work: Work, costs: Costs, most: int) -> list[int]:
         """Of each candidate's drafts, how many to verify in a step that does `work` beside them; at most so many
         together."""
+        if not self._config.adaptive:
+            return self._all(candidates, most)
         chosen = [0] * len(candidates)
         if not costs.is_known or work.num_tokens != work.num_rows:
             self._gain += _LATELY * (1 - self._gain)
@@ -202,6 +204,14 @@ class Speculation:
         return [
             0 if num < max(least, each.terms.draft_n_min) else num for num, each in zip(chosen, candidates, strict=True)
         ]
+
+    def _all(self, candidates: Many[Candidate], most: int) -> list[int]:
+        """Of each candidate's drafts, as many as there are and as limits leave room for."""
+        chosen: list[int] = []
+        for each in candidates:
+            room = min(each.room, self._config.num_speculative_tokens, each.terms.draft_n_max, most - sum(chosen))
+            chosen.append(max(0, min(room, len(each.proposal.drafts.tokens))))
+        return chosen
 
     def _judge(self, number: int, drafts: Drafts, tokens: Many[int]) -> None:
         """Against what was drawn in their places."""

@@ -334,7 +334,8 @@ def _speculation(options: EngineOptions, model: ModelFacts, decisions: list[Deci
     reason = "as asked; the same answers"
     if ignored:
         reason += f"; {', '.join(ignored)}: without effect, since what pays is measured"
-    shown = f"{' and '.join(speculation.methods)}, up to {speculation.num_speculative_tokens} tokens a step"
+    how_many = "up to" if speculation.adaptive else "always"
+    shown = f"{' and '.join(speculation.methods)}, {how_many} {speculation.num_speculative_tokens} tokens a step"
     if speculation.model:
         shown += f", by {speculation.model}"
     if model.drafter is not None and model.drafter.max_context < model.max_context:

@@ -262,6 +262,7 @@ def _draft_model(
         target_vocab=target.config.vocab_size,
         most_drafts=most_drafts,
         p_min=speculation.p_min,
+        is_adaptive=speculation.adaptive,
     )
 
 

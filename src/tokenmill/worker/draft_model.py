@@ -68,6 +68,7 @@ class DraftModel:
     target_vocab  ids below this may be drafted
     most_drafts   tokens of a proposal
     p_min         nor is a token drafted that is right with a lower probability, where those before it are
+    is_adaptive   False: most_drafts are drafted, whatever they cost
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class DraftModel:
         target_vocab: int,
         most_drafts: int,
         p_min: float = 0.0,
+        is_adaptive: bool = True,
     ) -> None:
         self.pool = pool
         self.aux = None
@@ -101,6 +103,7 @@ class DraftModel:
         self._max_tokens = min(max_blocks * block_size, model.config.max_context)
         self._most_drafts = most_drafts
         self._p_min = p_min
+        self._is_adaptive = is_adaptive
         self._length = DraftLength()
         self._rest = Rest()
         self._program = ops.compile(lambda recorder, batch: model.forward(recorder, pool.kv, batch), limits)
@@ -170,7 +173,9 @@ class DraftModel:
     def _take(self, run: _Run, token: int, chance: float, costs: Sequence[float]) -> bool:
         """Whether the next token is to be drafted, too."""
         run.take(token, chance)
-        return len(run.tokens) < run.most and self._length.is_worth_more(costs, run.chances, run.most)
+        if len(run.tokens) >= run.most or not self._is_adaptive:
+            return len(run.tokens) < run.most
+        return self._length.is_worth_more(costs, run.chances, run.most)
 
     def _call(self, runs: list[_Run], num_drafting: int) -> list[tuple[int, float]]:
         """Compute the inputs of all runs; what the first ones draw, and how sure the drafter is of them: the
