@@ -199,7 +199,7 @@ class Server:
         while not self._is_healthy():
             if self._process.poll() is not None or time.monotonic() > give_up_s:
                 self.__exit__(None, None, None)
-                raise TokenmillError("The server to be profiled did not start.")
+                raise TokenmillError(f"{self._command[0]} did not start as a server.")
             time.sleep(0.1)
         return self
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..api.openai.shape import delta_of
-from ..core.events import FINISH_LENGTH, FINISH_STOP
+from ..core.events import FINISH_LENGTH, FINISH_STOP, Timing
 from ..core.request import Request
 from ..core.step import TokenLogprob
 from ..text.beams import Beams
@@ -40,7 +40,8 @@ class CompletionOutput:
     """One choice. `token_ids` holds what was drawn, a stop token included. `stop_reason`: the stop string or stop token
     id that ended it, else None. `finish_reason`: None while more is to come. `text` is all that was said; of the answer
     to a conversation `content`, `reasoning` and `tool_calls` are what it is made of. `draft_steps`: of each step that
-    verified drafts, how many, and how many were accepted."""
+    verified drafts, how many, and how many were accepted. `timing`: when the engine had it, began it, and had its first
+    and its last token."""
 
     index: int
     text: str
@@ -52,6 +53,7 @@ class CompletionOutput:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     draft_steps: tuple[tuple[int, int], ...] = ()
+    timing: Timing | None = None
 
     @property
     def finished(self) -> bool:
@@ -206,6 +208,7 @@ def _completion(request: Request, said: Said | None, unfinished: str | None) -> 
         finish_reason=(said.finish_reason if said else None) or unfinished,
         stop_reason=said.stop_reason if said else None,
         draft_steps=tuple(said.choice.draft_steps) if said else (),
+        timing=said.choice.timing if said else None,
         **_spoken(said),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from ...api.fields import Fields
 from ...bench import speculation as drafts
 from ...bench.engine import Demand, run
 from ...bench.machine import RunTime, peak_memory
+from ...bench.peer.llama_server import LlamaServer
 from ...core.errors import ConfigError
 from ...core.request import SamplingParams
 from ...formats.hub import resolve_model
 from ...llm.llm import LLM
+from ...node.resolve import EngineSettings
 from ...text.grammar.build import to_grammar
 from ..expert_load import write_load
 from ..models import progress_bar
@@ -108,10 +110,10 @@ class Answerer:
         self._llm = llm
         self._temperature = temperature
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, messages: Sequence[drafts.Message]) -> list[int]:
         if self._llm.text.chat is None:
-            return self._llm.encode(text)
-        return self._llm.encode_chat([{"role": "user", "content": text}])
+            return self._llm.encode("\n\n".join(message["content"] for message in messages))
+        return self._llm.encode_chat(messages)
 
     def answer(self, prompts: Sequence[Sequence[int]], max_tokens: int, salt: str, *, ignore_eos: bool) -> drafts.Given:
         sampling = [
@@ -126,9 +128,17 @@ class Answerer:
         start_s = time.perf_counter()
         outputs = self._llm.generate([list(prompt) for prompt in prompts], sampling, cache_salt=salt)
         seconds = time.perf_counter() - start_s
-        steps = [step for output in outputs for step in output.outputs[0].draft_steps]
-        tokens = [list(output.outputs[0].token_ids) for output in outputs]
-        return drafts.Given(seconds, tokens, sum(step[0] for step in steps), sum(step[1] for step in steps))
+        choices = [output.outputs[0] for output in outputs]
+        steps = [step for choice in choices for step in choice.draft_steps]
+        timings = [choice.timing for choice in choices if choice.timing is not None]
+        return drafts.Given(
+            seconds,
+            sum(timing.finished_s - timing.first_token_s for timing in timings),
+            [list(choice.token_ids) for choice in choices],
+            [choice.text for choice in choices],
+            sum(step[0] for step in steps),
+            sum(step[1] for step in steps),
+        )
 
     def close(self) -> None:
         self._llm.close()
@@ -139,10 +149,18 @@ def speculation(args: argparse.Namespace) -> int:
         path = resolve_model(args.model, progress=progress).path
     asked = {name: value for name, value in asdict(engine_options(args)).items() if value is not None}
     config = asked.pop("speculative_config", _SUFFIX)
+    needed = {"max_num_seqs": max(args.streams), "kv_cache_memory_bytes": _KV_BYTES}
+    settings: list[EngineSettings] = []
 
-    def make(is_drafting: bool) -> Answerer:
-        needed = {"max_num_seqs": max(args.streams), "kv_cache_memory_bytes": _KV_BYTES}
-        more = {"speculative_config": config} if is_drafting else {}
-        return Answerer(LLM(str(path), **{**needed, **asked, **more}), args.temperature)
+    def make(drafting: Mapping[str, Any] | None) -> Answerer:
+        more = {} if drafting is None else {"speculative_config": {**config, **drafting}}
+        llm = LLM(str(path), **{**needed, **asked, **more})
+        settings.append(llm.settings)
+        return Answerer(llm, args.temperature)
 
-    return drafts.run(args, make)
+    def make_peer(flags: str) -> drafts.Peer:
+        threads, max_tokens = settings[0].threads, settings[0].config.max_model_len
+        options = {"threads": threads, "streams": max(args.streams), "max_tokens": max_tokens}
+        return LlamaServer(args.peer_llama_server, flags, path, temperature=args.temperature, **options)
+
+    return drafts.run(args, make, make_peer)
