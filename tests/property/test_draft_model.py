@@ -41,7 +41,7 @@ from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
 from tokenmill.worker.build import Worker, load_drafter
 from tokenmill.worker.draft_length import DraftLength
-from tokenmill.worker.draft_model import DraftModel
+from tokenmill.worker.draft_runs import DraftRunner
 from tokenmill.worker.spec import WorkerSpec
 from workers import build_worker
 
@@ -54,8 +54,9 @@ SPECULATION = SpeculationConfig((DRAFT_MODEL,), num_speculative_tokens=5, model=
 class Counting:
     """An executor that counts what becomes of drafts."""
 
-    def __init__(self, executor: Any) -> None:
+    def __init__(self, executor: Any, source: str = DRAFT_MODEL) -> None:
         self._executor = executor
+        self._source = source
         self.num_rows = self.num_tokens = self.num_drafted = self.num_proposed = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -68,7 +69,7 @@ class Counting:
             self.num_tokens += len(given.tokens)
             self.num_drafted += len(row.drafts)
             if given.drafts is not None:
-                assert given.drafts.source == "draft_model" and 1 <= len(given.drafts.tokens) <= 5
+                assert given.drafts.source == self._source and 1 <= len(given.drafts.tokens) <= 5
                 assert all(0 < chance <= 1 for chance in given.drafts.chances)
                 self.num_proposed += len(given.drafts.tokens)
         return result
@@ -218,13 +219,13 @@ def test_drafts_go_on_behind_the_last_block(
 ) -> None:
     """Through several blocks that the sequence does not have yet, or has: all are right where the weights are the
     target's, step after step. What was drafted in blocks that it has is not computed again."""
-    most, call, num_computed = 37, DraftModel._call, list[int]()
+    most, call, num_computed = 37, DraftRunner._call, list[int]()
 
-    def count(self: DraftModel, runs: Any, num_drafting: int) -> Any:
+    def count(self: DraftRunner, runs: Any, num_drafting: int) -> Any:
         num_computed.append(sum(run.end - run.start for run in runs))
         return call(self, runs, num_drafting)
 
-    monkeypatch.setattr(DraftModel, "_call", count)
+    monkeypatch.setattr(DraftRunner, "_call", count)
     worker = make_worker(drafter=tiny_checkpoint(), speculation=replace(SPECULATION, num_speculative_tokens=most))
     (request,) = requests(1)
     prompt = request.prompt_tokens[:20]
@@ -297,16 +298,16 @@ def test_a_step_outlives_its_draft_model(
     """One that fails drafts no more, and is heard of once; tokens are what they are without it."""
     how = {"make_ops": ReferenceOps, "kv_dtype": "f32"}
     worker, plain = make_worker(drafter=tiny_checkpoint(seed=5), **how), make_worker(**how)
-    call, num_calls = DraftModel._call, 0
+    call, num_calls = DraftRunner._call, 0
 
-    def fail(self: DraftModel, *given: Any) -> Any:
+    def fail(self: DraftRunner, *given: Any) -> Any:
         nonlocal num_calls
         num_calls += 1
         if num_calls > 20:
             raise MemoryError
         return call(self, *given)
 
-    monkeypatch.setattr(DraftModel, "_call", fail)
+    monkeypatch.setattr(DraftRunner, "_call", fail)
     rng = random.Random(SEEDS[0])
     check_mix(worker, drafted_mix(rng), rng, exact=False, where="", plain=plain)
     assert num_calls == 21 and len(caplog.records) == 1

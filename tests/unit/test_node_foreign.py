@@ -118,7 +118,10 @@ LLAMA: list[tuple[str, dict[str, Any] | str]] = [
         },
     ),
     ("llama-server -m model.gguf --spec-type none", {"speculative_config": {"method": "none"}}),
-    ("llama-server -m model.gguf --spec-type draft-mtp,ngram-mod", "Nothing drafts by draft-mtp yet"),
+    (
+        "llama-server -m model.gguf --spec-type draft-mtp,ngram-mod",
+        {"speculative_config": {"method": "draft-mtp,ngram-mod"}},
+    ),
     (
         "llama-server -m model.gguf --spec-type ngram-mod --draft-max 1000",
         "num_speculative_tokens of speculative_config must be an integer",

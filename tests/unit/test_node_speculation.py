@@ -51,10 +51,11 @@ def test_keys_and_defaults_are_those_of_vllm() -> None:
         ({"quantization": "q4_0"}, "quantization of speculative_config is for a model that drafts"),
         ({"model": "x", "quantization": "q5"}, "quantization of .* must be one of q8_0, q4_0"),
         ({"model": "x", "revision": "main"}, "revision of speculative_config is not for here"),
-        ({"method": "deepseek_mtp"}, "Nothing drafts by deepseek_mtp yet"),
+        ({"method": "qwen3_next_mtp"}, "Nothing drafts by qwen3_next_mtp yet"),
+        ({"method": "mtp,draft_model", "model": "x"}, "method of .* must be one of draft_model and mtp at most"),
         (
             {"method": "sufix"},
-            "method of speculative_config must be one or several of ngram, suffix, draft_model, got 'sufix'",
+            "method of speculative_config must be one or several of ngram, suffix, draft_model, mtp, got 'sufix'",
         ),
         ({"method": 3}, "method of speculative_config must be one or several of"),
         ({"methd": "suffix"}, "Did you mean 'method'?"),

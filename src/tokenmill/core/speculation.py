@@ -15,8 +15,12 @@ from .errors import ConfigError
 NGRAM = "ngram"
 SUFFIX = "suffix"
 DRAFT_MODEL = "draft_model"
-METHODS = (NGRAM, SUFFIX, DRAFT_MODEL)
+MTP = "mtp"
+METHODS = (NGRAM, SUFFIX, DRAFT_MODEL, MTP)
 """Drafters, by vLLM's names."""
+
+BY_MODEL = (DRAFT_MODEL, MTP)
+"""Those that compute: a server has one of them at most."""
 
 PREDICTION = "prediction"
 """The drafter of a request that says what it expects, beside those that are configured."""
@@ -80,6 +84,8 @@ class SpeculationConfig:
     quantization: str = ""
 
     def __post_init__(self) -> None:
+        if len(both := [name for name in self.methods if name in BY_MODEL]) > 1:
+            raise wrong("method", f"one of {' and '.join(BY_MODEL)} at most", ", ".join(both))
         if not self.methods or len(set(self.methods)) < len(self.methods) or not set(self.methods) <= set(METHODS):
             raise wrong("method", f"one or several of {', '.join(METHODS)}", ", ".join(self.methods) or "none")
         for name, least, most in _RANGES:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from ..core.config import BLOCK_SIZE, EngineConfig, most_drafted
 from ..core.effects import Event, StoreOpened
-from ..core.errors import ConfigError, TokenmillError
+from ..core.errors import BadCheckpoint, ConfigError, TokenmillError
 from ..core.events import Ready
 from ..core.request import PoolingParams
+from ..core.speculation import MTP
 from ..core.tiers import TierEvents, TierFacts
 from ..core.units import format_parts
 from ..formats.checkpoint import Checkpoint, open_checkpoint
@@ -25,6 +26,7 @@ from ..models.encoder_config import EncoderConfig, is_encoder
 from ..models.kv_groups import kv_groups
 from ..models.loader import Model
 from ..models.lora import most_bytes
+from ..models.mtp import MtpModel, mtp_checkpoint
 from ..models.roles import active_share
 from ..models.rope import table_bytes
 from ..models.vectors import VectorModel, is_bare_decoder, vector_config
@@ -225,7 +227,7 @@ class Loaded:
     ops: Ops
     model: Model | VectorModel
     pooling: PoolingChoice | None
-    drafter: Model | None = None
+    drafter: Model | MtpModel | None = None
 
 
 def load_engine(
@@ -268,9 +270,11 @@ def load_model(
 
 
 def open_drafter(checkpoint: Checkpoint, options: EngineOptions, cache_dir: Path | None = None) -> Checkpoint | None:
-    """The checkpoint of the model that is to draft for that of `checkpoint`, fetched if need be; None: none is. Raises
-    ConfigError where it cannot."""
+    """The checkpoint of the model that is to draft for that of `checkpoint`, fetched if need be, or the part of this
+    that is; None: none is. Raises ConfigError where it cannot."""
     speculation, _ = read_speculation(options.speculative_config)
+    if speculation is not None and MTP in speculation.methods:
+        return _open_mtp(checkpoint)
     if speculation is None or not speculation.model:
         return None
     name = speculation.model
@@ -283,6 +287,15 @@ def open_drafter(checkpoint: Checkpoint, options: EngineOptions, cache_dir: Path
     except TokenmillError as error:
         raise ConfigError(f"{name} cannot draft: {error.message}", param="speculative_config") from error
     return found
+
+
+def _open_mtp(checkpoint: Checkpoint) -> Checkpoint | None:
+    if is_encoder(checkpoint) or is_bare_decoder(checkpoint):
+        return None  # said by `resolve`
+    try:
+        return mtp_checkpoint(checkpoint)
+    except BadCheckpoint as error:
+        raise ConfigError(f"{MTP} cannot draft: {error.message}", param="speculative_config") from error
 
 
 MOST_OTHER_TOKENS = 128

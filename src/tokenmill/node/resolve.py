@@ -22,7 +22,7 @@ from ..core.config import (
 )
 from ..core.effects import WRITES
 from ..core.errors import ConfigError
-from ..core.speculation import SpeculationConfig
+from ..core.speculation import BY_MODEL, SpeculationConfig
 from ..core.units import MiB, format_bytes
 from ..models.lora import LoraLimits
 from ..worker.spec import WorkerSpec
@@ -325,7 +325,7 @@ def _speculation(options: EngineOptions, model: ModelFacts, decisions: list[Deci
     if speculation is None:
         return None
     if model.gives_vectors:
-        if speculation.model:
+        if any(name in BY_MODEL for name in speculation.methods):
             raise ConfigError(
                 "--speculative-config has nothing to draft for: this model gives vectors.", param="speculative_config"
             )

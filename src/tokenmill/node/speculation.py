@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.config import QUANTIZATIONS, check_keys, check_name
 from ..core.errors import ConfigError
-from ..core.speculation import DRAFT_MODEL, METHODS, NGRAM, SUFFIX, SpeculationConfig, wrong
+from ..core.speculation import BY_MODEL, DRAFT_MODEL, METHODS, MTP, NGRAM, SUFFIX, SpeculationConfig, wrong
 
 _OURS = {
     **{name: name for name in METHODS},
@@ -19,12 +19,16 @@ _OURS = {
     "ngram-simple": NGRAM,
     "ngram-mod": SUFFIX,
     "draft-simple": DRAFT_MODEL,
+    "draft-mtp": MTP,
 }
 """Methods of vLLM, and types of llama-server, and what drafts here."""
 
+_MTP_NAMES = ("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp")
+"""What vLLM also calls it for models that load here."""
+
 _NOT_BUILT = {
-    "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash", "dspark", "custom_class",
-    "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark",
+    "eagle", "eagle3", "medusa", "mlp_speculator", "dflash", "dspark", "custom_class",
+    "draft-eagle3", "draft-dflash", "draft-dspark",
     "ngram-map-k", "ngram-map-k4v", "ngram-cache",
 }  # fmt: skip
 
@@ -95,9 +99,9 @@ def read_speculation(given: Mapping[str, Any] | None) -> tuple[SpeculationConfig
 
 
 def drafts_by_model(given: Mapping[str, Any] | None) -> bool:
-    """Whether a model is to draft."""
+    """Whether a model is to draft, or a layer of the model itself."""
     speculation, _ = read_speculation(given)
-    return speculation is not None and DRAFT_MODEL in speculation.methods
+    return speculation is not None and any(name in BY_MODEL for name in speculation.methods)
 
 
 def _check_model(values: dict[str, Any], is_wanted: bool) -> None:
@@ -128,6 +132,7 @@ def _methods(given: Mapping[str, Any]) -> tuple[str, ...] | None:
     names = [name.strip() for name in names]
     if all(name in _OFF for name in names):
         return None
+    names = [MTP if name in _MTP_NAMES else name for name in names]
     for name in names:
         if name in _NOT_BUILT or name.endswith("_mtp"):
             raise ConfigError(

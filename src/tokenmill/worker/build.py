@@ -16,16 +16,18 @@ from ..core.block import KVGroup
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError
 from ..core.experts import ExpertLoad
-from ..core.speculation import MOST_DRAFTS
+from ..core.speculation import MOST_DRAFTS, MTP
 from ..formats.checkpoint import Checkpoint, open_checkpoint, weights_digest
 from ..formats.hub import default_cache_dir
 from ..kv.connector.worker.transfers import Transfers, open_folder
 from ..kv.transfer.disk.folder import SharedFolder
 from ..models.config import ModelConfig, config_from_checkpoint
+from ..models.decoder import AuxHiddenStates
 from ..models.encoder_config import EncoderConfig
 from ..models.families import declared_elsewhere
 from ..models.loader import Model, load_model
 from ..models.lora import Base
+from ..models.mtp import MtpModel, load_mtp
 from ..models.vectors import VectorModel, load_vector_model
 from ..models.weights import Progress
 from ..ops.api import Array, Ops, Program, StepBatch, StepLimits
@@ -35,7 +37,9 @@ from ..text.grammar.matcher import Vocabulary
 from ..text.text_model import load_text
 from .adapters import Adapters
 from .batch import Slots
-from .draft_model import DraftModel, drafter_limits, spare_blocks
+from .draft_model import DraftModel, drafter_limits
+from .draft_mtp import MtpDrafter, mtp_limits
+from .draft_sequences import spare_blocks
 from .drafters import Drafters, draft_index_bytes
 from .executor import ModelExecutor
 from .grammars import Grammars, grammar_bytes
@@ -77,7 +81,7 @@ def build_worker(
     spec: WorkerSpec,
     *,
     model: Model | VectorModel | None = None,
-    drafter: Model | None = None,
+    drafter: Model | MtpModel | None = None,
     queue_bytes: int = 0,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
@@ -228,38 +232,47 @@ def load_weights(
         )
 
 
-def load_drafter(checkpoint: Checkpoint, ops: Ops, spec: WorkerSpec, progress: Progress | None = None) -> Model:
-    """Pack the weights of a draft model onto the `ops` of the target. Its longest context may be shorter than the
-    target's. Raises BadCheckpoint."""
+def load_drafter(
+    checkpoint: Checkpoint, ops: Ops, spec: WorkerSpec, progress: Progress | None = None
+) -> Model | MtpModel:
+    """Pack the weights of a model that drafts onto the `ops` of the target, or those of a layer of the target's. Its
+    longest context may be shorter than the target's. Raises BadCheckpoint."""
     config = spec.config
     assert config.speculation is not None, "nothing drafts"
-    return load_model(
+    speculation = config.speculation
+    is_layer = MTP in speculation.methods
+    load: Callable[..., Model | MtpModel] = load_mtp if is_layer else load_model
+    return load(
         checkpoint,
         ops,
         max_model_len=min(config.max_model_len, config_from_checkpoint(checkpoint).max_context),
         block_size=config.block_size,
         kv_dtype=spec.kv_dtype,
-        quantization=config.speculation.quantization or None,
+        quantization=(spec.quantization if is_layer else speculation.quantization) or None,
         progress=progress,
     )
 
 
 def _draft_model(
-    ops: Ops, spec: WorkerSpec, target: Model | VectorModel, drafter: Model, limits: StepLimits
-) -> DraftModel:
+    ops: Ops, spec: WorkerSpec, target: Model | VectorModel, drafter: Model | MtpModel, limits: StepLimits
+) -> ModelDrafter:
     """Goes by the block tables of the target's layers that see everything, which come first."""
     speculation, group = spec.config.speculation, spec.config.groups[0]
     assert speculation is not None and not group.window and isinstance(target, Model), (speculation, group)
-    most_drafts = speculation.num_speculative_tokens
-    limits = drafter_limits(drafter, limits, spec.config.block_size, most_drafts)
-    num_spare = limits.max_seqs * spare_blocks(most_drafts, spec.config.block_size)
-    return DraftModel(
-        ops,
-        drafter,
-        ops.new_pool(drafter.kv_group, group.num_blocks + num_spare),
+    most_drafts, block_size = speculation.num_speculative_tokens, spec.config.block_size
+    if isinstance(drafter, MtpModel):
+        aux = AuxHiddenStates.of(target.config, limits.max_tokens, (), is_normed=True)
+        limits = mtp_limits(limits, block_size, most_drafts)
+        kv_group = drafter.model.kv_group
+        make: Callable[..., MtpDrafter | DraftModel] = partial(MtpDrafter, ops, drafter, aux)
+    else:
+        limits = drafter_limits(drafter, limits, block_size, most_drafts)
+        kv_group = drafter.kv_group
+        make = partial(DraftModel, ops, drafter, target_vocab=target.config.vocab_size)
+    return make(
+        ops.new_pool(kv_group, group.num_blocks + limits.max_seqs * spare_blocks(most_drafts, block_size)),
         limits,
         num_tables=len(spec.config.groups),
-        target_vocab=target.config.vocab_size,
         most_drafts=most_drafts,
         p_min=speculation.p_min,
         is_adaptive=speculation.adaptive,

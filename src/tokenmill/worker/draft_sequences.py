@@ -87,14 +87,14 @@ class DraftSequences:
     ) -> None:
         self.pool = pool
         self.max_tokens = max_blocks * pool.group.block_size
-        self._block_size = pool.group.block_size
+        self.block_size = pool.group.block_size
         self._num_blocks = num_blocks
         self._max_blocks = max_blocks
         self._num_spare = num_spare
         self._num_tables = num_tables
         self._vocab_size = vocab_size
         self._ahead = ahead
-        self._inputs_BP = np.full((num_blocks, self._block_size), NONE, np.int32)
+        self._inputs_BP = np.full((num_blocks, self.block_size), NONE, np.int32)
         self._chain_B = np.zeros(num_blocks, np.int64)
         self._sequences: dict[int, DraftSequence] = {}
 
@@ -161,14 +161,18 @@ class DraftSequences:
     # ---- how far there is KV ----
 
     def advance(self, known: DraftSequence) -> None:
-        """Find how far its blocks have the drafter's KV; the last known input is always computed."""
-        size, last, inputs = self._block_size, known.num_inputs - 1, known.inputs
+        """Find how far its blocks have the drafter's KV; the last known input is always computed. Where inputs are
+        ahead, the last position of a shared block may have taken in another token than what follows here: nobody can
+        compute it again, and it counts for little."""
+        size, last, inputs = self.block_size, known.num_inputs - 1, known.inputs
         while known.num_valid < last and (index := known.num_valid // size) < known.num_blocks:
             block, begin = known.table[index], index * size
             if self._chain_B[block] != known.chain:
                 return
             here = inputs[begin : min(begin + size, last)]
             is_other = self._inputs_BP[block, : len(here)] != here
+            if self._ahead and self._inputs_BP[block, -1] != NONE:
+                is_other[size - self._ahead :] = False
             num_equal = int(is_other.argmax()) if is_other.any() else len(here)
             self._reach(known, max(begin + num_equal, known.num_valid))
             if num_equal < size:
@@ -177,7 +181,7 @@ class DraftSequences:
     def note(self, known: DraftSequence, start: int, end: int) -> None:
         """Positions [start, end) have been computed: what it is, or what was drafted, which `tokens` then has behind
         what is known."""
-        size, inputs = self._block_size, known.inputs
+        size, inputs = self.block_size, known.inputs
         end = min(end, known.num_blocks * size)
         for position in (start, *range(start - start % size + size, end, size)) if start < end else ():
             index, at = divmod(position, size)
@@ -191,12 +195,12 @@ class DraftSequences:
 
     def _reach(self, known: DraftSequence, num_valid: int) -> None:
         """It has the drafter's KV so far."""
-        known.chain = self._chain_before(known, num_valid // self._block_size)
+        known.chain = self._chain_before(known, num_valid // self.block_size)
         known.num_valid = num_valid
 
     def _chain_before(self, known: DraftSequence, index: int) -> int:
         """A block that is not before that of position num_valid."""
-        size, chain, inputs = self._block_size, known.chain, known.inputs
+        size, chain, inputs = self.block_size, known.chain, known.inputs
         for each in range(known.num_valid // size, index):
             chain = _chained(chain, inputs[each * size : (each + 1) * size])
         return chain
@@ -219,6 +223,11 @@ def how_they_draw(sequences: Sequence[DraftSequence], positions: Sequence[int]) 
             filters[name] = np.array([seq.filters.get(name, off) for seq in sequences], COLUMN_DTYPES[name])
     outputs = [position - seq.num_prompt for seq, position in zip(sequences, positions, strict=True)]
     return SampleBatch(**columns, position_L=np.array(outputs, np.int32), filters=filters)
+
+
+def spare_blocks(most_drafts: int, block_size: int) -> int:
+    """Behind the blocks of a sequence, for what is drafted there."""
+    return -(-most_drafts // block_size)
 
 
 def _chained(chain: int, tokens: np.ndarray) -> int:

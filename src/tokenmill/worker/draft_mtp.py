@@ -1,0 +1,149 @@
+"""The target's own layer for further tokens as a drafter (models/mtp.py): at each position it is given the target's
+state there and the token that follows.
+
+What a step computes, prompts too, the layer computes right after it, since states are gone with the next one. So KV
+that it misses, as after a hit in KV from a store, can never be computed: that sequence has no drafts. While it drafts
+it is given its own states; its KV of these positions is written again when the target has computed them.
+
+A step is followed by one thread, that which computes it, in the order of the plans.
+
+    T tokens  D width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..core.speculation import MTP
+from ..core.step import Drafts
+from ..models.decoder import AuxHiddenStates
+from ..models.mtp import MtpModel
+from ..ops.api import Ops, StepLimits
+from ..ops.kv_pool import KVPool
+from .draft_runs import DraftRun, DraftRunner
+from .draft_sequences import DraftSequences, spare_blocks
+from .model_drafter import AuxRows, ComputedStep
+
+
+class MtpDrafter:
+    """model         the layer
+    aux           the target's states behind its final norm
+    pool          of as many blocks as the target's group has, and spare ones for each sequence of a step
+    limits        of mtp_limits
+    num_tables    block tables of a sequence, of which the first is that of the target's group
+    most_drafts   tokens of a proposal
+    p_min         nor is a token drafted that is right with a lower probability, where those before it are
+    is_adaptive   False: most_drafts are drafted, whatever they cost
+    """
+
+    def __init__(
+        self,
+        ops: Ops,
+        model: MtpModel,
+        aux: AuxHiddenStates,
+        pool: KVPool,
+        limits: StepLimits,
+        *,
+        num_tables: int,
+        most_drafts: int,
+        p_min: float = 0.0,
+        is_adaptive: bool = True,
+    ) -> None:
+        self.aux = aux
+        self.pool = pool
+        self.weights_bytes = model.num_bytes
+        self._limits = limits
+        num_spare, vocab_size = spare_blocks(most_drafts, pool.group.block_size), model.model.config.vocab_size
+        self._sequences = DraftSequences(
+            pool,
+            pool.num_blocks - limits.max_seqs * num_spare,
+            limits.max_blocks_per_seq - num_spare,
+            num_spare=num_spare,
+            num_tables=num_tables,
+            vocab_size=vocab_size,
+            ahead=1,
+        )
+        self._most_drafts = most_drafts
+        self._given_TD, self._made_TD = (
+            np.zeros((limits.max_tokens, model.model.config.width), np.float32) for _ in "gm"
+        )
+        self._program = ops.compile(
+            lambda recorder, batch: model.forward(recorder, pool.kv, batch, self._given_TD, self._made_TD), limits
+        )
+        self._runner = DraftRunner(
+            self._program,
+            self._sequences,
+            limits,
+            vocab_size=vocab_size,
+            p_min=p_min,
+            source=MTP,
+            is_adaptive=is_adaptive,
+        )
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.pool.num_blocks * self.pool.group.bytes_per_block
+
+    @property
+    def scratch_bytes(self) -> int | None:
+        known = self._program.scratch_bytes
+        return None if known is None else known + self._given_TD.nbytes + self._made_TD.nbytes + self.aux.num_bytes
+
+    def forget_blocks(self, blocks: Sequence[int]) -> None:
+        self._sequences.forget_blocks(blocks)
+
+    def propose(self, step: ComputedStep) -> dict[int, Drafts]:
+        is_drafting = self._runner.begin(step)
+        runs, states = self._runs(step)
+        if not runs:
+            return {}
+        num_tokens = 0
+        for each in states:
+            self._given_TD[num_tokens : num_tokens + len(each)] = each
+            num_tokens += len(each)
+        num_drafting = sum([run.most > 0 for run in runs]) if is_drafting else 0
+        return self._runner.draft(runs, num_drafting, self._give, self._note)
+
+    def _runs(self, step: ComputedStep) -> tuple[list[DraftRun], list[np.ndarray]]:
+        """What is to be computed of the step's positions, and the target's states there; those that draft, first."""
+        parts: dict[int, list[AuxRows]] = {}
+        for each in step.aux:
+            parts.setdefault(each.row, []).append(each)
+        found: list[tuple[DraftRun, np.ndarray]] = []
+        num_drafting = 0
+        for row, pieces in parts.items():
+            known, drawn = self._sequences.get(step.plan.rows[row].seq), step.drawn[row]
+            if known is None:
+                continue
+            self._sequences.advance(known)
+            states_TD = np.concatenate([piece.states[0] for piece in pieces])
+            begin, start = pieces[0].start, known.num_valid
+            end = min(begin + len(states_TD), known.num_inputs)
+            if not begin <= start < end:
+                continue
+            run = DraftRun(row, known, 0, start, end)
+            rests = not known.rest.note_step(bool(step.plan.rows[row].drafts))
+            if drawn and end == known.num_inputs and not rests and num_drafting < self._limits.max_logit_rows:
+                run.most = max(0, min(self._most_drafts, self._sequences.max_tokens - known.num_tokens))
+                num_drafting += run.most > 0
+            found.append((run, states_TD[start - begin : end - begin]))
+        found.sort(key=lambda each: each[0].most == 0)
+        return [run for run, _ in found], [states for _, states in found]
+
+    def _give(self, runs: list[DraftRun]) -> None:
+        """In a first call, the target's states have been put there."""
+        if runs[0].tokens:
+            self._given_TD[: len(runs)] = self._made_TD[[run.last for run in runs]]
+
+    def _note(self, runs: list[DraftRun]) -> None:
+        for run in runs:
+            if not run.tokens:
+                self._sequences.note(run.seq, run.start, run.end)
+
+
+def mtp_limits(target: StepLimits, block_size: int, most_drafts: int) -> StepLimits:
+    """Of the steps of such a layer: all that the target computes, with spare blocks in each table."""
+    return replace(target, max_blocks_per_seq=target.max_blocks_per_seq + spare_blocks(most_drafts, block_size))
