@@ -41,7 +41,7 @@ class CompletionOutput:
     id that ended it, else None. `finish_reason`: None while more is to come. `text` is all that was said; of the answer
     to a conversation `content`, `reasoning` and `tool_calls` are what it is made of. `draft_steps`: of each step that
     verified drafts, how many, and how many were accepted. `timing`: when the engine had it, began it, and had its first
-    and its last token."""
+    and its last token. These two say how it was made: answers are equal whatever they are."""
 
     index: int
     text: str
@@ -52,8 +52,8 @@ class CompletionOutput:
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
-    draft_steps: tuple[tuple[int, int], ...] = ()
-    timing: Timing | None = None
+    draft_steps: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    timing: Timing | None = field(default=None, compare=False)
 
     @property
     def finished(self) -> bool:
