@@ -221,9 +221,9 @@ def test_drafts_go_on_behind_the_last_block(
     target's, step after step. What was drafted in blocks that it has is not computed again."""
     most, call, num_computed = 37, DraftRunner._call, list[int]()
 
-    def count(self: DraftRunner, runs: Any, num_drafting: int) -> Any:
-        num_computed.append(sum(run.end - run.start for run in runs))
-        return call(self, runs, num_drafting)
+    def count(self: DraftRunner, runs: Any, draws: Any) -> int:
+        num_computed.append(call(self, runs, draws))
+        return num_computed[-1]
 
     monkeypatch.setattr(DraftRunner, "_call", count)
     worker = make_worker(drafter=tiny_checkpoint(), speculation=replace(SPECULATION, num_speculative_tokens=most))
@@ -266,7 +266,7 @@ def test_a_model_with_windows_is_drafted_by_the_blocks_of_its_other_layers(make_
 def test_blocks_whose_memory_was_given_back_are_computed_again(make_worker: Callable[..., Worker]) -> None:
     """What another sequence of the same tokens has computed in a block is used, as long as the block has its bytes."""
     worker = make_worker(drafter=tiny_checkpoint())
-    drafter = worker.executor._draft_model._sequences
+    drafter = worker.executor._draft_kv
     given = requests(2)
     for _ in range(2):
         counting, _ = run_all(worker, given)

@@ -104,14 +104,15 @@ def build_worker(
     program = ops.compile(_forward(model, kvs, draft_model), limits)
     num_blocks = max(*sizes, step_blocks)
     runner, adapters, grammars = _make_runner(checkpoint, ops, spec, model, program, limits, num_blocks, draft_model)
-    touched = [*pools, *([] if draft_model is None else [draft_model.pool])]
+    draft_kv = None if draft_model is None else draft_model.kv
+    touched = pools if draft_kv is None else [*pools, draft_kv.pool]
     queue = ops.open_queue(lambda: any(pool.commit_ahead(runner.num_used_blocks) for pool in touched))
     model_id = numerics_id(_weights_id(checkpoint, cache_dir, spec.quantization), model, groups, ops)
     saved = None if spec.kv_save is None else open_folder(Path(spec.kv_save), model_id, pools)
     transfers = None if saved is None else Transfers(pools, saved)
     return Worker(
         executor=ModelExecutor(
-            runner, queue, partial(_free, ops, touched), adapters, transfers, grammars, pools, draft_model
+            runner, queue, partial(_free, ops, touched), adapters, transfers, grammars, pools, draft_kv
         ),
         config=replace(config, numerics_id=model_id, chosen_experts=_chosen_experts(model)),
         model_config=model.config,
@@ -165,7 +166,7 @@ def _held_bytes(
         experts=expert_bytes,
         layers=layer_bytes,
         draft_weights=0 if draft_model is None else draft_model.weights_bytes,
-        draft_kv=0 if draft_model is None else draft_model.kv_bytes,
+        draft_kv=0 if draft_model is None or draft_model.kv is None else draft_model.kv.num_bytes,
         draft_scratch=0 if draft_model is None else draft_model.scratch_bytes or 0,
     )
 

@@ -20,6 +20,7 @@ from ..core.step import Drafts, StepPlan
 from ..models.loader import Model
 from ..ops.api import Ops, StepLimits
 from ..ops.kv_pool import KVPool
+from .draft_loop import DraftLoop
 from .draft_runs import DraftRun, DraftRunner
 from .draft_sequences import DraftSequences, spare_blocks
 from .memory import step_limits
@@ -55,7 +56,6 @@ class DraftModel:
         p_min: float = 0.0,
         is_adaptive: bool = True,
     ) -> None:
-        self.pool = pool
         self.aux = None
         self.weights_bytes = model.num_bytes
         self._limits = limits
@@ -63,7 +63,7 @@ class DraftModel:
         vocab_size = min(target_vocab, model.config.vocab_size)
         num_spare = spare_blocks(most_drafts, block_size)
         max_blocks = limits.max_blocks_per_seq - num_spare
-        self._sequences = DraftSequences(
+        self.kv = DraftSequences(
             pool,
             pool.num_blocks - limits.max_seqs * num_spare,
             max_blocks,
@@ -74,26 +74,14 @@ class DraftModel:
         self._max_tokens = min(max_blocks * block_size, model.config.max_context)
         self._most_drafts = most_drafts
         self._program = ops.compile(lambda recorder, batch: model.forward(recorder, pool.kv, batch), limits)
-        self._runner = DraftRunner(
-            self._program,
-            self._sequences,
-            limits,
-            vocab_size=vocab_size,
-            p_min=p_min,
-            source=DRAFT_MODEL,
-            is_adaptive=is_adaptive,
+        loop = DraftLoop(
+            limits.max_logit_rows, vocab_size=vocab_size, p_min=p_min, source=DRAFT_MODEL, is_adaptive=is_adaptive
         )
-
-    @property
-    def kv_bytes(self) -> int:
-        return self.pool.num_blocks * self.pool.group.bytes_per_block
+        self._runner = DraftRunner(self._program, self.kv, loop)
 
     @property
     def scratch_bytes(self) -> int | None:
         return self._program.scratch_bytes
-
-    def forget_blocks(self, blocks: Sequence[int]) -> None:
-        self._sequences.forget_blocks(blocks)
 
     def propose(self, step: ComputedStep) -> dict[int, Drafts]:
         if not self._runner.begin(step):
@@ -103,7 +91,7 @@ class DraftModel:
 
     def _note(self, runs: list[DraftRun]) -> None:
         for run in runs:
-            self._sequences.note(run.seq, run.start, run.end)
+            self.kv.note(run.seq, run.start, run.end)
 
     def _runs(self, plan: StepPlan, drawn: Sequence[tuple[int, ...]]) -> tuple[list[DraftRun], int]:
         """Those that draft, in the order of the plan, and how many; then one that only catches up, if there is one and
@@ -112,12 +100,12 @@ class DraftModel:
         runs: list[DraftRun] = []
         late: DraftRun | None = None
         for row, tokens in enumerate(drawn):
-            known = self._sequences.get(plan.rows[row].seq) if tokens else None
+            known = self.kv.get(plan.rows[row].seq) if tokens else None
             if known is None or known.num_tokens > self._max_tokens:
                 continue
             if not known.rest.note_step(bool(plan.rows[row].drafts)):
                 continue
-            self._sequences.advance(known)
+            self.kv.advance(known)
             num_new = known.num_tokens - known.num_valid
             most = min(self._most_drafts, self._max_tokens - known.num_tokens)
             run = DraftRun(row, known, most, known.num_valid, known.num_tokens)

@@ -12,7 +12,6 @@ A step is followed by one thread, that which computes it, in the order of the pl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +22,7 @@ from ..models.decoder import AuxHiddenStates
 from ..models.mtp import MtpModel
 from ..ops.api import Ops, StepLimits
 from ..ops.kv_pool import KVPool
+from .draft_loop import DraftLoop
 from .draft_runs import DraftRun, DraftRunner
 from .draft_sequences import DraftSequences, spare_blocks
 from .model_drafter import AuxRows, ComputedStep
@@ -53,11 +53,10 @@ class MtpDrafter:
         is_adaptive: bool = True,
     ) -> None:
         self.aux = aux
-        self.pool = pool
         self.weights_bytes = model.num_bytes
         self._limits = limits
         num_spare, vocab_size = spare_blocks(most_drafts, pool.group.block_size), model.model.config.vocab_size
-        self._sequences = DraftSequences(
+        self.kv = DraftSequences(
             pool,
             pool.num_blocks - limits.max_seqs * num_spare,
             limits.max_blocks_per_seq - num_spare,
@@ -73,27 +72,13 @@ class MtpDrafter:
         self._program = ops.compile(
             lambda recorder, batch: model.forward(recorder, pool.kv, batch, self._given_TD, self._made_TD), limits
         )
-        self._runner = DraftRunner(
-            self._program,
-            self._sequences,
-            limits,
-            vocab_size=vocab_size,
-            p_min=p_min,
-            source=MTP,
-            is_adaptive=is_adaptive,
-        )
-
-    @property
-    def kv_bytes(self) -> int:
-        return self.pool.num_blocks * self.pool.group.bytes_per_block
+        loop = DraftLoop(limits.max_logit_rows, vocab_size=vocab_size, p_min=p_min, source=MTP, is_adaptive=is_adaptive)
+        self._runner = DraftRunner(self._program, self.kv, loop)
 
     @property
     def scratch_bytes(self) -> int | None:
         known = self._program.scratch_bytes
         return None if known is None else known + self._given_TD.nbytes + self._made_TD.nbytes + self.aux.num_bytes
-
-    def forget_blocks(self, blocks: Sequence[int]) -> None:
-        self._sequences.forget_blocks(blocks)
 
     def propose(self, step: ComputedStep) -> dict[int, Drafts]:
         is_drafting = self._runner.begin(step)
@@ -115,10 +100,10 @@ class MtpDrafter:
         found: list[tuple[DraftRun, np.ndarray]] = []
         num_drafting = 0
         for row, pieces in parts.items():
-            known, drawn = self._sequences.get(step.plan.rows[row].seq), step.drawn[row]
+            known, drawn = self.kv.get(step.plan.rows[row].seq), step.drawn[row]
             if known is None:
                 continue
-            self._sequences.advance(known)
+            self.kv.advance(known)
             states_TD = np.concatenate([piece.states[0] for piece in pieces])
             begin, start = pieces[0].start, known.num_valid
             end = min(begin + len(states_TD), known.num_inputs)
@@ -127,7 +112,7 @@ class MtpDrafter:
             run = DraftRun(row, known, 0, start, end)
             rests = not known.rest.note_step(bool(step.plan.rows[row].drafts))
             if drawn and end == known.num_inputs and not rests and num_drafting < self._limits.max_logit_rows:
-                run.most = max(0, min(self._most_drafts, self._sequences.max_tokens - known.num_tokens))
+                run.most = max(0, min(self._most_drafts, self.kv.max_tokens - known.num_tokens))
                 num_drafting += run.most > 0
             found.append((run, states_TD[start - begin : end - begin]))
         found.sort(key=lambda each: each[0].most == 0)
@@ -141,7 +126,7 @@ class MtpDrafter:
     def _note(self, runs: list[DraftRun]) -> None:
         for run in runs:
             if not run.tokens:
-                self._sequences.note(run.seq, run.start, run.end)
+                self.kv.note(run.seq, run.start, run.end)
 
 
 def mtp_limits(target: StepLimits, block_size: int, most_drafts: int) -> StepLimits:

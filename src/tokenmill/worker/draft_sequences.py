@@ -1,4 +1,4 @@
-"""The sequences that a model drafts for: what they are, how they draw, and how far the drafter has computed KV of them.
+"""The sequences that a model with KV drafts for: what they are, and how far the drafter has computed KV of them.
 
 The drafter's KV lies in a pool of its own that has a block for each block of the target's group of layers that see
 everything, and goes by the same block tables: sharing, preemption and release follow by themselves. Nobody but this
@@ -22,15 +22,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..core.sampling import FILTERS
 from ..core.step import Introduction, StepPlan
-from ..ops.draws import COLUMN_DTYPES, SampleBatch
 from ..ops.kv_pool import KVPool
+from .draft_draws import HowItDraws
 from .draft_length import Rest
 
 NONE = -1
-
-_COLUMNS = tuple(name for name in COLUMN_DTYPES if name != "position" and name not in FILTERS)
 
 
 @dataclass(slots=True, eq=False)
@@ -46,10 +43,8 @@ class DraftSequence:
 
     tokens: np.ndarray
     num_tokens: int
-    num_prompt: int
     ahead: int
-    how: dict[str, float | int]
-    filters: dict[str, float | int]
+    how: HowItDraws
     table: np.ndarray
     chain: int
     num_blocks: int = 0
@@ -98,6 +93,11 @@ class DraftSequences:
         self._chain_B = np.zeros(num_blocks, np.int64)
         self._sequences: dict[int, DraftSequence] = {}
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the pool."""
+        return self.pool.num_blocks * self.pool.group.bytes_per_block
+
     def get(self, number: int) -> DraftSequence | None:
         """None where it is not followed: it cannot be drafted for."""
         return self._sequences.get(number)
@@ -133,16 +133,13 @@ class DraftSequences:
         tokens = (*intro.prompt_tokens, *intro.output_tokens)
         if intro.embeds or max(tokens) >= self._vocab_size:
             return
-        kept, params = np.empty(max(len(tokens), self.max_tokens), np.int32), intro.sampling
+        kept = np.empty(max(len(tokens), self.max_tokens), np.int32)
         kept[: len(tokens)] = tokens
-        how = {name: getattr(params, name) for name in _COLUMNS if name not in ("seed", "choice")}
         self._sequences[number] = DraftSequence(
             kept,
             len(tokens),
-            len(intro.prompt_tokens),
             self._ahead,
-            how | {"seed": intro.seed % 2**64, "choice": intro.choice},
-            {name: getattr(params, name) for name, (_, off) in FILTERS.items() if getattr(params, name) != off},
+            HowItDraws.of(intro),
             np.zeros(self._max_blocks + self._num_spare, np.int32),
             _chained(0, kept[: self._ahead]),
         )
@@ -210,19 +207,6 @@ class DraftSequences:
         for first, known in enumerate(sequences):
             begin = self._num_blocks + first * self._num_spare
             known.table[known.num_blocks :][: self._num_spare] = np.arange(begin, begin + self._num_spare)
-
-
-def how_they_draw(sequences: Sequence[DraftSequence], positions: Sequence[int]) -> SampleBatch:
-    """A token at each one's position, as it would itself, but for what changes logits before that. Draws race by the
-    same exponential times as the target's, those of (seed, choice, position, id), by which two distributions draw alike
-    as often as can be without knowing each other (Daliri et al., arXiv 2408.07978)."""
-    columns = {f"{name}_L": np.array([seq.how[name] for seq in sequences], COLUMN_DTYPES[name]) for name in _COLUMNS}
-    filters: dict[str, np.ndarray] = {}
-    if any(seq.filters for seq in sequences):
-        for name, (_, off) in FILTERS.items():
-            filters[name] = np.array([seq.filters.get(name, off) for seq in sequences], COLUMN_DTYPES[name])
-    outputs = [position - seq.num_prompt for seq, position in zip(sequences, positions, strict=True)]
-    return SampleBatch(**columns, position_L=np.array(outputs, np.int32), filters=filters)
 
 
 def spare_blocks(most_drafts: int, block_size: int) -> int:

@@ -40,8 +40,8 @@ from ..kv.connector.worker.transfers import Transfers
 from ..ops.kv_pool import KVPool
 from ..ops.work_queue import Ticket, WorkQueue
 from .adapters import Adapters
+from .draft_sequences import DraftSequences
 from .grammars import Grammars
-from .model_drafter import ModelDrafter
 from .pooling import PoolingRunner
 from .runner import Runner
 
@@ -62,7 +62,7 @@ class ModelExecutor:
         transfers: Transfers | None = None,
         grammars: Grammars | None = None,
         pools: Sequence[KVPool] = (),
-        draft_model: ModelDrafter | None = None,
+        draft_kv: DraftSequences | None = None,
     ) -> None:
         self._runner: Any = runner  # the steps that it prepares are its own
         self._queue = queue
@@ -70,7 +70,7 @@ class ModelExecutor:
         self._transfers = transfers
         self._grammars = grammars
         self._pools = pools
-        self._draft_model = draft_model
+        self._draft_kv = draft_kv
         self._on_close = on_close
         self._moves: PeerMoves | None = None
         self._tiers: TierCopies | None = None
@@ -190,14 +190,14 @@ class ModelExecutor:
         # What they hold goes now, and not when somebody lets go of the executor.
         self._pools = ()
         self._runner = self._adapters = self._transfers = self._grammars = self._moves = self._tiers = None
-        self._draft_model = None
+        self._draft_kv = None
         self._on_close = lambda: None
 
     def _give_back(self, blocks: Sequence[Sequence[int]]) -> str:
         for pool, ids in zip(self._pools, blocks, strict=True):
             pool.give_back(ids)
-        if self._draft_model is not None:
-            self._draft_model.forget_blocks(blocks[0])
+        if self._draft_kv is not None:
+            self._draft_kv.forget_blocks(blocks[0])
         return ""
 
     def _prepare(self, plan: StepPlan) -> tuple[Work, Collect]:

@@ -1,5 +1,5 @@
 """What the runner and a drafter that computes know of each other: a step that has been computed goes in, drafts come
-out (draft_model.py: a model of its own).
+out (draft_model.py: a model of its own; draft_mtp.py: a layer of the target's).
 
     T tokens of a row in a step  D width of the target
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.step import Drafts, StepPlan
 from ..models.decoder import AuxHiddenStates
-from ..ops.kv_pool import KVPool
+from .draft_sequences import DraftSequences
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,27 +47,20 @@ class ComputedStep:
 
 
 class ModelDrafter(Protocol):
-    """aux: hidden states of the target that it looks at; None: it takes none. pool: its KV, of which nobody else
-    knows. One thread calls it, that which computes steps."""
+    """aux: hidden states of the target that it looks at; None: it takes none. kv: its own, of which nobody else knows;
+    None: it keeps none. One thread calls it, that which computes steps."""
 
     @property
     def aux(self) -> AuxHiddenStates | None: ...
 
     @property
-    def pool(self) -> KVPool: ...
+    def kv(self) -> DraftSequences | None: ...
 
     @property
     def weights_bytes(self) -> int: ...
 
     @property
-    def kv_bytes(self) -> int: ...
-
-    @property
     def scratch_bytes(self) -> int | None: ...
-
-    def forget_blocks(self, blocks: Sequence[int]) -> None:
-        """Let the memory of these blocks go, which no sequence has."""
-        ...
 
     def propose(self, step: ComputedStep) -> dict[int, Drafts]:
         """What may follow the tokens that each row of a step has drawn, by row. To be called for every step that has

@@ -1,0 +1,122 @@
+"""How models draft that compute beside the target: token after token, all sequences of a step together, as far as that
+is likely to pay (draft_length.py).
+
+What is computed for a token is the drafter's own affair.
+
+    L draws
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from ..core.step import Drafts
+from ..ops.draws import Draws, Scores
+from .draft_draws import HowItDraws, how_they_draw
+from .draft_length import DraftLength, Rest
+from .model_drafter import ComputedStep
+
+LONGEST_REST, LONGEST_OF_ALL = 32, 128
+"""Steps until a sequence that rests is tried again, and all, at most. For all it may cost a prompt."""
+
+
+class Run(Protocol):
+    """A sequence's part in the drafting after a step.
+
+    row       of the plan
+    most      tokens to draft at most
+    position  in the sequence, of the token that is drafted next
+    """
+
+    row: int
+    most: int
+    tokens: list[int]
+    chances: list[float]
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def how(self) -> HowItDraws: ...
+
+    @property
+    def rest(self) -> Rest: ...
+
+    def take(self, token: int, chance: float) -> None:
+        """Draft what was drawn."""
+        ...
+
+
+R = TypeVar("R", bound=Run)
+
+
+class DraftLoop:
+    """most_runs     that draft at a time
+    vocab_size    ids below this may be drafted
+    p_min         no token is drafted that is right with a lower probability, where those before it are
+    source        the drafter's name
+    is_adaptive   False: as many are drafted as may be, whatever they cost
+    """
+
+    def __init__(self, most_runs: int, *, vocab_size: int, p_min: float, source: str, is_adaptive: bool) -> None:
+        self._vocab_size = vocab_size
+        self._p_min = p_min
+        self._source = source
+        self._is_adaptive = is_adaptive
+        self._length = DraftLength()
+        self._rest = Rest()
+        self._drawn = np.zeros(most_runs, np.int32)
+
+    def begin(self, step: ComputedStep) -> bool:
+        """Take in a step; whether tokens are to be drafted after it."""
+        plan = step.plan
+        num_drafts = sum([len(row.drafts) for row in plan.rows])
+        if plan.rows and plan.num_tokens == len(plan.rows) + num_drafts:
+            self._length.note_step(len(plan.rows), num_drafts, step.duration_s)
+        return self._rest.note_step(num_drafts > 0)
+
+    def draft(
+        self, runs: list[R], num_drafting: int, compute: Callable[[list[R], Draws | None], int]
+    ) -> dict[int, Drafts]:
+        """What may follow the first runs, by row; of the others something is computed and no more. compute: what the
+        next token of each run is drawn from, and these draws; it gives the number of tokens that it took in."""
+        drafting, costs = runs[:num_drafting], self._length.costs(num_drafting)
+        while runs:
+            drawn = self._draw(runs, num_drafting, compute)
+            runs = [
+                run
+                for run, (token, chance) in zip(runs, drawn, strict=False)
+                if token < self._vocab_size and chance >= self._p_min and self._take(run, token, chance, costs)
+            ]
+            num_drafting = len(runs)
+        for run in drafting:
+            run.rest.note_proposal(LONGEST_REST)
+        if drafting:
+            self._rest.note_proposal(LONGEST_OF_ALL)
+        return {run.row: Drafts(tuple(run.tokens), self._source, tuple(run.chances)) for run in drafting if run.tokens}
+
+    def _take(self, run: Run, token: int, chance: float, costs: Sequence[float]) -> bool:
+        """Whether the next token is to be drafted, too."""
+        run.take(token, chance)
+        if len(run.tokens) >= run.most or not self._is_adaptive:
+            return len(run.tokens) < run.most
+        return self._length.is_worth_more(costs, run.chances, run.most)
+
+    def _draw(
+        self, runs: list[R], num_drafting: int, compute: Callable[[list[R], Draws | None], int]
+    ) -> list[tuple[int, float]]:
+        """What the first runs draw, and how sure the drafter is of them: the probability of what it takes for the most
+        likely token, which is the one drawn where a request is greedy."""
+        began_s, drafting = time.perf_counter(), runs[:num_drafting]
+        how = how_they_draw([run.how for run in drafting], [run.position for run in drafting])
+        slots_L, scores = np.arange(num_drafting, dtype=np.int32), Scores.of(np.ones(num_drafting, np.int32))
+        draws = Draws(how, slots_L, np.empty(num_drafting, np.int32), self._drawn, scores=scores)
+        num_tokens = compute(runs, draws if drafting else None)
+        chances = np.exp(scores.top_logprobs_Ln.ravel()).tolist()
+        if num_tokens <= 2 * num_drafting:
+            self._length.note_call(num_drafting, time.perf_counter() - began_s, chances)
+        return list(zip(draws.tokens_L.tolist(), chances, strict=True))
