@@ -128,6 +128,18 @@ def _best(chances: Many[float], multiples: Many[float], num_rows: float) -> tupl
     return num_best, gain
 
 
+def _plain(work: Work, num_drafts: int) -> Work:
+    """The same rows, with so many drafts behind one whose context is as long as the mean."""
+    ahead = num_drafts * work.num_context / max(1, work.num_rows)
+    return Work(work.num_rows, work.num_rows + num_drafts, work.num_context + ahead, work.num_context)
+
+
+def _first(work: Work, costs: Costs) -> float:
+    """What one draft adds to a step with these rows, as a share of it, as predicted."""
+    plain_s = costs.predict(_plain(work, 0))
+    return costs.predict(_plain(work, 1)) / plain_s - 1 if plain_s > 0 else 0.0
+
+
 class Speculation:
     """The drafts and drafters of one engine. proposed: by sequence number, for the next step alone: what may follow its
     known and pending tokens."""
@@ -171,12 +183,12 @@ class Speculation:
     def note_step(self, work: Work, num_drafts: int, costs: Costs, seconds: float) -> None:
         """A step that computed no prompt took so long, from commit to commit."""
         self._num_steps += 1
-        plain_s, first = self._expected(work, costs)
+        plain_s = self._plain_s(work, costs)
         if plain_s <= 0 or seconds <= 0:
             return
         size = int(work.num_rows).bit_length()
         if num_drafts:
-            self._curve(work).note(num_drafts, seconds / plain_s, first, self._num_steps)
+            self._curve(work).note(num_drafts, seconds / plain_s, _first(work, costs), self._num_steps)
             return
         known = self._plain.get(size, 1.0)
         self._plain[size] = known * (1 + _NEW * (min(max(seconds / plain_s, 1 / _FAR), _FAR) - 1))
@@ -187,13 +199,13 @@ class Speculation:
         if not self._config.adaptive:
             return self._all(candidates, most)
         chosen = [0] * len(candidates)
-        if not costs.is_known or work.num_tokens != work.num_rows:
+        if not candidates or not costs.is_known or work.num_tokens != work.num_rows:
             self._gain += _LATELY * (1 - self._gain)
             return chosen
         each_chances = [self._chances(each) for each in candidates]
         sure = [each.proposal.sure for each in candidates]
         likely = sorted((-chance * sure[at], at) for at, each in enumerate(each_chances) for chance in each)
-        multiples = self._curve(work).multiples(min(most, len(likely)), self._expected(work, costs)[1], self._num_steps)
+        multiples = self._curve(work).multiples(min(most, len(likely)), _first(work, costs), self._num_steps)
         num_best, gain = _best([-chance for chance, _ in likely], multiples, work.num_rows)
         if min(sure, default=1.0) < 1.0:  # what it would be without rows in flight
             gain = _best(sorted(chain(*each_chances), reverse=True), multiples, work.num_rows)[1]
@@ -243,16 +255,10 @@ class Speculation:
         usual = 1.0 if every is None else (every.right + 1) / (every.said + 1)
         return usual if one is None else (one.right + _PRIOR * usual) / (one.said + _PRIOR)
 
-    def _expected(self, work: Work, costs: Costs) -> tuple[float, float]:
-        """Seconds of a step with these rows and no drafts, and what one draft adds, as a share of it, as predicted."""
-        plain = work._replace(num_tokens=work.num_rows, num_positions=work.num_context)
-        plain_s = costs.predict(plain)
-        if plain_s <= 0:
-            return 0.0, 0.0
-        ahead = work.num_context / max(1, work.num_rows)
-        more = plain._replace(num_tokens=work.num_rows + 1, num_positions=work.num_context + ahead)
+    def _plain_s(self, work: Work, costs: Costs) -> float:
+        """Seconds of a step with these rows and no drafts, as predicted and then measured."""
         pace = self._plain.get(int(work.num_rows).bit_length(), 1.0)
-        return pace * plain_s, costs.predict(more) / plain_s - 1
+        return pace * costs.predict(_plain(work, 0))
 
     def _curve(self, work: Work) -> _Curve:
         return self._curves.setdefault(int(work.num_rows).bit_length(), _Curve())

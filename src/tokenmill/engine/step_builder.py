@@ -179,7 +179,7 @@ class StepBuilder:
             return
         places, candidates = list[int](), list[Candidate]()
         num_spare = self._num_spare() if speculation.proposed else 0
-        for index, seq in enumerate(step.sequences):
+        for index, seq in enumerate(step.sequences if speculation.proposed else ()):
             end, proposal = step.ends[index], speculation.proposed.get(seq.number)
             if proposal is not None and step.rows[index].sample:
                 room = len(seq.tables[0].ids) * size - end

@@ -6,7 +6,6 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64
-from itertools import accumulate, chain
 from typing import Any
 
 from ...core.speculation import NGRAM, SUFFIX, SpeculationConfig
@@ -67,27 +66,22 @@ class NativeDrafter:
         """Nothing, once it is closed: a step may be told of after its worker."""
         if self._handle is None:
             return [None] * len(rows)
-        seqs, most = array("q", [row.seq for row in rows]), array("i", [row.most for row in rows])
-        starts = array("i", accumulate((len(row.tokens) for row in rows), initial=0))
-        tokens = array("i", chain.from_iterable(row.tokens for row in rows))
+        seqs, starts, tokens, most = array("q"), array("i", (0,)), array("i"), array("i")
+        for seq, more, num_wanted in rows:
+            seqs.append(seq)
+            tokens.extend(more)
+            starts.append(len(tokens))
+            most.append(num_wanted)
         width = max(most, default=0)
         if len(rows) * max(1, width) > self._room:
             self._make_room(2 * len(rows) * max(1, width))
-        done = self._propose(
-            self._handle,
-            len(rows),
-            seqs.buffer_info()[0],
-            starts.buffer_info()[0],
-            tokens.buffer_info()[0],
-            most.buffer_info()[0],
-            width,
-            *(out.buffer_info()[0] for out in self._out),
-        )
+        asked = (seqs.buffer_info()[0], starts.buffer_info()[0], tokens.buffer_info()[0], most.buffer_info()[0])
+        done = self._propose(self._handle, len(rows), *asked, width, *self._out_at)
         check(self._library, done == 0)
         counts, sources, drafts, chances = self._out
         proposed: list[Drafts | None] = [None] * len(rows)
-        for row, count in enumerate(counts[: len(rows)]):
-            if count:
+        for row in range(len(rows)):
+            if count := counts[row]:
                 first = row * width
                 last = first + count
                 proposed[row] = Drafts(tuple(drafts[first:last]), _SOURCES[sources[row]], tuple(chances[first:last]))
@@ -102,6 +96,7 @@ class NativeDrafter:
             array("i", bytes(4 * room)),
             array("f", bytes(4 * room)),
         )
+        self._out_at = [out.buffer_info()[0] for out in self._out]
 
     def close(self) -> None:
         """Forget everything, for good."""
