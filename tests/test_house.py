@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": {"core", "text"},
     "server": {"core", "text", "cluster", "state", "control", "api"},
     "net": {"core"},
-    "draft": {"core", "formats", "text", "ops"},
+    "draft": {"core", "formats", "text", "ops", "models"},
     "bench": {"core", "text"},
     "node": {
         "core",

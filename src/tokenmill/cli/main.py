@@ -247,6 +247,10 @@ def _add_draft(commands: _Commands, argv: Sequence[str]) -> None:
     index = _command(kinds, "index", "index a corpus, so that its texts are drafted", "draft.index", "index")
     add_model(index)
     _add_arguments(argv, "draft", "cli.draft.index", index)
+    train = _command(kinds, "train", "train an EAGLE-3 head on what the model answers", "draft.train", "train")
+    add_model(train)
+    _add_arguments(argv, "draft", "cli.draft.train", train)
+    add_options(train.add_argument_group("engine"), EngineOptions)
 
 
 def _add_keys(commands: _Commands) -> None:

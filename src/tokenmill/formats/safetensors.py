@@ -1,5 +1,5 @@
-"""Reads safetensors: a file, or of a folder `model.safetensors` or what `model.safetensors.index.json` lists. A folder
-without any may have its weights in pytorch_model.bin (pickled.py).
+"""Reads safetensors: a file, or of a folder `model.safetensors` or what `model.safetensors.index.json` lists. Writes a
+file, too. A folder without any may have its weights in pytorch_model.bin (pickled.py).
 
     header length u64 | JSON header: name -> {dtype, shape, data_offsets} | data
 
@@ -54,6 +54,22 @@ def open_safetensors(path: str | Path) -> dict[str, Tensor]:
                 raise BadCheckpoint(f"{path}: tensor {name!r} is in more than one file and there is no {INDEX_NAME}.")
             tensors[name] = tensor
     return tensors
+
+
+def write_safetensors(path: Path, tensors: Iterable[Tensor]) -> None:
+    """A file of these tensors, in this order. Raises OSError."""
+    codes = {kind: code for code, kind in KINDS.items()}
+    header, end = {}, 0
+    tensors = list(tensors)
+    for tensor in tensors:
+        begin, end = end, end + tensor.data.nbytes
+        header[tensor.name] = {"dtype": codes[tensor.kind], "shape": tensor.shape, "data_offsets": (begin, end)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for tensor in tensors:
+            file.write(tensor.data)
 
 
 def choose_weights(names: Iterable[str], shards: Callable[[str], list[str]]) -> list[str]:
