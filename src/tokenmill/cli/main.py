@@ -341,6 +341,8 @@ def _add_bench(commands: _Commands, argv: Sequence[str]) -> None:
     )
     drafts = _command(benches, "speculation", "what drafts gain on given prompts", "bench.engine", "speculation")
     add_model(drafts)
+    rows = _command(benches, "rows", "what a step takes by its rows of one sequence", "bench.engine", "rows")
+    add_model(rows)
     report = _command(benches, "report", "draw results measured earlier", "bench.commands", "report")
     if argv[:1] == ["bench"]:
         importlib.import_module("tokenmill.bench.engine").add_arguments(engine)
@@ -352,6 +354,7 @@ def _add_bench(commands: _Commands, argv: Sequence[str]) -> None:
         importlib.import_module("tokenmill.bench.structured.command").add_arguments(structured)
         importlib.import_module("tokenmill.bench.on_demand").add_arguments(on_demand)
         importlib.import_module("tokenmill.bench.speculation").add_arguments(drafts)
+        importlib.import_module("tokenmill.bench.rows").add_arguments(rows)
         importlib.import_module("tokenmill.cli.bench.commands").add_arguments(report)
         load = importlib.import_module("tokenmill.bench.load.options")
         load.add_serve_arguments(serve_load)
@@ -359,7 +362,7 @@ def _add_bench(commands: _Commands, argv: Sequence[str]) -> None:
         importlib.import_module("tokenmill.bench.load.overload_command").add_arguments(overload)
         load.add_compare_arguments(compare)
         importlib.import_module("tokenmill.bench.load.fairness").add_arguments(fairness)
-    for command in (engine, kernels, profile, quality, drafts):
+    for command in (engine, kernels, profile, quality, drafts, rows):
         add_options(command.add_argument_group("engine"), EngineOptions)
 
 

@@ -1,25 +1,34 @@
-"""`bench engine` and `bench speculation`: hand the bench room engines in this process, wired as `LLM` wires them."""
+"""`bench engine`, `bench speculation` and `bench rows`: hand the bench room engines in this process, wired as `LLM`
+wires them."""
 
 from __future__ import annotations
 
 import argparse
+import random
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ...api.constraints import read_constraint
 from ...api.fields import Fields
+from ...bench import rows as row_times
 from ...bench import speculation as drafts
 from ...bench.engine import Demand, run
 from ...bench.machine import RunTime, peak_memory
 from ...bench.peer.llama_server import LlamaServer
 from ...core.errors import ConfigError
 from ...core.request import SamplingParams
-from ...formats.hub import resolve_model
+from ...core.speculation import MOST_DRAFTS, NGRAM
+from ...core.step import Introduction, PlanRow, StepPlan
+from ...formats.checkpoint import open_checkpoint
+from ...formats.hub import default_cache_dir, resolve_model
 from ...llm.llm import LLM
+from ...node.load import Engine, load_engine
+from ...node.machine import read_machine
 from ...node.resolve import EngineSettings
 from ...text.grammar.build import to_grammar
 from ..expert_load import write_load
@@ -164,3 +173,60 @@ def speculation(args: argparse.Namespace) -> int:
         return LlamaServer(args.peer_llama_server, flags, path, temperature=args.temperature, **options)
 
     return drafts.run(args, make, make_peer)
+
+
+class RowSteps:
+    """Steps of one sequence on a worker, behind so many tokens. Each begins at the same position: what it writes, the
+    next one writes again. Tokens are random ones."""
+
+    def __init__(self, engine: Engine, context: int, most_rows: int) -> None:
+        self._execute = engine.worker.executor.execute_now
+        self._context = context
+        self._steps = count(1)
+        rng, ids = random.Random(0), range(engine.worker.model_config.vocab_size)
+        tokens = [rng.choice(ids) for _ in range(context + most_rows)]
+        self._tokens = tuple(tokens[context:])
+        config = engine.config
+        num_blocks = -(-len(tokens) // config.block_size)
+        blocks = tuple(number % group.num_blocks for group in config.groups for number in range(num_blocks))
+        prompt = tuple(tokens[:context])
+        intro = Introduction(prompt, (), SamplingParams(temperature=0.0), seed=0, choice=0, eos_token_ids=())
+        for start in range(0, context, config.max_num_batched_tokens):
+            part = prompt[start : start + config.max_num_batched_tokens]
+            row = PlanRow(0, start, part) if start else PlanRow(0, 0, part, blocks=blocks, intro=intro)
+            self._execute(StepPlan(next(self._steps), (row,)))
+
+    def run(self, num_rows: int) -> float:
+        """Seconds of a step with so many rows, each of which draws."""
+        drafts = self._tokens[1:num_rows]
+        row = PlanRow(0, self._context, self._tokens[:1], sample=True, drafts=drafts)
+        return self._execute(StepPlan(next(self._steps), (row,))).duration_s
+
+
+def rows(args: argparse.Namespace) -> int:
+    with progress_bar(f"fetching {args.model}") as progress:
+        path = resolve_model(args.model, progress=progress).path
+    asked, num_tokens = engine_options(args), args.context + max(args.rows)
+    options = replace(
+        asked,
+        max_model_len=asked.max_model_len or num_tokens,
+        max_num_seqs=asked.max_num_seqs or 1,
+        speculative_config={"method": NGRAM, "num_speculative_tokens": MOST_DRAFTS},
+    )
+    checkpoint = open_checkpoint(path)
+    engine = load_engine(checkpoint, options, read_machine(), default_cache_dir())
+    checkpoint.close()
+    try:
+        if engine.config.max_model_len < num_tokens:
+            raise ConfigError(
+                f"--context {args.context} and the rows are more than the context of {engine.config.max_model_len} "
+                "tokens.",
+                param="context",
+            )
+        return row_times.run(
+            args,
+            RowSteps(engine, args.context, max(args.rows)).run,
+            {"model": path.name, "kernels": engine.kernels, "KV": engine.settings.spec.kv_dtype},
+        )
+    finally:
+        engine.close()
