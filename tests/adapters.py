@@ -20,7 +20,7 @@ Pairs = Mapping[str, tuple[np.ndarray, np.ndarray]]
 """Module -> (lora_A [r, K], lora_B [N, r])."""
 
 EMBED = "embed_tokens"
-_PEFT_NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.uint16): "BF16"}
+_KINDS = {np.float32: "F32", np.float16: "F16", np.uint16: "BF16", np.int64: "I64", np.bool_: "BOOL"}
 
 
 def random_pairs(checkpoint: Checkpoint, *, rank: int = 4, seed: int = 0, modules: tuple[str, ...] = ()) -> Pairs:
@@ -81,7 +81,7 @@ def safetensors(tensors: Mapping[str, np.ndarray]) -> bytes:
     header, data = {}, b""
     for name, values in tensors.items():
         stored = np.ascontiguousarray(values).tobytes()
-        dtype, offsets = _PEFT_NAMES[values.dtype], [len(data), len(data) + len(stored)]
+        dtype, offsets = _KINDS[values.dtype.type], [len(data), len(data) + len(stored)]
         header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": offsets}
         data += stored
     text = json.dumps(header).encode()

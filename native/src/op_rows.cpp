@@ -189,6 +189,23 @@ void pick_row(Workspace& w, const Op& op, int row, int) {
   for (int k = 0; k < op.op.width; k++) to[k] = from[op.op.order[k]];
 }
 
+// ---- spread: in0; order; value; out: column order[k] is column k of in0, the others are the value
+
+std::string check_spread(const Workspace& w, const tm_op& o) {
+  if (o.in0 < 0 || o.in0 == o.out || o.order == nullptr || !w.fits(o.in0, o.rows, w.buffers[o.in0].width)) return unless(false);
+  for (int64_t k = 0; k < w.buffers[o.in0].width; k++)
+    if (o.order[k] < 0 || o.order[k] >= o.width) return unless(false);
+  return unless(w.fits(o.out, o.rows, o.width));
+}
+
+void spread_row(Workspace& w, const Op& op, int row, int) {
+  const tm_op& o = op.op;
+  const float* from = w.rows_of(o.in0, row);
+  float* to = w.rows_of(o.out, row);
+  std::fill(to, to + o.width, o.value);
+  for (int64_t k = 0; k < w.buffers[o.in0].width; k++) to[o.order[k]] = from[k];
+}
+
 // ---- columns: in0; window = the first; out [width]
 
 std::string check_columns(const Workspace& w, const tm_op& o) {
@@ -260,6 +277,7 @@ extern const OpKind kRowOps[] = {
     {"soft_cap", check_soft_cap, plan_rows, run_rows<soft_cap_row>},
     {"gated", check_gated, plan_rows, run_rows<gated_row>},
     {"pick", check_pick, plan_rows, run_rows<pick_row>},
+    {"spread", check_spread, plan_rows, run_rows<spread_row>},
     {"columns", check_columns, plan_rows, run_rows<columns_row>},
     {"join", check_join, plan_rows, run_rows<join_row>},
     {"gate_rows", check_gate_rows, plan_rows, run_rows<gate_rows_row>},

@@ -1,4 +1,4 @@
-"""A draft model from its file to its first drafts: what is checked of it, what it takes, and that answers stay."""
+"""A draft model or a head from its file to its first drafts: what is checked, what it takes, and that answers stay."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from heads import head_model, write_head
 from random_models import Shape, write_gguf_model
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import ConfigError
@@ -37,13 +38,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def options(model: Path, **more: Any) -> EngineOptions:
+def options(model: Path | str, **more: Any) -> EngineOptions:
     return EngineOptions(
-        speculative_config={"model": str(model), "num_speculative_tokens": 4},
+        speculative_config={"model": str(model), "num_speculative_tokens": 4, **more},
         kv_cache_memory_bytes=16 * MiB,
         max_num_seqs=4,
         threads=1,
-        **more,
     )
 
 
@@ -96,6 +96,44 @@ def test_what_cannot_draft_is_one_line(models: Path, draft: str, said: str) -> N
         open_drafter(open_checkpoint(models / "padded.gguf"), options(models / draft))
     assert caught.value.message.startswith(f"{models / draft} cannot draft: ") and "\n" not in caught.value.message
     assert caught.value.param == "speculative_config"
+
+
+@pytest.mark.parametrize("form", ["speculators", "SpecForge"])
+def test_a_head_drafts_for_the_model_it_is_for(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """With the model's own embeddings or its own, beside suffixes, behind the context that it says; what is no head, or
+    is taken for something else, is one line."""
+    monkeypatch.setattr(DraftLength, "is_worth_more", lambda self, costs, chances, most: True)
+    made = head_model(form=form, layers=[0, 1, 2], vocab_size=32_100, embeds=form != "speculators")
+    head = str(write_head(tmp_path / "head", made))
+    how = SamplingParams(temperature=0.9, max_tokens=100, seed=3, ignore_eos=True)
+    asked: dict[str, Any] = {
+        "method": "eagle3,suffix",
+        "model": head,
+        "num_speculative_tokens": 3,
+        "quantization": "q8",
+    }
+    answers = []
+    for speculation in (None, asked, asked | {"method": "draft-eagle3", "adaptive": False, "quantization": None}):
+        limits = {"kv_cache_memory_bytes": 16 * MiB, "max_num_seqs": 4, "threads": 1}
+        with LLM(str(models / "target.gguf"), speculative_config=speculation, **limits) as llm:
+            (given,) = llm.generate(["one two three"], how)
+            answers.append(given.outputs[0])
+    assert answers[0].token_ids == answers[1].token_ids == answers[2].token_ids
+    assert sum(drafted for drafted, _ in answers[2].draft_steps) > 100
+    target = open_checkpoint(models / "target.gguf")
+    facts = model_facts(
+        target, None, options(head, method="eagle3"), open_drafter(target, options(head, method="eagle3"))
+    )
+    assert facts.drafter is not None and facts.drafter.max_context == facts.max_context
+    for given, said in (
+        ({"model": head}, "it is a head; name eagle3 as method"),
+        ({"model": str(models / "draft.gguf"), "method": "eagle3"}, "is no folder of an EAGLE-3 head but of 'qwen3'"),
+        ({"model": str(models / "gone"), "method": "eagle3"}, "There is no file or folder"),
+    ):
+        with pytest.raises(ConfigError, match=f"{given['model']} cannot draft: .*{said}"):
+            open_drafter(target, EngineOptions(speculative_config=given))
 
 
 def test_its_kv_is_of_the_pool(models: Path) -> None:

@@ -79,7 +79,11 @@ VLLM: list[tuple[str, dict[str, Any] | str]] = [
         "vllm serve MODEL --speculative-model small --num-speculative-tokens 5",
         {"speculative_config": {"model": "small", "num_speculative_tokens": 5}},
     ),
-    ('vllm serve MODEL -sc \'{"method": "eagle3", "model": "x"}\'', "Nothing drafts by eagle3 yet"),
+    (
+        'vllm serve MODEL -sc \'{"method": "eagle3", "model": "x"}\'',
+        {"speculative_config": {"method": "eagle3", "model": "x"}},
+    ),
+    ('vllm serve MODEL -sc \'{"method": "dflash", "model": "x"}\'', "Nothing drafts by dflash yet"),
     (
         "vllm serve MODEL --schedule-policy lpm --radix-eviction-policy lfu",
         {"scheduling_policy": "lpm", "eviction_policy": "lfu"},

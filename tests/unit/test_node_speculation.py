@@ -35,6 +35,9 @@ def test_keys_and_defaults_are_those_of_vllm() -> None:
     drafting = SpeculationConfig(("draft_model",), model="small", quantization="q4_1")
     assert read(model="small", quantization="q4") == read(method="draft-simple", model="small", quantization="q4_1")
     assert read(model="small", quantization="q4") == drafting
+    head = SpeculationConfig(("eagle3",), model="head")
+    assert read(method="eagle3", model="head") == read(method="draft-eagle3", model="head") == head
+    assert read(method="eagle", model="head") == head
     found = SpeculationConfig()
     assert (found.suffix_decoding_max_tree_depth, found.suffix_decoding_max_cached_requests) == (24, 10_000)
     assert (found.suffix_decoding_max_spec_factor, found.suffix_decoding_min_token_prob) == (1.0, 0.1)
@@ -45,17 +48,21 @@ def test_keys_and_defaults_are_those_of_vllm() -> None:
     [
         (
             {"method": "draft_model"},
-            "model of speculative_config must be the name or the path of the model that drafts",
+            "model of speculative_config must be the name or the path of what drafts, for draft_model",
         ),
-        ({"method": "ngram", "model": "x"}, "model of .* is for a model that drafts; name draft_model as method, too"),
+        ({"method": "eagle3"}, "model of speculative_config must be the name or the path of what drafts, for eagle3"),
+        (
+            {"method": "ngram", "model": "x"},
+            "model of .* is for a model that drafts; name draft_model or eagle3 as method, too",
+        ),
         ({"quantization": "q4_0"}, "quantization of speculative_config is for a model that drafts"),
         ({"model": "x", "quantization": "q5"}, "quantization of .* must be one of q8_0, q4_0"),
         ({"model": "x", "revision": "main"}, "revision of speculative_config is not for here"),
         ({"method": "qwen3_next_mtp"}, "Nothing drafts by qwen3_next_mtp yet"),
-        ({"method": "mtp,draft_model", "model": "x"}, "method of .* must be one of draft_model and mtp at most"),
+        ({"method": "mtp,draft_model", "model": "x"}, "method of .* must be one of draft_model, eagle3, mtp at most"),
         (
             {"method": "sufix"},
-            "method of speculative_config must be one or several of ngram, suffix, draft_model, mtp, got 'sufix'",
+            "method of .* must be one or several of ngram, suffix, draft_model, eagle3, mtp, got 'sufix'",
         ),
         ({"method": 3}, "method of speculative_config must be one or several of"),
         ({"methd": "suffix"}, "Did you mean 'method'?"),

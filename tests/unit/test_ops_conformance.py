@@ -176,6 +176,11 @@ def _row_cases() -> Iterator[Case]:
     def run_load(ops: Any) -> np.ndarray:
         return ops.load_rows(activations(np.random.default_rng(4), 12, 40), np.zeros(9, np.int32))
 
+    def run_spread(ops: Any) -> np.ndarray:
+        places = np.random.default_rng(5).permutation(100)[:37].astype(np.int32)
+        return ops.spread_columns(activations(np.random.default_rng(6), 9, 37), places, 100, -7.0)
+
+    yield Case("spread_columns", EQUAL, run_spread)
     yield Case("gather_rows", EQUAL, run_gather)
     yield Case("store_rows", EQUAL, run_store)
     yield Case("load_rows", EQUAL, run_load)

@@ -15,12 +15,16 @@ from .errors import ConfigError
 NGRAM = "ngram"
 SUFFIX = "suffix"
 DRAFT_MODEL = "draft_model"
+EAGLE3 = "eagle3"
 MTP = "mtp"
-METHODS = (NGRAM, SUFFIX, DRAFT_MODEL, MTP)
+METHODS = (NGRAM, SUFFIX, DRAFT_MODEL, EAGLE3, MTP)
 """Drafters, by vLLM's names."""
 
-BY_MODEL = (DRAFT_MODEL, MTP)
+BY_MODEL = (DRAFT_MODEL, EAGLE3, MTP)
 """Those that compute: a server has one of them at most."""
+
+BY_FILE = (DRAFT_MODEL, EAGLE3)
+"""Those that are in a file of their own."""
 
 PREDICTION = "prediction"
 """The drafter of a request that says what it expects, beside those that are configured."""
@@ -65,7 +69,7 @@ class SpeculationConfig:
     n_min                    where fewer tokens than this are worth it, none is drafted
     p_min                    nor is a token drafted that is right with a probability below this
     adaptive                 False: as many are verified as are drafted and there is room for, whatever it costs
-    model                    draft_model: its name or path
+    model                    draft_model, eagle3: its name or path
     quantization             what its dense matrices become at load, as kernels call it; "": they stay as stored
     """
 
@@ -85,7 +89,7 @@ class SpeculationConfig:
 
     def __post_init__(self) -> None:
         if len(both := [name for name in self.methods if name in BY_MODEL]) > 1:
-            raise wrong("method", f"one of {' and '.join(BY_MODEL)} at most", ", ".join(both))
+            raise wrong("method", f"one of {', '.join(BY_MODEL)} at most", ", ".join(both))
         if not self.methods or len(set(self.methods)) < len(self.methods) or not set(self.methods) <= set(METHODS):
             raise wrong("method", f"one or several of {', '.join(METHODS)}", ", ".join(self.methods) or "none")
         for name, least, most in _RANGES:

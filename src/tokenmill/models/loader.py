@@ -117,10 +117,24 @@ def load_model(
     weights, expert_counts = with_expert_counts(weights)
     if lora is not None:
         weights = with_tables(weights, config, ops, lora)
-    num_positions = max_model_len or config.max_context
+    ropes, rope_digest, num_table_bytes = load_ropes(config, ops, max_model_len or config.max_context)
+    return Model(
+        config=config,
+        kv_groups=kv_groups(config, windows=windows, block_size=block_size, dtype=kv_dtype),
+        weights=weights,
+        ropes=ropes,
+        rope_digest=rope_digest,
+        num_bytes=weights.num_bytes + num_table_bytes,
+        expert_counts=expert_counts,
+    )
+
+
+def load_ropes(config: ModelConfig, ops: Ops, num_positions: int) -> tuple[tuple[RopeTables | None, ...], str, int]:
+    """Each layer's tables for positions [0, num_positions), the digest of all (see Model), and what they take, in
+    bytes."""
     tables: dict[RopeConfig, RopeTables] = {}
     digest = hashlib.sha256()
-    num_table_bytes = 0
+    num_bytes = 0
     for rope in dict.fromkeys(layer.rope for layer in config.layers if layer.rope is not None):
         frequencies = rope_frequencies(rope, config.rotary_dim, num_positions)
         digest.update(frequencies.tobytes() + struct.pack("<d", rope.cos_scale))
@@ -129,16 +143,9 @@ def load_model(
         if rope.query_beta:
             digest.update(struct.pack("<dq", rope.query_beta, rope.original_context))
         tables[rope] = RopeTables(ops.vector(turns), None if scales is None else ops.vector(scales))
-        num_table_bytes += turns.nbytes + (0 if scales is None else scales.nbytes)
-    return Model(
-        config=config,
-        kv_groups=kv_groups(config, windows=windows, block_size=block_size, dtype=kv_dtype),
-        weights=weights,
-        ropes=tuple(None if layer.rope is None else tables[layer.rope] for layer in config.layers),
-        rope_digest=digest.hexdigest(),
-        num_bytes=weights.num_bytes + num_table_bytes,
-        expert_counts=expert_counts,
-    )
+        num_bytes += turns.nbytes + (0 if scales is None else scales.nbytes)
+    ropes = tuple(None if layer.rope is None else tables[layer.rope] for layer in config.layers)
+    return ropes, digest.hexdigest(), num_bytes
 
 
 def _with_min_share(config: ModelConfig, share: float) -> ModelConfig:

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.block import KVGroup
 from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
 from ..formats.ggml import dequantise
@@ -113,6 +114,18 @@ class MtpModel:
     @property
     def num_bytes(self) -> int:
         return self.model.num_bytes + int(self.join.num_bytes)
+
+    @property
+    def width(self) -> int:
+        return self.model.config.width
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.vocab_size
+
+    @property
+    def kv_group(self) -> KVGroup:
+        return self.model.kv_group
 
     def forward(self, ops: ForwardOps, kv: Any, batch: Any, states: np.ndarray, made: np.ndarray) -> Array:
         """Logits [L, V]; writes the KV of all its tokens. Of the token of each row, which is at the position behind

@@ -8,7 +8,7 @@ those of the kernels is told in repack.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -134,6 +134,14 @@ def load_weights(
     return _Loader(checkpoint, config, ops, quantization, progress or (lambda done, total: None)).load()
 
 
+def load_layer(
+    checkpoint: Checkpoint, config: ModelConfig, ops: Ops, *, quantization: str | None = None
+) -> tuple[LayerWeights, int]:
+    """The first layer alone, of tensors that have been compared; and what it takes, in bytes."""
+    loader = _Loader(checkpoint, config, ops, quantization, lambda done, total: None)
+    return loader.layer(0), loader.num_bytes
+
+
 class _Loader:
     def __init__(
         self, checkpoint: Checkpoint, config: ModelConfig, ops: Ops, quantization: str | None, progress: Progress
@@ -147,7 +155,7 @@ class _Loader:
         self._global_names = GLOBAL_NAMES[checkpoint.kind]
         self._config = config
         self._ops = ops
-        self._num_bytes = 0
+        self.num_bytes = 0
         self._read: list[memoryview] = []  # matrices that are not packed yet
 
     def load(self) -> ModelWeights:
@@ -156,10 +164,10 @@ class _Loader:
         ends = quantization_of_ends(self._quantization)
         embed = self._pack(self._matrix(f"{names['embed']}.weight", ends))
         head = embed if config.tied_embeddings else self._pack(self._matrix(f"{names['head']}.weight", ends))
-        layers = tuple(self._layer(layer) for layer in range(config.num_layers))
-        return ModelWeights(embed, layers, self._norm(names["final_norm"]), head, self._num_bytes)
+        layers = tuple(self.layer(layer) for layer in range(config.num_layers))
+        return ModelWeights(embed, layers, self._norm(names["final_norm"]), head, self.num_bytes)
 
-    def _layer(self, layer: int) -> LayerWeights:
+    def layer(self, layer: int) -> LayerWeights:
         at = layer_names(self._kind, self._config, layer)
         is_moe, has_own_q = self._config.layers[layer].is_moe, "q_b" in at
 
@@ -268,7 +276,7 @@ class _Loader:
         return self._keep(values + np.float32(offset) if offset else values)
 
     def _keep(self, values: np.ndarray) -> Array:
-        self._num_bytes += values.nbytes
+        self.num_bytes += values.nbytes
         return self._ops.vector(values)
 
     def _tensor(self, name: str) -> Tensor | QuantisedTensor:
@@ -300,7 +308,7 @@ class _Loader:
         """What was read for it is not needed any more."""
         while self._read:
             release(self._read.pop())
-        self._num_bytes += weight.num_bytes
+        self.num_bytes += weight.num_bytes
         return weight
 
 
@@ -326,10 +334,20 @@ def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
             raise BadCheckpoint(
                 f"{checkpoint.path} ({config.architecture}) has {len(tensors)} tensors and {count} experts."
             )
-    expected = expected_shapes(checkpoint.kind, config)
     optional: dict[str, tuple[int, ...]] = {}
     if config.tied_embeddings:  # some exporters write the tied matrix twice
         optional[f"{GLOBAL_NAMES[checkpoint.kind]['head']}.weight"] = (config.vocab_size, config.width)
+    compare_tensors(checkpoint, config, expected_shapes(checkpoint.kind, config), optional)
+
+
+def compare_tensors(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    expected: Mapping[str, tuple[int, ...]],
+    optional: Mapping[str, tuple[int, ...]],
+) -> None:
+    """Raises BadCheckpoint where tensors are not these, naming each."""
+    tensors = checkpoint.tensors
     missing = [name for name in expected if name not in tensors]
     ignored = expected.keys() | optional.keys() | _READ_WITH_THE_CONFIG
     extra = [
@@ -339,7 +357,7 @@ def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
     ]
     misshaped = [
         f"{name} {tuple(tensors[name].shape)} instead of {shape}"
-        for name, shape in (expected | optional).items()
+        for name, shape in (*expected.items(), *optional.items())
         if name in tensors and tuple(tensors[name].shape) not in _same(shape)
     ]
     problems = [("is missing", missing), ("has unexpected", extra), ("has misshaped", misshaped)]

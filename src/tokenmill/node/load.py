@@ -14,7 +14,7 @@ from ..core.effects import Event, StoreOpened
 from ..core.errors import BadCheckpoint, ConfigError, TokenmillError
 from ..core.events import Ready
 from ..core.request import PoolingParams
-from ..core.speculation import MTP
+from ..core.speculation import EAGLE3, MTP
 from ..core.tiers import TierEvents, TierFacts
 from ..core.units import format_parts
 from ..formats.checkpoint import Checkpoint, open_checkpoint
@@ -22,11 +22,12 @@ from ..formats.hub import resolve_model
 from ..formats.sentence_transformers import read_sentence_config
 from ..kv.connector.scheduler.saves import SAVE_BYTES
 from ..models.config import ModelConfig, config_from_checkpoint
+from ..models.eagle3 import eagle3_checkpoint, is_eagle3
 from ..models.encoder_config import EncoderConfig, is_encoder
 from ..models.kv_groups import kv_groups
 from ..models.loader import Model
 from ..models.lora import most_bytes
-from ..models.mtp import MtpModel, mtp_checkpoint
+from ..models.mtp import mtp_checkpoint
 from ..models.roles import active_share
 from ..models.rope import table_bytes
 from ..models.vectors import VectorModel, is_bare_decoder, vector_config
@@ -35,7 +36,7 @@ from ..ops.api import Ops
 from ..ops.select import select_ops
 from ..sched.admission import max_running
 from ..text.text_model import load_text
-from ..worker.build import Worker, build_worker, load_drafter, load_weights
+from ..worker.build import Drafter, Worker, build_worker, load_drafter, load_weights
 from ..worker.drafters import draft_index_bytes
 from ..worker.grammars import grammar_bytes
 from ..worker.memory import HeldBytes, MemoryPlan, plan_memory, step_limits
@@ -227,7 +228,7 @@ class Loaded:
     ops: Ops
     model: Model | VectorModel
     pooling: PoolingChoice | None
-    drafter: Model | MtpModel | None = None
+    drafter: Drafter | None = None
 
 
 def load_engine(
@@ -262,7 +263,7 @@ def load_model(
         facts = model_facts(checkpoint, pooling, options, drafts)
         settings = resolve(options, machine, facts, ops.kv_dtype)
         model = load_weights(checkpoint, ops, settings.spec, progress, cache_dir)
-        drafter = None if drafts is None else load_drafter(drafts, ops, settings.spec, progress)
+        drafter = None if drafts is None else load_drafter(drafts, ops, settings.spec, progress, target=model)
     finally:
         if drafts is not None:
             drafts.close()
@@ -280,7 +281,11 @@ def open_drafter(checkpoint: Checkpoint, options: EngineOptions, cache_dir: Path
     name = speculation.model
     try:
         found = open_checkpoint(resolve_model(name, cache_dir=cache_dir).path)
-        if is_encoder(found) or is_bare_decoder(found):
+        if EAGLE3 in speculation.methods:
+            return None if _gives_vectors(checkpoint) else eagle3_checkpoint(found, checkpoint)
+        if is_eagle3(found.metadata):
+            raise ConfigError(f"it is a head; name {EAGLE3} as method.")
+        if _gives_vectors(found):
             raise ConfigError("it gives vectors and no tokens.")
         config_from_checkpoint(found)
         _check_vocabulary(checkpoint, found)
@@ -290,12 +295,16 @@ def open_drafter(checkpoint: Checkpoint, options: EngineOptions, cache_dir: Path
 
 
 def _open_mtp(checkpoint: Checkpoint) -> Checkpoint | None:
-    if is_encoder(checkpoint) or is_bare_decoder(checkpoint):
+    if _gives_vectors(checkpoint):
         return None  # said by `resolve`
     try:
         return mtp_checkpoint(checkpoint)
     except BadCheckpoint as error:
         raise ConfigError(f"{MTP} cannot draft: {error.message}", param="speculative_config") from error
+
+
+def _gives_vectors(checkpoint: Checkpoint) -> bool:
+    return is_encoder(checkpoint) or is_bare_decoder(checkpoint)
 
 
 MOST_OTHER_TOKENS = 128

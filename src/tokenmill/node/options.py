@@ -205,7 +205,7 @@ class EngineOptions:
     speculative_config: Mapping[str, Any] | None = option(
         None,
         'draft tokens and verify several in a step, such as {"method": "suffix"}, "ngram" or, with a "model" that has'
-        ' the same tokenizer, "draft_model", and vLLM\'s other keys;'
+        ' the same tokenizer, "draft_model", or that is a head for it, "eagle3", and vLLM\'s other keys;'
         " the same answers, in fewer steps (default: nothing is drafted)",
         also="-sc",
         read=read_json,

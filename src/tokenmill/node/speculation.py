@@ -10,7 +10,18 @@ from typing import Any
 
 from ..core.config import QUANTIZATIONS, check_keys, check_name
 from ..core.errors import ConfigError
-from ..core.speculation import BY_MODEL, DRAFT_MODEL, METHODS, MTP, NGRAM, SUFFIX, SpeculationConfig, wrong
+from ..core.speculation import (
+    BY_FILE,
+    BY_MODEL,
+    DRAFT_MODEL,
+    EAGLE3,
+    METHODS,
+    MTP,
+    NGRAM,
+    SUFFIX,
+    SpeculationConfig,
+    wrong,
+)
 
 _OURS = {
     **{name: name for name in METHODS},
@@ -20,6 +31,8 @@ _OURS = {
     "ngram-mod": SUFFIX,
     "draft-simple": DRAFT_MODEL,
     "draft-mtp": MTP,
+    "eagle": EAGLE3,
+    "draft-eagle3": EAGLE3,
 }
 """Methods of vLLM, and types of llama-server, and what drafts here."""
 
@@ -27,8 +40,8 @@ _MTP_NAMES = ("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp")
 """What vLLM also calls it for models that load here."""
 
 _NOT_BUILT = {
-    "eagle", "eagle3", "medusa", "mlp_speculator", "dflash", "dspark", "custom_class",
-    "draft-eagle3", "draft-dflash", "draft-dspark",
+    "medusa", "mlp_speculator", "dflash", "dspark", "custom_class",
+    "draft-dflash", "draft-dspark",
     "ngram-map-k", "ngram-map-k4v", "ngram-cache",
 }  # fmt: skip
 
@@ -91,7 +104,7 @@ def read_speculation(given: Mapping[str, Any] | None) -> tuple[SpeculationConfig
     values = {name: given[name] for name in settings if given.get(name) is not None}
     if values.get("model") in _NO_MODELS:
         del values["model"]
-    _check_model(values, DRAFT_MODEL in methods)
+    _check_model(values, next((name for name in methods if name in BY_FILE), ""))
     lookup = [values[name] for name in ("prompt_lookup_max", "prompt_lookup_min") if name in values]
     if len(lookup) == 1:  # as there
         values |= {"prompt_lookup_max": lookup[0], "prompt_lookup_min": lookup[0]}
@@ -104,15 +117,16 @@ def drafts_by_model(given: Mapping[str, Any] | None) -> bool:
     return speculation is not None and any(name in BY_MODEL for name in speculation.methods)
 
 
-def _check_model(values: dict[str, Any], is_wanted: bool) -> None:
-    """Brings the quantisation to the name that kernels have for it. Raises ConfigError."""
+def _check_model(values: dict[str, Any], method: str) -> None:
+    """Brings the quantisation to the name that kernels have for it. method: that of a model in a file of its own, or
+    "". Raises ConfigError."""
     model, quantization = (values.get(name) for name in _OF_THE_MODEL)
-    if is_wanted and not (isinstance(model, str) and model):
-        raise wrong("model", f"the name or the path of the model that drafts, for {DRAFT_MODEL}", model)
-    if not is_wanted and (model is not None or quantization is not None):
+    if method and not (isinstance(model, str) and model):
+        raise wrong("model", f"the name or the path of what drafts, for {method}", model)
+    if not method and (model is not None or quantization is not None):
         asked = "model" if model is not None else "quantization"
         raise ConfigError(
-            f"{asked} of speculative_config is for a model that drafts; name {DRAFT_MODEL} as method, too.",
+            f"{asked} of speculative_config is for a model that drafts; name {' or '.join(BY_FILE)} as method, too.",
             param="speculative_config",
         )
     if quantization is not None:

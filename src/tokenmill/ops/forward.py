@@ -146,6 +146,11 @@ class ForwardOps(Protocol):
         """Rows side by side."""
         ...
 
+    def spread_columns(self, x_TN: Array, places_N: np.ndarray, width: int, other: float) -> Array:
+        """[T, width]: column places_N[n] is column n of x, and all others are `other`. places_N: int32, each another
+        column."""
+        ...
+
     def gate_rows(self, x_TD: Array, gate_T1: Array) -> Array:
         """x * sigmoid(gate), a number for each row."""
         ...

@@ -314,6 +314,11 @@ class ReferenceOps(AllInMemory):
     def join_columns(self, parts: Sequence[np.ndarray]) -> Array:
         return np.concatenate(parts, axis=1)
 
+    def spread_columns(self, x_TN: np.ndarray, places_N: np.ndarray, width: int, other: float) -> Array:
+        out = np.full((len(x_TN), width), other, np.float32)
+        out[:, places_N] = x_TN
+        return out
+
     def gate_rows(self, x_TD: np.ndarray, gate_T1: np.ndarray) -> Array:
         with np.errstate(over="ignore"):  # as in silu_mul
             return x_TD / (1 + np.exp(-gate_T1))

@@ -16,13 +16,14 @@ from ..core.block import KVGroup
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError
 from ..core.experts import ExpertLoad
-from ..core.speculation import MOST_DRAFTS, MTP
+from ..core.speculation import EAGLE3, MOST_DRAFTS, MTP
 from ..formats.checkpoint import Checkpoint, open_checkpoint, weights_digest
 from ..formats.hub import default_cache_dir
 from ..kv.connector.worker.transfers import Transfers, open_folder
 from ..kv.transfer.disk.folder import SharedFolder
 from ..models.config import ModelConfig, config_from_checkpoint
 from ..models.decoder import AuxHiddenStates
+from ..models.eagle3 import Eagle3Model, load_eagle3
 from ..models.encoder_config import EncoderConfig
 from ..models.families import declared_elsewhere
 from ..models.loader import Model, load_model
@@ -38,8 +39,8 @@ from ..text.text_model import load_text
 from .adapters import Adapters
 from .batch import Slots
 from .draft_model import DraftModel, drafter_limits
-from .draft_mtp import MtpDrafter, mtp_limits
 from .draft_sequences import spare_blocks
+from .draft_states import StateDrafter, state_limits
 from .drafters import Drafters, draft_index_bytes
 from .executor import ModelExecutor
 from .grammars import Grammars, grammar_bytes
@@ -55,6 +56,10 @@ LAYOUT = "K[G,C,s]V[G,s,C]"
 FORWARD = "forward-1"
 """The forward pass as models/ writes it: part of the numerics id. Raise it with every change there that can change a
 bit of a model's results, or KV saved before would be mixed with KV computed after."""
+
+
+Drafter = Model | MtpModel | Eagle3Model
+"""What computes drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ def build_worker(
     spec: WorkerSpec,
     *,
     model: Model | VectorModel | None = None,
-    drafter: Model | MtpModel | None = None,
+    drafter: Drafter | None = None,
     queue_bytes: int = 0,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
@@ -234,42 +239,49 @@ def load_weights(
 
 
 def load_drafter(
-    checkpoint: Checkpoint, ops: Ops, spec: WorkerSpec, progress: Progress | None = None
-) -> Model | MtpModel:
-    """Pack the weights of a model that drafts onto the `ops` of the target, or those of a layer of the target's. Its
-    longest context may be shorter than the target's. Raises BadCheckpoint."""
+    checkpoint: Checkpoint,
+    ops: Ops,
+    spec: WorkerSpec,
+    progress: Progress | None = None,
+    *,
+    target: Model | VectorModel | None = None,
+) -> Drafter:
+    """Pack the weights of a model that drafts onto the `ops` of the target, those of a layer of the target's, or those
+    of a head for it, which needs the target. A model's longest context may be shorter than the target's. Raises
+    BadCheckpoint."""
     config = spec.config
     assert config.speculation is not None, "nothing drafts"
     speculation = config.speculation
     is_layer = MTP in speculation.methods
+    how: dict[str, Any] = {
+        "max_model_len": config.max_model_len,
+        "block_size": config.block_size,
+        "kv_dtype": spec.kv_dtype,
+        "quantization": (spec.quantization if is_layer else speculation.quantization) or None,
+    }
+    if EAGLE3 in speculation.methods:
+        assert isinstance(target, Model), target
+        return load_eagle3(checkpoint, ops, target, **how)
+    how["max_model_len"] = min(config.max_model_len, config_from_checkpoint(checkpoint).max_context)
     load: Callable[..., Model | MtpModel] = load_mtp if is_layer else load_model
-    return load(
-        checkpoint,
-        ops,
-        max_model_len=min(config.max_model_len, config_from_checkpoint(checkpoint).max_context),
-        block_size=config.block_size,
-        kv_dtype=spec.kv_dtype,
-        quantization=(spec.quantization if is_layer else speculation.quantization) or None,
-        progress=progress,
-    )
+    return load(checkpoint, ops, progress=progress, **how)
 
 
 def _draft_model(
-    ops: Ops, spec: WorkerSpec, target: Model | VectorModel, drafter: Model | MtpModel, limits: StepLimits
+    ops: Ops, spec: WorkerSpec, target: Model | VectorModel, drafter: Drafter, limits: StepLimits
 ) -> ModelDrafter:
     """Goes by the block tables of the target's layers that see everything, which come first."""
     speculation, group = spec.config.speculation, spec.config.groups[0]
     assert speculation is not None and not group.window and isinstance(target, Model), (speculation, group)
     most_drafts, block_size = speculation.num_speculative_tokens, spec.config.block_size
-    if isinstance(drafter, MtpModel):
-        aux = AuxHiddenStates.of(target.config, limits.max_tokens, (), is_normed=True)
-        limits = mtp_limits(limits, block_size, most_drafts)
-        kv_group = drafter.model.kv_group
-        make: Callable[..., MtpDrafter | DraftModel] = partial(MtpDrafter, ops, drafter, aux)
-    else:
+    if isinstance(drafter, Model):
         limits = drafter_limits(drafter, limits, block_size, most_drafts)
-        kv_group = drafter.kv_group
-        make = partial(DraftModel, ops, drafter, target_vocab=target.config.vocab_size)
+        make: Callable[..., ModelDrafter] = partial(DraftModel, ops, drafter, target_vocab=target.config.vocab_size)
+    else:
+        source, aux = _given(target, drafter, limits.max_tokens)
+        make = partial(StateDrafter, ops, drafter, aux, source=source)
+        limits = state_limits(limits, block_size, most_drafts)
+    kv_group = drafter.kv_group
     return make(
         ops.new_pool(kv_group, group.num_blocks + limits.max_seqs * spare_blocks(most_drafts, block_size)),
         limits,
@@ -278,6 +290,14 @@ def _draft_model(
         p_min=speculation.p_min,
         is_adaptive=speculation.adaptive,
     )
+
+
+def _given(target: Model, drafter: MtpModel | Eagle3Model, max_tokens: int) -> tuple[str, AuxHiddenStates]:
+    """What such a layer is called, and what it is given of the target."""
+    if isinstance(drafter, MtpModel):
+        return MTP, AuxHiddenStates.of(target.config, max_tokens, (), is_normed=True)
+    layers, width = drafter.aux_layers, drafter.width
+    return EAGLE3, AuxHiddenStates.of(target.config, max_tokens, layers, join=drafter.join, joined_width=width)
 
 
 def _step_limits(model: Model | VectorModel, config: EngineConfig) -> StepLimits:

@@ -1,6 +1,6 @@
 """How models with KV draft (draft_loop.py): what they compute for a token, by the drafter's blocks.
 
-What a model is given at a position is its own affair (draft_model.py: tokens; draft_mtp.py: states of the target, too).
+What a model is given at a position is its own affair (draft_model.py: tokens; draft_states.py: states, too).
 
     S sequences  T tokens  L rows of logits
 """

@@ -1,5 +1,5 @@
 """What the runner and a drafter that computes know of each other: a step that has been computed goes in, drafts come
-out (draft_model.py: a model of its own; draft_mtp.py: a layer of the target's).
+out (draft_model.py: a model of its own; draft_states.py: a layer of the target's).
 
     T tokens of a row in a step  D width of the target
 """

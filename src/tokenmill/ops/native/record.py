@@ -210,6 +210,11 @@ class Recorder:
             values[:3] = [self._emit("join", values[0].rows, values[:3], width)]
         return values[0]
 
+    def spread_columns(self, x_TN: Any, places_N: np.ndarray, width: int, other: float) -> Value:
+        x = self._value(x_TN)
+        assert places_N.shape == (x.width,) and places_N.dtype == np.int32 and places_N.flags.c_contiguous, places_N
+        return self._emit("spread", x.rows, (x,), width, order=places_N, value=other)
+
     def gate_rows(self, x_TD: Any, gate_T1: Any) -> Value:
         x, gate = self._value(x_TD), self._value(gate_T1)
         assert (gate.rows, gate.width) == (x.rows, 1), (x, gate)

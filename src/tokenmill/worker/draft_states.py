@@ -1,5 +1,5 @@
-"""The target's own layer for further tokens as a drafter (models/mtp.py): at each position it is given the target's
-state there and the token that follows.
+"""A layer beside the target as a drafter: one of the target's own (models/mtp.py) or an EAGLE-3 head
+(models/eagle3.py). At each position it is given a state that the target had there and the token that follows.
 
 What a step computes, prompts too, the layer computes right after it, since states are gone with the next one. So KV
 that it misses, as after a hit in KV from a store, can never be computed: that sequence has no drafts. While it drafts
@@ -13,14 +13,15 @@ A step is followed by one thread, that which computes it, in the order of the pl
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 
-from ..core.speculation import MTP
+from ..core.block import KVGroup
 from ..core.step import Drafts
 from ..models.decoder import AuxHiddenStates
-from ..models.mtp import MtpModel
-from ..ops.api import Ops, StepLimits
+from ..ops.api import Array, Ops, StepLimits
+from ..ops.forward import ForwardOps
 from ..ops.kv_pool import KVPool
 from .draft_loop import DraftLoop
 from .draft_runs import DraftRun, DraftRunner
@@ -28,11 +29,31 @@ from .draft_sequences import DraftSequences, spare_blocks
 from .model_drafter import AuxRows, ComputedStep
 
 
-class MtpDrafter:
+class StateModel(Protocol):
+    """Such a layer with what is before and behind it. width: of a state. vocab_size: tokens that it knows. forward: see
+    MtpModel."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def kv_group(self) -> KVGroup: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def forward(self, ops: ForwardOps, kv: Any, batch: Any, states: np.ndarray, made: np.ndarray) -> Array: ...
+
+
+class StateDrafter:
     """model         the layer
-    aux           the target's states behind its final norm
+    aux           the target's state that it is given: the first array
     pool          of as many blocks as the target's group has, and spare ones for each sequence of a step
-    limits        of mtp_limits
+    limits        of state_limits
+    source        the drafter's name
     num_tables    block tables of a sequence, of which the first is that of the target's group
     most_drafts   tokens of a proposal
     p_min         nor is a token drafted that is right with a lower probability, where those before it are
@@ -42,11 +63,12 @@ class MtpDrafter:
     def __init__(
         self,
         ops: Ops,
-        model: MtpModel,
+        model: StateModel,
         aux: AuxHiddenStates,
         pool: KVPool,
         limits: StepLimits,
         *,
+        source: str,
         num_tables: int,
         most_drafts: int,
         p_min: float = 0.0,
@@ -55,24 +77,24 @@ class MtpDrafter:
         self.aux = aux
         self.weights_bytes = model.num_bytes
         self._limits = limits
-        num_spare, vocab_size = spare_blocks(most_drafts, pool.group.block_size), model.model.config.vocab_size
+        num_spare = spare_blocks(most_drafts, pool.group.block_size)
         self.kv = DraftSequences(
             pool,
             pool.num_blocks - limits.max_seqs * num_spare,
             limits.max_blocks_per_seq - num_spare,
             num_spare=num_spare,
             num_tables=num_tables,
-            vocab_size=vocab_size,
+            vocab_size=model.vocab_size,
             ahead=1,
         )
         self._most_drafts = most_drafts
-        self._given_TD, self._made_TD = (
-            np.zeros((limits.max_tokens, model.model.config.width), np.float32) for _ in "gm"
-        )
+        self._given_TD, self._made_TD = (np.zeros((limits.max_tokens, model.width), np.float32) for _ in "gm")
         self._program = ops.compile(
             lambda recorder, batch: model.forward(recorder, pool.kv, batch, self._given_TD, self._made_TD), limits
         )
-        loop = DraftLoop(limits.max_logit_rows, vocab_size=vocab_size, p_min=p_min, source=MTP, is_adaptive=is_adaptive)
+        loop = DraftLoop(
+            limits.max_logit_rows, vocab_size=model.vocab_size, p_min=p_min, source=source, is_adaptive=is_adaptive
+        )
         self._runner = DraftRunner(self._program, self.kv, loop)
 
     @property
@@ -129,6 +151,6 @@ class MtpDrafter:
                 self.kv.note(run.seq, run.start, run.end)
 
 
-def mtp_limits(target: StepLimits, block_size: int, most_drafts: int) -> StepLimits:
+def state_limits(target: StepLimits, block_size: int, most_drafts: int) -> StepLimits:
     """Of the steps of such a layer: all that the target computes, with spare blocks in each table."""
     return replace(target, max_blocks_per_seq=target.max_blocks_per_seq + spare_blocks(most_drafts, block_size))
