@@ -69,6 +69,7 @@ def test_answers_are_those_without_it_and_drafts_are_counted(server: Server, mod
     assert [each.key() for each in said(server, asked)] == [each.key() for each in expected]
     num_drafts, num_drafted, num_accepted = (now - was for now, was in zip(drafts(server), before, strict=True))
     assert num_drafts <= num_drafted <= 3 * num_drafts and num_drafted / 3 < num_accepted < num_drafted
+    assert num_accepted / num_drafted - 0.3 < server.metrics()["tokenmill:draft_acceptance_ratio"] < 1
     before = drafts(server)
     assert [each.key() for each in said(server, bodies(200, **OFF))] == [each.key() for each in expected]
     assert drafts(server) == before

@@ -167,6 +167,24 @@ def test_a_fixed_number_is_verified_whatever_it_costs() -> None:
     assert fixed.choose(candidates, ROW, Costs(), 7) == [3, 3, 1]
 
 
+def test_what_it_goes_by_is_told() -> None:
+    """Drafts of 3 that were right twice and then wrong; steps in which a draft adds a tenth; and what was chosen."""
+    speculation = Speculation(SpeculationConfig())
+    assert speculation.stats == (1.0, (), ())
+    for number in range(40):
+        speculation.note_tokens(number, (9,), Drafts((1, 2, 3), "test", (0.6,) * 3), 0)
+        speculation.note_tokens(number, (1, 2, 8), None, 0)
+        for num_drafts in (0, 1, 3):
+            speculation.note_step(ROW, num_drafts, KNOWN, KNOWN.predict(ROW) * (1 + num_drafts / 10))
+    assert choose(speculation) == 4
+    told = speculation.stats
+    ((source, share, num_chosen),) = told.sources
+    assert (source, num_chosen) == ("test", 4) and share == pytest.approx(2 / 3, abs=0.02)
+    assert told.step_costs[:2] == pytest.approx((1.1, 1.2), abs=0.01) and told.speedup > 1.05
+    speculation.choose([], ROW, KNOWN, 9)
+    assert speculation.stats.sources[0][2] == 0 and speculation.stats.speedup < told.speedup
+
+
 def test_what_was_proposed_before_the_last_tokens_is_not_verified() -> None:
     """Where steps wait for each other, two may be committed between two plans."""
     speculation = Speculation(SpeculationConfig())

@@ -40,6 +40,7 @@ from tokenmill.core.experts import ExpertLoad, WeightReads
 from tokenmill.core.kv_events import KeepKV, KVEvent, KVEvents, PoolCounts, PrefixRun, PrefixSummary, PromoteKV, WatchKV
 from tokenmill.core.moves import Continue, KVSource, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.speculation import DraftStats
 from tokenmill.core.step import TokenLogprob
 from tokenmill.core.tiers import TierEvent, TierEvents, WatchTiers
 from tokenmill.net import codec
@@ -58,6 +59,13 @@ KINDS: dict[Any, Any] = {
     float: FLOATS,
     tuple[str, ...]: st.lists(TEXT, max_size=3).map(tuple),
     tuple[int, ...]: st.lists(COUNT, max_size=4).map(tuple),
+    DraftStats | None: st.none()
+    | st.builds(
+        DraftStats,
+        FLOATS,
+        st.lists(st.tuples(TEXT, FLOATS, COUNT), max_size=2).map(tuple),
+        st.lists(FLOATS, max_size=3).map(tuple),
+    ),
 }
 LOGPROBS = st.lists(
     st.builds(

@@ -37,6 +37,7 @@ from tokenmill.core.events import EngineStats, Output, Ready, Timing
 from tokenmill.core.experts import ExpertLoad, WeightReads
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.slo import Targets
+from tokenmill.core.speculation import DraftStats
 from tokenmill.core.terms import Terms
 from tokenmill.net.system import MonotonicClock
 from tokenmill.server.idempotency.layer import IdempotencyMetrics
@@ -126,7 +127,7 @@ def test_costs_are_of_who_computes_prompts() -> None:
 
 def test_the_page_lists_every_metric_with_its_type_and_no_other() -> None:
     metrics = Metrics("m", 512)
-    metrics.engine_ready(READY, EngineStats())
+    metrics.engine_ready(READY, EngineStats(drafting=DraftStats(1.0)))
     metrics.registry.register(UsageMetrics("m", Accounting(Path("never opened"))))
     metrics.registry.register(AuditMetrics("m", lambda: {"seq": 7, "pending": 2, "failure": None}))
     IdempotencyMetrics("m", metrics.registry)
@@ -194,6 +195,27 @@ def test_engines_together_tell_how_many_drafts_were_accepted() -> None:
 
     assert [told("num_accepted_tokens_per_pos", position=str(each)) for each in range(4)] == [4, 2, 1, None]
     assert (told("num_drafts"), told("num_draft_tokens"), told("num_accepted_tokens")) == (4, 12, 7)
+
+
+def test_by_what_drafts_are_chosen_is_told_of_the_engine_that_was_last() -> None:
+    """And not at all where nothing drafts."""
+    totals, metrics = Totals(), Metrics("m", 512)
+    for link in (0, 1):
+        totals.join(link, 10, EngineStats())
+    totals.step(0, EngineStats(drafting=DraftStats(2.0, (("ngram", 0.9, 8),), (1.5, 3.0))))
+    metrics.step(totals.stats)
+    totals.step(1, EngineStats(drafting=DraftStats(1.25, (("suffix", 0.5, 3), ("mtp", 0.75, 0)), (1.1, 1.2, 1.6))))
+    metrics.step(totals.stats)
+
+    def told(name: str, **labels: str) -> float | None:
+        return value(metrics, f"tokenmill:{name}", **labels)
+
+    assert [told("draft_acceptance_ratio", source=each) for each in ("suffix", "mtp", "ngram")] == [0.5, 0.75, None]
+    assert [told("drafts_chosen", source=each) for each in ("suffix", "mtp")] == [3, 0]
+    assert [told("draft_step_cost_ratio", drafts=each) for each in ("1", "2", "4", "8")] == [1.1, 1.2, 1.6, None]
+    assert told("draft_speedup_ratio") == 1.25
+    metrics.step(EngineStats())
+    assert told("draft_speedup_ratio") is None and told("drafts_chosen", source="suffix") is None
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:

@@ -16,6 +16,7 @@ from .experts import ExpertLoad
 from .kv_events import KeepKV, KVEvents, PoolCounts, PrefixSummary, PromoteKV, WatchKV
 from .moves import Continue, Moved, Offer, Prefetch, Prefetched, Release, Staged, Yield
 from .request import DRAW_VERSION, PoolingParams, Request
+from .speculation import DraftStats
 from .step import TokenLogprob
 from .tiers import TierEvents, TierFacts, WatchTiers
 
@@ -158,7 +159,8 @@ class EngineStats(NamedTuple):
     `kv_unwritten`: blocks that it was given, and that were evicted before. `in_flight_s`: what the steps under way
     take, as predicted; `costs`, `cost_error`: what steps take, and by which share that was off lately. `num_drafts`:
     rows that verified drafts, `num_draft_tokens` of them together; `accepted_per_pos`: how many were accepted of those
-    that were first in their row, second, and so on."""
+    that were first in their row, second, and so on; `drafting`: by what their number is chosen, None where nothing
+    drafts."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -197,6 +199,7 @@ class EngineStats(NamedTuple):
     num_drafts: int = 0
     num_draft_tokens: int = 0
     accepted_per_pos: tuple[int, ...] = ()
+    drafting: DraftStats | None = None
 
 
 class WorkerFacts(NamedTuple):

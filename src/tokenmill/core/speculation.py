@@ -8,7 +8,7 @@ to what is set here, is decided by `engine/speculation.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import ConfigError
 
@@ -37,6 +37,21 @@ MOST_SPECULATIVE_TOKENS = 64
 MOST_DRAFTS = 64
 """Verified in a step, of all sequences together: a worker has room for their logits beside those of a token of each
 sequence."""
+
+
+class DraftStats(NamedTuple):
+    """By what the number of drafts is chosen.
+
+    speedup     tokens a second as a multiple of those without drafts, as expected lately
+    sources     of each drafter: its name, the share of its tokens that were right lately, and how many of them the
+                latest step verifies
+    step_costs  what a step of the latest size takes with 1, 2, 4, ... drafts, as a multiple of one without
+    """
+
+    speedup: float
+    sources: tuple[tuple[str, float, int], ...] = ()
+    step_costs: tuple[float, ...] = ()
+
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("num_speculative_tokens", 1, MOST_SPECULATIVE_TOKENS),

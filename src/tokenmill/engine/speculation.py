@@ -29,7 +29,7 @@ from math import prod
 from typing import NamedTuple
 
 from ..core.cost import Costs, Work
-from ..core.speculation import SpeculationConfig
+from ..core.speculation import MOST_DRAFTS, DraftStats, SpeculationConfig
 from ..core.step import Drafts
 from ..core.terms import Terms
 
@@ -72,16 +72,17 @@ class Candidate(NamedTuple):
 
 
 class _Record:
-    """What a drafter said, and what was right, both faded."""
+    """What a drafter said, what was right, and of how many tokens, all faded."""
 
-    __slots__ = ("right", "said")
+    __slots__ = ("judged", "right", "said")
 
     def __init__(self) -> None:
-        self.right = self.said = 0.0
+        self.judged = self.right = self.said = 0.0
 
     def note(self, chance: float, is_right: bool, kept: float) -> None:
         self.right = kept * self.right + is_right
         self.said = kept * self.said + chance
+        self.judged = kept * self.judged + 1
 
 
 class _Curve:
@@ -154,12 +155,26 @@ class Speculation:
         self._curves: dict[int, _Curve] = {}
         self._num_steps = 0
         self._gain = 1.0
+        self._multiples: list[float] = [1.0]  # that were gone by last
+        self._chosen: dict[str, int] = {}  # drafts of the latest step, by drafter
 
     @property
     def waits(self) -> bool:
         """Whether the next step is better planned when the one before it has been committed. Then it is known what its
         drafts follow; else what is drawn meanwhile must be right, too."""
         return self._gain > _WORTH or not self._config.adaptive
+
+    @property
+    def stats(self) -> DraftStats:
+        sources = tuple(
+            [
+                (source, record.right / record.judged, self._chosen.get(source, 0))
+                for source, record in self._of_all.items()
+                if record.judged
+            ]
+        )
+        places = range((len(self._multiples) - 1).bit_length())
+        return DraftStats(self._gain, sources, tuple([self._multiples[1 << each] for each in places]))
 
     def note_tokens(self, number: int, tokens: Many[int], drafts: Drafts | None, num_pending: int) -> None:
         """A sequence has drawn `tokens`. drafts: what is proposed to follow, of which so many are being drawn."""
@@ -196,8 +211,18 @@ class Speculation:
     def choose(self, candidates: Many[Candidate], work: Work, costs: Costs, most: int) -> list[int]:
         """Of each candidate's drafts, how many to verify in a step that does `work` beside them; at most so many
         together."""
-        if not self._config.adaptive:
-            return self._all(candidates, most)
+        if self._config.adaptive:
+            numbers = self._worth(candidates, work, costs, most)
+        else:
+            numbers = self._all(candidates, most)
+        self._chosen.clear()
+        for each, num in zip(candidates, numbers, strict=True):
+            source = each.proposal.drafts.source
+            self._chosen[source] = self._chosen.get(source, 0) + num
+        return numbers
+
+    def _worth(self, candidates: Many[Candidate], work: Work, costs: Costs, most: int) -> list[int]:
+        """Of each candidate's drafts, as many as make the most tokens a second, all together."""
         chosen = [0] * len(candidates)
         if not candidates or not costs.is_known or work.num_tokens != work.num_rows:
             self._gain += _LATELY * (1 - self._gain)
@@ -205,7 +230,8 @@ class Speculation:
         each_chances = [self._chances(each) for each in candidates]
         sure = [each.proposal.sure for each in candidates]
         likely = sorted((-chance * sure[at], at) for at, each in enumerate(each_chances) for chance in each)
-        multiples = self._curve(work).multiples(min(most, len(likely)), _first(work, costs), self._num_steps)
+        self._multiples = self._curve(work).multiples(MOST_DRAFTS, _first(work, costs), self._num_steps)
+        multiples = self._multiples[: most + 1]
         num_best, gain = _best([-chance for chance, _ in likely], multiples, work.num_rows)
         if min(sure, default=1.0) < 1.0:  # what it would be without rows in flight
             gain = _best(sorted(chain(*each_chances), reverse=True), multiples, work.num_rows)[1]

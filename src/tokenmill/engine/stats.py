@@ -15,7 +15,7 @@ def snapshot(state: EngineState, num_held: int) -> EngineStats:
     """num_held: requests that are yet to enter the queue."""
     num_free, num_cached, num_blocks, kv_usage = count_blocks(state)
     counters, costs = state.counters, state.costs.costs
-    return EngineStats(  # by place: by name, thirty-seven of them cost three times as much
+    return EngineStats(  # by place: by name, thirty-eight of them cost three times as much
         len(state.running),
         len(state.waiting) + len(state.loading) + num_held,
         num_free,
@@ -53,6 +53,7 @@ def snapshot(state: EngineState, num_held: int) -> EngineStats:
         counters.num_drafts,
         counters.num_draft_tokens,
         tuple(counters.accepted_per_pos),
+        None if state.speculation is None else state.speculation.stats,
     )
 
 

@@ -24,6 +24,7 @@ from prometheus_client.utils import floatToGoString
 from ...cluster.events import Effects
 from ...core.events import FINISH_ERROR, EngineStats, Output, Ready
 from ...core.request import Request
+from ...core.speculation import DraftStats
 from .overload import OverloadMetrics
 
 _LABELS = ("model_name", "engine")
@@ -393,6 +394,8 @@ class _Snapshot:
             yield family
         yield self._sources(stats)
         yield from self._accepted(stats.accepted_per_pos)
+        if stats.drafting is not None:
+            yield from self._drafting(stats.drafting)
         computed = stats.prompt_tokens_computed + stats.generation_tokens
         flops = CounterMetricFamily(
             "vllm:estimated_flops_per_gpu",
@@ -439,6 +442,27 @@ class _Snapshot:
         for position, number in enumerate(per_pos):
             each.add_metric((*labels, str(position)), float(number))
         yield each
+
+    def _drafting(self, told: DraftStats) -> Iterator[Metric]:
+        labels, of_drafters = self._metrics._labels, (*_LABELS, "source")
+        yield self._gauge("tokenmill:draft_speedup_ratio", "Tokens a second against none drafted", told.speedup)
+        right = GaugeMetricFamily(
+            "tokenmill:draft_acceptance_ratio", "Share of a drafter's latest tokens that were right", labels=of_drafters
+        )
+        chosen = GaugeMetricFamily(
+            "tokenmill:drafts_chosen", "Drafts of it that the latest step verifies", labels=of_drafters
+        )
+        for source, share, num_drafts in told.sources:
+            right.add_metric((*labels, source), share)
+            chosen.add_metric((*labels, source), float(num_drafts))
+        yield right
+        yield chosen
+        costs = GaugeMetricFamily(
+            "tokenmill:draft_step_cost_ratio", "Time of a step against one without drafts", labels=(*_LABELS, "drafts")
+        )
+        for place, ratio in enumerate(told.step_costs):
+            costs.add_metric((*labels, str(1 << place)), ratio)
+        yield costs
 
     def _adapters(self) -> Metric:
         """The time of the scrape; what runs and waits is in the labels, as gateways that place adapters expect it."""
