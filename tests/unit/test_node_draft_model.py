@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from heads import head_model, write_head
+from medusa_heads import random_heads, write_heads
 from random_models import Shape, write_gguf_model
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import ConfigError
@@ -153,3 +154,36 @@ def test_its_kv_is_of_the_pool(models: Path) -> None:
     windowed = ModelFacts(256, 1024, 1 << 20, windows=((64, 1024),), drafter=DrafterFacts(256, 1 << 20, 256))
     with pytest.raises(ConfigError, match="this model has none"):
         resolve(asked, MACHINE, windowed)
+
+
+def test_heads_draft_and_change_no_answer(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Medusa heads beside suffixes, from their folder to answers, of which several are made of a prompt. They take no
+    KV, and no more tokens are drafted than there are heads."""
+    monkeypatch.setattr(DraftLength, "is_worth_more", lambda self, costs, chances, most: True)
+    target = open_checkpoint(models / "target.gguf")
+    heads = write_heads(tmp_path / "heads", random_heads(target, 3, 1), "authors")
+    asked = {"method": "medusa,suffix", "model": str(heads), "quantization": "q8_0"}
+    how = [SamplingParams(temperature=t, max_tokens=90, seed=3, n=2, ignore_eos=True) for t in (0.0, 0.9)]
+    limits = {"kv_cache_memory_bytes": 16 * MiB, "max_num_seqs": 4, "threads": 1}
+    answers = []
+    for speculation in (None, asked):
+        with LLM(str(models / "target.gguf"), speculative_config=speculation, **limits) as llm:
+            given = llm.generate(["one two three", "four"], how)
+            answers.append([choice.token_ids for each in given for choice in each.outputs])
+    assert answers[0] == answers[1]
+    engine = load_engine(target, EngineOptions(speculative_config=asked, **limits), MACHINE, tmp_path)
+    try:
+        memory, facts = dict(engine.memory()), dict(engine.facts())
+        assert "draft KV" not in memory and engine.worker.memory.draft_weights > 3 * 32_000 * 64
+        assert "there are 3 heads, for 3 tokens" in facts["speculation"] and "draft_kv" not in facts
+    finally:
+        engine.close()
+
+
+def test_heads_of_another_model_are_one_line(models: Path, tmp_path: Path) -> None:
+    target, other = (open_checkpoint(models / f"{name}.gguf") for name in ("target", "padded"))
+    heads = write_heads(tmp_path / "heads", random_heads(target, 1, 1))
+    with pytest.raises(ConfigError, match=r"heads cannot draft: .* the model that they are to draft for has 32100"):
+        open_drafter(other, EngineOptions(speculative_config={"method": "medusa", "model": str(heads)}))
+    with pytest.raises(ConfigError, match="heads cannot draft: it is a head; name medusa as method"):
+        open_drafter(target, options(heads))

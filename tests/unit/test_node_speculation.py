@@ -38,6 +38,8 @@ def test_keys_and_defaults_are_those_of_vllm() -> None:
     head = SpeculationConfig(("eagle3",), model="head")
     assert read(method="eagle3", model="head") == read(method="draft-eagle3", model="head") == head
     assert read(method="eagle", model="head") == head
+    heads = SpeculationConfig(("medusa", "suffix"), model="heads", num_speculative_tokens=5)
+    assert read(method="medusa,suffix", model="heads", num_speculative_tokens=5) == heads
     found = SpeculationConfig()
     assert (found.suffix_decoding_max_tree_depth, found.suffix_decoding_max_cached_requests) == (24, 10_000)
     assert (found.suffix_decoding_max_spec_factor, found.suffix_decoding_min_token_prob) == (1.0, 0.1)
@@ -51,18 +53,22 @@ def test_keys_and_defaults_are_those_of_vllm() -> None:
             "model of speculative_config must be the name or the path of what drafts, for draft_model",
         ),
         ({"method": "eagle3"}, "model of speculative_config must be the name or the path of what drafts, for eagle3"),
+        ({"method": "medusa"}, "the name or the path of what drafts, for medusa, got None"),
         (
             {"method": "ngram", "model": "x"},
-            "model of .* is for a model that drafts; name draft_model or eagle3 as method, too",
+            "model of .* is for a model that drafts; name draft_model or eagle3 or medusa as method, too",
         ),
         ({"quantization": "q4_0"}, "quantization of speculative_config is for a model that drafts"),
         ({"model": "x", "quantization": "q5"}, "quantization of .* must be one of q8_0, q4_0"),
         ({"model": "x", "revision": "main"}, "revision of speculative_config is not for here"),
         ({"method": "qwen3_next_mtp"}, "Nothing drafts by qwen3_next_mtp yet"),
-        ({"method": "mtp,draft_model", "model": "x"}, "method of .* must be one of draft_model, eagle3, mtp at most"),
+        (
+            {"method": "mtp,draft_model", "model": "x"},
+            "method of .* must be one of draft_model, eagle3, medusa, mtp at most",
+        ),
         (
             {"method": "sufix"},
-            "method of .* must be one or several of ngram, suffix, draft_model, eagle3, mtp, got 'sufix'",
+            "method of .* must be one or several of ngram, suffix, draft_model, eagle3, medusa, mtp, got 'sufix'",
         ),
         ({"method": 3}, "method of speculative_config must be one or several of"),
         ({"methd": "suffix"}, "Did you mean 'method'?"),

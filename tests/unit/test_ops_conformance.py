@@ -92,6 +92,9 @@ def _row_cases() -> Iterator[Case]:
             return ops.rms_norm(activations(rng, 9, width), weight, 1e-5)
 
         def run_silu(ops: Any, width=width) -> np.ndarray:
+            return ops.silu(np.random.default_rng(width).normal(0, 20, (9, width)).astype(np.float32))
+
+        def run_silu_mul(ops: Any, width=width) -> np.ndarray:
             return ops.silu_mul(np.random.default_rng(width).normal(0, 20, (9, 2 * width)).astype(np.float32))
 
         def run_add(ops: Any, width=width) -> np.ndarray:
@@ -135,7 +138,8 @@ def _row_cases() -> Iterator[Case]:
         yield Case(f"scale D={width}", EQUAL, run_scale)
         yield Case(f"add_bias D={width}", EQUAL, run_bias)
         yield Case(f"rms_norm D={width}", 2 * ROUNDED_ONCE, run_norm)
-        yield Case(f"silu_mul F={width}", 2 * ROUNDED_ONCE, run_silu)
+        yield Case(f"silu F={width}", 2 * ROUNDED_ONCE, run_silu)
+        yield Case(f"silu_mul F={width}", 2 * ROUNDED_ONCE, run_silu_mul)
         yield Case(f"add D={width}", EQUAL, run_add)
     for heads in (HeadGeometry(3, 1, 6), HeadGeometry(4, 2, 64), HeadGeometry(2, 2, 80)):
 

@@ -16,14 +16,15 @@ NGRAM = "ngram"
 SUFFIX = "suffix"
 DRAFT_MODEL = "draft_model"
 EAGLE3 = "eagle3"
+MEDUSA = "medusa"
 MTP = "mtp"
-METHODS = (NGRAM, SUFFIX, DRAFT_MODEL, EAGLE3, MTP)
+METHODS = (NGRAM, SUFFIX, DRAFT_MODEL, EAGLE3, MEDUSA, MTP)
 """Drafters, by vLLM's names."""
 
-BY_MODEL = (DRAFT_MODEL, EAGLE3, MTP)
+BY_MODEL = (DRAFT_MODEL, EAGLE3, MEDUSA, MTP)
 """Those that compute: a server has one of them at most."""
 
-BY_FILE = (DRAFT_MODEL, EAGLE3)
+BY_FILE = (DRAFT_MODEL, EAGLE3, MEDUSA)
 """Those that are in a file of their own."""
 
 PREDICTION = "prediction"
@@ -84,7 +85,7 @@ class SpeculationConfig:
     n_min                    where fewer tokens than this are worth it, none is drafted
     p_min                    nor is a token drafted that is right with a probability below this
     adaptive                 False: as many are verified as are drafted and there is room for, whatever it costs
-    model                    draft_model, eagle3: its name or path
+    model                    of those of BY_FILE: its name or path
     quantization             what its dense matrices become at load, as kernels call it; "": they stay as stored
     """
 

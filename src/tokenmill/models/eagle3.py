@@ -37,7 +37,6 @@ from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
 from ..formats.config_keys import ARCHITECTURES, architecture_of
 from ..formats.ggml import dequantise
-from ..formats.tensor import Tensor
 from ..ops.api import NEVER, Array, Ops, Weight
 from ..ops.forward import ForwardOps
 from . import decoder
@@ -47,7 +46,7 @@ from .loader import Model, load_ropes
 from .repack import as_matrix
 from .roles import expected_shapes
 from .rope import RopeTables
-from .weights import LayerWeights, as_run, compare_tensors, load_layer, quantization_of_ends
+from .weights import LayerWeights, as_run, compare_tensors, load_layer, quantization_of_ends, token_places
 
 MOST_OTHER_TOKENS = 128
 """By which vocabularies of one tokenizer may differ: what fills them up."""
@@ -182,20 +181,12 @@ def _check(view: Checkpoint, config: ModelConfig, target: ModelConfig) -> None:
 
 def _places(view: Checkpoint, vocab_size: int) -> np.ndarray:
     """int32 [N]: the target's id of each of the head's. Raises BadCheckpoint."""
-    size, offsets = int(view.metadata["draft_vocab_size"]), view.tensors.get("d2t")
-    places = np.arange(size)
-    if isinstance(offsets, Tensor):
-        if offsets.kind not in ("i64", "i32"):
-            raise BadCheckpoint(f"{view.path}: d2t must be of int64 or int32, not of {offsets.kind}.")
-        places = places + np.frombuffer(offsets.data, np.int64 if offsets.kind == "i64" else np.int32)
-    elif size != view.metadata["vocab_size"]:
+    size = int(view.metadata["draft_vocab_size"])
+    if "d2t" in view.tensors:
+        return token_places(view, "d2t", vocab_size, are_offsets=True)
+    if size != view.metadata["vocab_size"]:
         raise BadCheckpoint(f"{view.path} is missing d2t, which says what its {size} tokens are.")
-    if not 0 <= places.min() <= places.max() < vocab_size or len(np.unique(places)) < size:
-        raise BadCheckpoint(
-            f"{view.path}: d2t must lead each of its {size} tokens to another one of {vocab_size}, and leads to some "
-            f"from {places.min()} to {places.max()}."
-        )
-    return places.astype(np.int32)
+    return np.arange(size, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)

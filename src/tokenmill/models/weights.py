@@ -28,6 +28,7 @@ from .roles import expected_shapes, expert_names, layer_names, stacked_roles
 from .tensor_names import GLOBAL_NAMES
 
 _NAMED_IN_ERRORS = 6
+_INTEGERS = {"i64": np.int64, "i32": np.int32}
 
 _READ_WITH_THE_CONFIG = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"}
 _AS_STORED = ("router", "shared_mix")
@@ -378,6 +379,22 @@ def _may_be_ignored(tensor: Tensor | QuantisedTensor) -> bool:
     if tensor.name.endswith(".bias"):
         return not np.frombuffer(tensor.data, np.uint8).any()
     return tensor.name.endswith(_IGNORED_SUFFIXES)
+
+
+def token_places(checkpoint: Checkpoint, name: str, vocab_size: int, *, are_offsets: bool = False) -> np.ndarray:
+    """int32 [N]: which of vocab_size tokens each of a smaller vocabulary is, as a tensor of integers says: their ids,
+    or how far each is from its own. Raises BadCheckpoint."""
+    stored = checkpoint.tensors[name]
+    if stored.kind not in _INTEGERS:
+        raise BadCheckpoint(f"{checkpoint.path}: {name} must be of int64 or int32, not of {stored.kind}.")
+    places = np.frombuffer(stored.data, _INTEGERS[stored.kind]).astype(np.int64)
+    places += np.arange(len(places)) if are_offsets else 0
+    if not 0 <= places.min() <= places.max() < vocab_size or len(np.unique(places)) < len(places):
+        raise BadCheckpoint(
+            f"{checkpoint.path}: {name} must lead each of its {len(places)} tokens to another one of {vocab_size}, and "
+            f"leads to some from {places.min()} to {places.max()}."
+        )
+    return places.astype(np.int32)
 
 
 def listed(names: list[str]) -> str:

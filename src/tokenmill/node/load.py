@@ -14,7 +14,7 @@ from ..core.effects import Event, StoreOpened
 from ..core.errors import BadCheckpoint, ConfigError, TokenmillError
 from ..core.events import Ready
 from ..core.request import PoolingParams
-from ..core.speculation import EAGLE3, MTP
+from ..core.speculation import EAGLE3, MEDUSA, MTP
 from ..core.tiers import TierEvents, TierFacts
 from ..core.units import format_parts
 from ..formats.checkpoint import Checkpoint, open_checkpoint
@@ -27,6 +27,7 @@ from ..models.encoder_config import EncoderConfig, is_encoder
 from ..models.kv_groups import kv_groups
 from ..models.loader import Model
 from ..models.lora import most_bytes
+from ..models.medusa import is_medusa, open_medusa
 from ..models.mtp import mtp_checkpoint
 from ..models.roles import active_share
 from ..models.rope import table_bytes
@@ -280,11 +281,15 @@ def open_drafter(checkpoint: Checkpoint, options: EngineOptions, cache_dir: Path
         return None
     name = speculation.model
     try:
-        found = open_checkpoint(resolve_model(name, cache_dir=cache_dir).path)
+        path = resolve_model(name, cache_dir=cache_dir).path
+        if MEDUSA in speculation.methods:
+            return None if _gives_vectors(checkpoint) else open_medusa(path, checkpoint)
+        found = open_checkpoint(path)
         if EAGLE3 in speculation.methods:
             return None if _gives_vectors(checkpoint) else eagle3_checkpoint(found, checkpoint)
-        if is_eagle3(found.metadata):
-            raise ConfigError(f"it is a head; name {EAGLE3} as method.")
+        for is_head, method in ((is_eagle3, EAGLE3), (is_medusa, MEDUSA)):
+            if is_head(found.metadata):
+                raise ConfigError(f"it is a head; name {method} as method.")
         if _gives_vectors(found):
             raise ConfigError("it gives vectors and no tokens.")
         config_from_checkpoint(found)
@@ -374,14 +379,16 @@ def model_facts(
         gives_vectors,
         num_experts,
         has_latents=model.latent is not None,
-        drafter=None if drafter is None else _drafter_facts(drafter, block_size, dtype),
+        drafter=None if drafter is None else _drafter_facts(drafter, model, block_size, dtype),
     )
 
 
-def _drafter_facts(drafter: Checkpoint, block_size: int, kv_dtype: str) -> DrafterFacts:
+def _drafter_facts(drafter: Checkpoint, target: ModelConfig, block_size: int, kv_dtype: str) -> DrafterFacts:
+    weights_bytes = sum(tensor.data.nbytes for tensor in drafter.tensors.values())
+    if is_medusa(drafter.metadata):
+        return DrafterFacts(0, weights_bytes, target.max_context, drafter.metadata["num_heads"])
     config = config_from_checkpoint(drafter)
     (group,) = kv_groups(config, windows=(), block_size=block_size, dtype=kv_dtype)
-    weights_bytes = sum(tensor.data.nbytes for tensor in drafter.tensors.values())
     return DrafterFacts(group.bytes_per_token, weights_bytes, config.max_context)
 
 

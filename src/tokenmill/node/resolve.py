@@ -109,11 +109,13 @@ SPLIT_REASON = "the split loses as much for short sequences as for long ones"
 
 @dataclass(frozen=True, slots=True)
 class DrafterFacts:
-    """Of a draft model: KV over all layers; weights on disk; positions it was made for."""
+    """Of a draft model: KV over all layers, 0 where it keeps none; weights on disk; positions it was made for; most
+    tokens that it can draft, where that is bounded."""
 
     kv_bytes_per_token: int
     weights_bytes: int
     max_context: int
+    most_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +342,9 @@ def _speculation(options: EngineOptions, model: ModelFacts, decisions: list[Deci
         shown += f", by {speculation.model}"
     if model.drafter is not None and model.drafter.max_context < model.max_context:
         reason += f"; the draft model drafts up to {model.drafter.max_context} tokens of context"
+    most = None if model.drafter is None else model.drafter.most_tokens
+    if most is not None and most < speculation.num_speculative_tokens:
+        reason += f"; there are {most} heads, for {most} tokens"
     decisions.append(Decision("speculation", shown, reason))
     return speculation
 

@@ -40,8 +40,7 @@ _MTP_NAMES = ("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp")
 """What vLLM also calls it for models that load here."""
 
 _NOT_BUILT = {
-    "medusa", "mlp_speculator", "dflash", "dspark", "custom_class",
-    "draft-dflash", "draft-dspark",
+    "mlp_speculator", "dflash", "dspark", "custom_class", "draft-dflash", "draft-dspark",
     "ngram-map-k", "ngram-map-k4v", "ngram-cache",
 }  # fmt: skip
 

@@ -94,6 +94,10 @@ class ForwardOps(Protocol):
         """gelu_erf(gate) * up, columns as in silu_mul."""
         ...
 
+    def silu(self, x_TF: Array) -> Array:
+        """x * sigmoid(x)"""
+        ...
+
     def gelu(self, x_TF: Array) -> Array:
         """The tanh form: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))."""
         ...

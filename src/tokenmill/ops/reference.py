@@ -224,8 +224,7 @@ class ReferenceOps(AllInMemory):
 
     def silu_mul(self, gate_up_T2F: np.ndarray) -> Array:
         gate_TF, up_TF = np.split(gate_up_T2F, 2, axis=1)
-        with np.errstate(over="ignore"):  # exp(-gate) may be inf, whose reciprocal is the right 0
-            return gate_TF / (1 + np.exp(-gate_TF)) * up_TF
+        return self.silu(gate_TF) * up_TF
 
     def gelu_mul(self, gate_up_T2F: np.ndarray) -> Array:
         gate_TF, up_TF = np.split(gate_up_T2F, 2, axis=1)
@@ -234,6 +233,10 @@ class ReferenceOps(AllInMemory):
     def gelu_erf_mul(self, gate_up_T2F: np.ndarray) -> Array:
         gate_TF, up_TF = np.split(gate_up_T2F, 2, axis=1)
         return self.gelu_erf(gate_TF) * up_TF
+
+    def silu(self, x_TF: np.ndarray) -> Array:
+        with np.errstate(over="ignore"):  # exp(-x) may be inf, whose reciprocal is the right 0
+            return x_TF / (1 + np.exp(-x_TF))
 
     def gelu(self, x_TF: np.ndarray) -> Array:
         inner_TF = np.float32(math.sqrt(2 / math.pi)) * (x_TF + np.float32(0.044715) * x_TF**3)
@@ -320,7 +323,7 @@ class ReferenceOps(AllInMemory):
         return out
 
     def gate_rows(self, x_TD: np.ndarray, gate_T1: np.ndarray) -> Array:
-        with np.errstate(over="ignore"):  # as in silu_mul
+        with np.errstate(over="ignore"):  # as in silu
             return x_TD / (1 + np.exp(-gate_T1))
 
     def linear_heads(self, x_TX: np.ndarray, stack: reference_moe.ReferenceStack) -> Array:

@@ -16,7 +16,7 @@ from ..core.block import KVGroup
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError
 from ..core.experts import ExpertLoad
-from ..core.speculation import EAGLE3, MOST_DRAFTS, MTP
+from ..core.speculation import EAGLE3, MEDUSA, MOST_DRAFTS, MTP
 from ..formats.checkpoint import Checkpoint, open_checkpoint, weights_digest
 from ..formats.hub import default_cache_dir
 from ..kv.connector.worker.transfers import Transfers, open_folder
@@ -28,6 +28,7 @@ from ..models.encoder_config import EncoderConfig
 from ..models.families import declared_elsewhere
 from ..models.loader import Model, load_model
 from ..models.lora import Base
+from ..models.medusa import MedusaHeads, load_medusa
 from ..models.mtp import MtpModel, load_mtp
 from ..models.vectors import VectorModel, load_vector_model
 from ..models.weights import Progress
@@ -38,6 +39,7 @@ from ..text.grammar.matcher import Vocabulary
 from ..text.text_model import load_text
 from .adapters import Adapters
 from .batch import Slots
+from .draft_medusa import MedusaDrafter
 from .draft_model import DraftModel, drafter_limits
 from .draft_sequences import spare_blocks
 from .draft_states import StateDrafter, state_limits
@@ -58,7 +60,7 @@ FORWARD = "forward-1"
 bit of a model's results, or KV saved before would be mixed with KV computed after."""
 
 
-Drafter = Model | MtpModel | Eagle3Model
+Drafter = Model | Eagle3Model | MedusaHeads | MtpModel
 """What computes drafts."""
 
 
@@ -247,11 +249,13 @@ def load_drafter(
     target: Model | VectorModel | None = None,
 ) -> Drafter:
     """Pack the weights of a model that drafts onto the `ops` of the target, those of a layer of the target's, or those
-    of a head for it, which needs the target. A model's longest context may be shorter than the target's. Raises
+    of heads for it; an EAGLE-3 head needs the target. A model's longest context may be shorter than that. Raises
     BadCheckpoint."""
     config = spec.config
     assert config.speculation is not None, "nothing drafts"
     speculation = config.speculation
+    if MEDUSA in speculation.methods:
+        return load_medusa(checkpoint, ops, quantization=speculation.quantization or None)
     is_layer = MTP in speculation.methods
     how: dict[str, Any] = {
         "max_model_len": config.max_model_len,
@@ -270,10 +274,19 @@ def load_drafter(
 def _draft_model(
     ops: Ops, spec: WorkerSpec, target: Model | VectorModel, drafter: Drafter, limits: StepLimits
 ) -> ModelDrafter:
-    """Goes by the block tables of the target's layers that see everything, which come first."""
-    speculation, group = spec.config.speculation, spec.config.groups[0]
-    assert speculation is not None and not group.window and isinstance(target, Model), (speculation, group)
-    most_drafts, block_size = speculation.num_speculative_tokens, spec.config.block_size
+    """One with KV goes by the block tables of the target's layers that see everything, which come first."""
+    speculation, group, block_size = spec.config.speculation, spec.config.groups[0], spec.config.block_size
+    assert speculation is not None and isinstance(target, Model), speculation
+    most_drafts = speculation.num_speculative_tokens
+    how: dict[str, Any] = {
+        "most_drafts": most_drafts,
+        "p_min": speculation.p_min,
+        "is_adaptive": speculation.adaptive,
+    }
+    if isinstance(drafter, MedusaHeads):
+        aux = AuxHiddenStates.of(target.config, limits.max_tokens, (), is_normed=True)
+        return MedusaDrafter(ops, drafter, aux, limits.max_seqs, **how)
+    assert not group.window, group
     if isinstance(drafter, Model):
         limits = drafter_limits(drafter, limits, block_size, most_drafts)
         make: Callable[..., ModelDrafter] = partial(DraftModel, ops, drafter, target_vocab=target.config.vocab_size)
@@ -286,9 +299,7 @@ def _draft_model(
         ops.new_pool(kv_group, group.num_blocks + limits.max_seqs * spare_blocks(most_drafts, block_size)),
         limits,
         num_tables=len(spec.config.groups),
-        most_drafts=most_drafts,
-        p_min=speculation.p_min,
-        is_adaptive=speculation.adaptive,
+        **how,
     )
 
 

@@ -24,6 +24,16 @@ LONGEST_REST, LONGEST_OF_ALL = 32, 128
 """Steps until a sequence that rests is tried again, and all, at most. For all it may cost a prompt."""
 
 
+class Drafted(Protocol):
+    """A sequence that is drafted for."""
+
+    @property
+    def how(self) -> HowItDraws: ...
+
+    @property
+    def rest(self) -> Rest: ...
+
+
 class Run(Protocol):
     """A sequence's part in the drafting after a step.
 
@@ -38,13 +48,10 @@ class Run(Protocol):
     chances: list[float]
 
     @property
+    def seq(self) -> Drafted: ...
+
+    @property
     def position(self) -> int: ...
-
-    @property
-    def how(self) -> HowItDraws: ...
-
-    @property
-    def rest(self) -> Rest: ...
 
     def take(self, token: int, chance: float) -> None:
         """Draft what was drawn."""
@@ -94,7 +101,7 @@ class DraftLoop:
             ]
             num_drafting = len(runs)
         for run in drafting:
-            run.rest.note_proposal(LONGEST_REST)
+            run.seq.rest.note_proposal(LONGEST_REST)
         if drafting:
             self._rest.note_proposal(LONGEST_OF_ALL)
         return {run.row: Drafts(tuple(run.tokens), self._source, tuple(run.chances)) for run in drafting if run.tokens}
@@ -112,7 +119,7 @@ class DraftLoop:
         """What the first runs draw, and how sure the drafter is of them: the probability of what it takes for the most
         likely token, which is the one drawn where a request is greedy."""
         began_s, drafting = time.perf_counter(), runs[:num_drafting]
-        how = how_they_draw([run.how for run in drafting], [run.position for run in drafting])
+        how = how_they_draw([run.seq.how for run in drafting], [run.position for run in drafting])
         slots_L, scores = np.arange(num_drafting, dtype=np.int32), Scores.of(np.ones(num_drafting, np.int32))
         draws = Draws(how, slots_L, np.empty(num_drafting, np.int32), self._drawn, scores=scores)
         num_tokens = compute(runs, draws if drafting else None)

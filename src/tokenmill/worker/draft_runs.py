@@ -14,8 +14,6 @@ import numpy as np
 
 from ..core.step import Drafts
 from ..ops.api import Draws, Program, StepBatch
-from .draft_draws import HowItDraws
-from .draft_length import Rest
 from .draft_loop import DraftLoop
 from .draft_sequences import DraftSequence, DraftSequences
 from .model_drafter import ComputedStep
@@ -23,8 +21,8 @@ from .model_drafter import ComputedStep
 
 @dataclass(slots=True, eq=False)
 class DraftRun:
-    """A sequence's part in the drafting after a step. most: tokens to draft at most. [start, end): positions to be
-    computed next. last: the row of the last call with the last one. Drafted tokens lie behind the sequence's own."""
+    """See draft_loop.Run. [start, end): positions to be computed next. last: the row of the last call with the last
+    one. Drafted tokens lie behind the sequence's own."""
 
     row: int
     seq: DraftSequence
@@ -39,16 +37,7 @@ class DraftRun:
     def position(self) -> int:
         return self.end + self.seq.ahead
 
-    @property
-    def how(self) -> HowItDraws:
-        return self.seq.how
-
-    @property
-    def rest(self) -> Rest:
-        return self.seq.rest
-
     def take(self, token: int, chance: float) -> None:
-        """Draft what was drawn."""
         self.tokens.append(token)
         self.chances.append(chance)
         self.start, self.end = self.end, self.end + 1

@@ -1,5 +1,6 @@
 """What the runner and a drafter that computes know of each other: a step that has been computed goes in, drafts come
-out (draft_model.py: a model of its own; draft_states.py: a layer of the target's).
+out (draft_model.py: a model of its own; draft_states.py: a layer that is given states of the target; draft_medusa.py:
+heads that are).
 
     T tokens of a row in a step  D width of the target
 """

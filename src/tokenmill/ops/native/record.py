@@ -134,6 +134,9 @@ class Recorder:
     def gelu_erf_mul(self, gate_up_T2F: Any) -> Value:
         return self._gated(gate_up_T2F, GELU_ERF)
 
+    def silu(self, x_TF: Any) -> Value:
+        return self._activated(x_TF, SILU)
+
     def gelu(self, x_TF: Any) -> Value:
         return self._activated(x_TF, GELU)
 
