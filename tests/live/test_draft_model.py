@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 import time
@@ -27,7 +28,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def drafting(model: Path, **how: Any) -> tuple[str, str]:
     """All drafts are verified, whatever that costs."""
-    settings = {"model": str(model), "quantization": "q4_0", "num_speculative_tokens": 3, "adaptive": False} | how
+    settings: dict[str, Any] = {"method": "draft_model,suffix", "model": str(model), "quantization": "q4_0"}
+    settings |= {"num_speculative_tokens": 3, "adaptive": False, **how}
     return "--speculative-config", json.dumps(settings)
 
 
@@ -59,6 +61,13 @@ def drafts(server: Server) -> tuple[float, float, float]:
     return tuple(shown[f"vllm:spec_decode_num_{name}_total"] for name in names)  # type: ignore[return-value]
 
 
+def acceptance(server: Server, model: str) -> dict[str, float]:
+    """By drafter."""
+    pattern = rf'^tokenmill:draft_acceptance_ratio{{.*model_name="{model}".*source="(\w+)".*}} (.*)$'
+    found = re.findall(pattern, server.request("GET", "/metrics")[1], re.MULTILINE)
+    return {source: float(value) for source, value in found}
+
+
 def test_answers_are_those_without_it_and_drafts_are_counted(server: Server, model: Path) -> None:
     asked = bodies(200)
     with Server(*ARGS, model=str(model)) as plain:
@@ -69,7 +78,7 @@ def test_answers_are_those_without_it_and_drafts_are_counted(server: Server, mod
     assert [each.key() for each in said(server, asked)] == [each.key() for each in expected]
     num_drafts, num_drafted, num_accepted = (now - was for now, was in zip(drafts(server), before, strict=True))
     assert num_drafts <= num_drafted <= 3 * num_drafts and num_drafted / 3 < num_accepted < num_drafted
-    assert num_accepted / num_drafted - 0.3 < server.metrics()["tokenmill:draft_acceptance_ratio"] < 1
+    assert 0.3 < acceptance(server, "tiny")["draft_model"] < 1
     before = drafts(server)
     assert [each.key() for each in said(server, bodies(200, **OFF))] == [each.key() for each in expected]
     assert drafts(server) == before
@@ -88,6 +97,17 @@ def test_answers_outlive_a_kill(server: Server) -> None:
     assert [each.key() for each in given] == [each.key() for each in expected]
     assert server.metrics()["tokenmill:requests_resumed_total"] >= 1
     assert all(now > was for now, was in zip(drafts(server), before, strict=True))
+
+
+def test_for_a_model_beside_it_suffixes_draft_and_no_model_does(server: Server, model: Path) -> None:
+    """The second time that it is asked, its answers are those of before."""
+    body = {"model": str(model), "name": "two", "kv_cache_memory_bytes": 32 << 20}
+    assert server.request("POST", "/admin/models", body)[0] == 201
+    asked = bodies(100)
+    expected = [each.key() for each in said(server, asked)]
+    for _ in range(2):
+        assert [each.key() for each in said(server, [{**each, "model": "two"} for each in asked])] == expected
+    assert list(acceptance(server, "two")) == ["suffix"] and acceptance(server, "two")["suffix"] > 0.5
 
 
 def test_what_cannot_draft_is_one_line(model: Path, tmp_path: Path) -> None:

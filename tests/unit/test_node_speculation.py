@@ -15,7 +15,7 @@ from tokenmill.core.units import GiB
 from tokenmill.node.machine import MachineFacts
 from tokenmill.node.options import EngineOptions
 from tokenmill.node.resolve import ModelFacts, resolve
-from tokenmill.node.speculation import read_speculation
+from tokenmill.node.speculation import read_speculation, without_models
 
 
 def read(**given: Any) -> SpeculationConfig | None:
@@ -43,6 +43,23 @@ def test_keys_and_defaults_are_those_of_vllm() -> None:
     found = SpeculationConfig()
     assert (found.suffix_decoding_max_tree_depth, found.suffix_decoding_max_cached_requests) == (24, 10_000)
     assert (found.suffix_decoding_max_spec_factor, found.suffix_decoding_min_token_prob) == (1.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        (None, None),
+        ({"method": "none"}, None),
+        ({"model": "small"}, None),
+        ({"method": "mtp", "num_speculative_tokens": 2}, None),
+        ({"method": "draft_model,suffix", "model": "small", "quantization": "q4_0", "n_min": 2}, {"n_min": 2}),
+        ({"method": ["ngram", "mtp"], "p_min": 0.5}, {"method": "ngram", "p_min": 0.5}),
+        ({"num_speculative_tokens": 3}, {"num_speculative_tokens": 3}),
+        ({"model": "[ngram]"}, {"method": "ngram"}),
+    ],
+)
+def test_what_is_left_where_no_model_drafts(given: Any, left: Any) -> None:
+    assert read_speculation(without_models(given)) == read_speculation(left)
 
 
 @pytest.mark.parametrize(

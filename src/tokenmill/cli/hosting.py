@@ -18,7 +18,7 @@ from ..core.events import Ready
 from ..core.units import format_bytes
 from ..node.machine import MachineFacts, left_of
 from ..node.options import KV_SHARE, EngineOptions, TextOptions
-from ..node.speculation import drafts_by_model
+from ..node.speculation import without_models
 from ..server.config import ServerConfig
 from .engine_process import Launch
 from .local import LocalEngines
@@ -143,9 +143,9 @@ class Hosting:
         """The model, when it serves."""
         from ..server.models import LocalModel
 
-        options = replace(options, kv_save=None, kv_store=None, enable_lora=False, expert_min_share=None)
-        if drafts_by_model(options.speculative_config):  # made for the tokenizer of the server's own
-            options = replace(options, speculative_config=None)
+        drafting = without_models(options.speculative_config)  # a draft model has the tokenizer of the server's own
+        options = replace(options, speculative_config=drafting, expert_min_share=None)
+        options = replace(options, kv_save=None, kv_store=None, enable_lora=False)
         launch = replace(
             self._launch,
             path=path,

@@ -110,10 +110,14 @@ def read_speculation(given: Mapping[str, Any] | None) -> tuple[SpeculationConfig
     return SpeculationConfig(methods, **values), tuple(name for name in _WITHOUT_EFFECT if name in given)
 
 
-def drafts_by_model(given: Mapping[str, Any] | None) -> bool:
-    """Whether a model is to draft, or a layer of the model itself."""
+def without_models(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What is left of it where no model is to draft, nor a layer of the model itself; None: nothing drafts. Raises
+    ConfigError."""
     speculation, _ = read_speculation(given)
-    return speculation is not None and any(name in BY_MODEL for name in speculation.methods)
+    methods = () if speculation is None else tuple(name for name in speculation.methods if name not in BY_MODEL)
+    if given is None or not methods:
+        return None
+    return {name: value for name, value in given.items() if name not in _OF_THE_MODEL} | {"method": ",".join(methods)}
 
 
 def _check_model(values: dict[str, Any], method: str) -> None:
