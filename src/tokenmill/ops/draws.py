@@ -56,6 +56,19 @@ class SampleBatch:
     position_L: np.ndarray  # int32: output position, 0 for a sequence's first output token
     filters: Mapping[str, np.ndarray] = field(default_factory=dict)
 
+    def at(self, position_L: np.ndarray) -> SampleBatch:
+        """The same for tokens at other positions."""
+        return SampleBatch(
+            self.temperature_L,
+            self.top_k_L,
+            self.top_p_L,
+            self.min_p_L,
+            self.seed_L,
+            self.choice_L,
+            position_L,
+            self.filters,
+        )
+
     def columns(self) -> list[np.ndarray | None]:
         """In the order of COLUMNS, None for one that is not there."""
         return [

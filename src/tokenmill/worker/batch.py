@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class Slots:
         self.num_used = 0
         self.num_tables = num_tables
         self.block_tables = np.zeros((num_slots, num_tables, max_blocks_per_seq), np.int32)
-        self.num_held = np.zeros(num_slots, np.int32)
+        self.num_held = [0] * num_slots
         self.drawn_step = np.full(num_slots, -1, np.int64)
         self._slot_of: dict[int, int] = {}
         self._free = list(range(num_slots))[::-1]
@@ -90,7 +91,7 @@ class Slots:
         highest = max(blocks)
         assert min(blocks) >= 0 and highest < self.num_blocks, (blocks, self.num_blocks)
         self.num_used = max(self.num_used, highest + 1)
-        held = int(self.num_held[slot])
+        held = self.num_held[slot]
         end = held + len(blocks) // self.num_tables
         assert end <= self.block_tables.shape[2], (end, self.block_tables.shape)
         self.block_tables[slot, :, held:end] = np.reshape(blocks, (self.num_tables, -1))
@@ -99,7 +100,7 @@ class Slots:
     def _grow(self) -> None:
         count = len(self)
         self.block_tables = np.concatenate([self.block_tables, np.zeros_like(self.block_tables)])
-        self.num_held = np.concatenate([self.num_held, np.zeros_like(self.num_held)])
+        self.num_held += [0] * count
         self.drawn_step = np.concatenate([self.drawn_step, np.full_like(self.drawn_step, -1)])
         self._free.extend(range(2 * count - 1, count - 1, -1))
 
@@ -152,46 +153,56 @@ def _cut(part: RowPart, count: int) -> tuple[RowPart, RowPart]:
 
 
 def build_batch(micro_batch: Sequence[RowPart], slots: Slots, block_size: int, limits: StepLimits) -> StepBatch:
-    """The micro-batch as arrays. Asserts that it fits the limits and that every token has a KV slot."""
-    num_parts = len(micro_batch)
-    slots_S = np.fromiter((part.slot for part in micro_batch), np.int32, num_parts)
-    starts_S = np.fromiter((part.start for part in micro_batch), np.int32, num_parts)
-    counts_S = np.fromiter((part.num_tokens for part in micro_batch), np.int32, num_parts)
-    row_starts_S1 = np.zeros(num_parts + 1, np.int32)
-    np.cumsum(counts_S, out=row_starts_S1[1:])
-    num_tokens = int(row_starts_S1[-1])
-    assert num_tokens <= limits.max_tokens and num_parts <= limits.max_seqs, (num_tokens, num_parts, limits)
-
-    context_lens_S = starts_S + counts_S
-    if num_tokens == num_parts:
-        positions_T = starts_S
-    else:
-        positions_T = runs(starts_S, counts_S)
+    """The micro-batch as arrays: the slot of a token that is drawn as StepBatch writes it; of logits, all scored
+    positions, part by part, then all drawing ones, each kind side by side. Asserts that it fits the limits and that
+    every token has a KV slot. In one pass over lists: right after a step, code is in no cache, and little of it is what
+    is fast."""
+    tokens, positions, row_starts, ends = list[int](), list[int](), [0], list[int]()
+    scored, drawing = list[int](), list[int]()
+    part_slots = [part.slot for part in micro_batch]
+    for _, slot, start, num_tokens, given, from_step, num_scored, num_draws in map(_fields, micro_batch):
+        first = len(tokens)
+        if from_step >= 0:
+            assert slots.drawn_step[slot] == from_step, "a row's input was not drawn in the step it names"
+            tokens.append(~slot)
+        tokens += given
+        positions += range(start, start + num_tokens)
+        last = len(tokens)
+        assert last == len(positions), (slot, last, len(positions))
+        row_starts.append(last)
+        ends.append(start + num_tokens)
+        if num_scored:
+            scored += range(first, first + num_scored)
+        drawing += range(last - num_draws, last)
+    assert len(tokens) <= limits.max_tokens and len(ends) <= limits.max_seqs, (len(tokens), len(ends), limits)
     return StepBatch(
-        tokens_T=_tokens(micro_batch, slots_S, row_starts_S1, slots),
-        positions_T=positions_T,
-        row_starts_S1=row_starts_S1,
-        context_lens_S=context_lens_S,
-        block_tables_SB=block_tables(slots, slots_S, context_lens_S, block_size),
-        logit_rows_L=_logit_rows(micro_batch, row_starts_S1),
+        tokens_T=np.array(tokens, np.int32),
+        positions_T=np.array(positions, np.int32),
+        row_starts_S1=np.array(row_starts, np.int32),
+        context_lens_S=np.array(ends, np.int32),
+        block_tables_SB=block_tables(slots, part_slots, ends, block_size),
+        logit_rows_L=np.array(scored + drawing, np.int32),
     )
 
 
-def runs(starts_S: np.ndarray, counts_S: np.ndarray) -> np.ndarray:
-    """Whole numbers from each start on, as many as its count, one run after the other: int32."""
-    ends_S = np.cumsum(counts_S, dtype=np.int32)
-    return np.arange(counts_S.sum(), dtype=np.int32) + np.repeat(starts_S - ends_S + counts_S, counts_S)
+_fields = attrgetter(*RowPart.__slots__)
 
 
-def block_tables(slots: Slots, slots_S: np.ndarray, context_lens_S: np.ndarray, block_size: int) -> np.ndarray:
-    """The tables of these slots, as wide as the longest: all rows of the first one, then of the next. Asserts
-    that each sequence holds its context."""
-    num_held_S = slots.num_held[slots_S]
-    assert (context_lens_S <= num_held_S * block_size).all(), "a row reaches beyond its block table"
-    widest = int(num_held_S.max(initial=0))
+def room(slots: Slots, of_slots: Sequence[int], ends: Sequence[int], block_size: int) -> int:
+    """Tokens that each of these slots can take at least, behind where its context ends, before its table must grow."""
+    held = slots.num_held
+    return min([held[slot] * block_size - end for slot, end in zip(of_slots, ends, strict=True)])
+
+
+def block_tables(slots: Slots, of_slots: Sequence[int], ends: Sequence[int], block_size: int) -> np.ndarray:
+    """The tables of these slots, as wide as the longest: all rows of the first one, then of the next. Asserts that each
+    sequence holds its context."""
+    assert room(slots, of_slots, ends, block_size) >= 0, "a row reaches beyond its block table"
+    held = slots.num_held
+    widest = max([held[slot] for slot in of_slots])
     if slots.num_tables == 1:
-        return slots.block_tables[slots_S, 0, :widest]
-    return np.concatenate([slots.block_tables[slots_S, table, :widest] for table in range(slots.num_tables)])
+        return slots.block_tables[of_slots, 0, :widest]
+    return np.concatenate([slots.block_tables[of_slots, table, :widest] for table in range(slots.num_tables)])
 
 
 def one_on(batch: StepBatch, slots_S: np.ndarray) -> StepBatch:
@@ -220,33 +231,3 @@ def one_more_on(batch: StepBatch) -> StepBatch:
         logit_rows_L=batch.logit_rows_L,
         adapters_T=batch.adapters_T,
     )
-
-
-def _tokens(micro_batch: Sequence[RowPart], slots_S: np.ndarray, row_starts_S1: np.ndarray, slots: Slots) -> np.ndarray:
-    """Given tokens where a part has them; elsewhere the slot of the drawn one, as StepBatch writes it."""
-    flat: list[int] = []
-    drawn: list[int] = []
-    for index, part in enumerate(micro_batch):
-        if part.from_step >= 0:
-            drawn.append(index)
-            flat.append(0)
-        flat.extend(part.tokens)
-    tokens_T = np.array(flat, np.int32)
-    if drawn:
-        from_slots = slots_S[drawn]
-        expected = [micro_batch[index].from_step for index in drawn]
-        assert (slots.drawn_step[from_slots] == expected).all(), "a row's input was not drawn in the step it names"
-        tokens_T[row_starts_S1[drawn]] = ~from_slots
-    return tokens_T
-
-
-def _logit_rows(micro_batch: Sequence[RowPart], row_starts_S1: np.ndarray) -> np.ndarray:
-    """All scored positions, part by part, then all sampled ones: each kind is one contiguous range of the logits."""
-    num_draws_S = np.fromiter((part.num_draws for part in micro_batch), np.int32, len(micro_batch))
-    drawing_L = runs(row_starts_S1[1:] - num_draws_S, num_draws_S)
-    scored = [
-        first + offset
-        for part, first in zip(micro_batch, row_starts_S1.tolist(), strict=False)
-        for offset in range(part.num_scored)
-    ]
-    return np.concatenate([np.array(scored, np.int32), drawing_L]) if scored else drawing_L

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby, islice, pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from ..models.decoder import AuxHiddenStates
 from ..ops.api import Draws, Ops, Program, StepBatch, StepLimits
 from ..ops.draws import MASK_LATE, MASK_WAIT_S, NOT_FINITE
 from .adapters import Adapters
-from .batch import RowPart, Slots, block_tables, build_batch, micro_batches, one_more_on, one_on, part_of_row, runs
+from .batch import RowPart, Slots, block_tables, build_batch, micro_batches, one_more_on, one_on, part_of_row, room
 from .drafters import Drafters
 from .grammars import Constrained, Grammars
 from .model_drafter import AuxRows, ComputedStep, ModelDrafter
@@ -181,14 +181,15 @@ class Runner:
                 if row.blocks:
                     self._slots.append_blocks(self._slots[row.seq], row.blocks)
         batch = one_on(micro_batch.batch, slots_S) if not before.is_carried else one_more_on(micro_batch.batch)
-        room = before.room - 1
+        ends, left = [end + 1 for end in before.ends], before.room - 1
         if has_grown:
-            batch.block_tables_SB = block_tables(self._slots, slots_S, batch.context_lens_S, self._block_size)
-            room = self._room(slots_S, batch.context_lens_S)
-        assert room >= 0, "a row reaches beyond its block table"
+            slots = slots_S.tolist()
+            batch.block_tables_SB = block_tables(self._slots, slots, ends, self._block_size)
+            left = room(self._slots, slots, ends, self._block_size)
+        assert left >= 0, "a row reaches beyond its block table"
         sampled = micro_batch.sampled
         carried = self._bind(batch, micro_batch.drawing.advanced(), slots_S, sampled, sampled)
-        return PreparedStep(plan, [carried], True, [end + 1 for end in before.ends], room)
+        return PreparedStep(plan, [carried], True, ends, left)
 
     def _prepare_anew(self, plan: StepPlan) -> PreparedStep:
         parts = self._take(plan)
@@ -203,7 +204,7 @@ class Runner:
         step = PreparedStep(plan, cut, outgrown=outgrown, has_drafts=any(part.num_draws > 1 for part in parts))
         if len(cut) == 1 and all(part.num_draws == 1 and not part.num_scored for part in parts):
             step.ends = cut[0].batch.context_lens_S.tolist()
-            step.room = self._room(cut[0].draws.slots_L, cut[0].batch.context_lens_S)
+            step.room = room(self._slots, cut[0].draws.slots_L.tolist(), step.ends, self._block_size)
         return step
 
     def _take(self, plan: StepPlan) -> list[RowPart]:
@@ -261,18 +262,18 @@ class Runner:
         return micro_batch
 
     def _prepare_draws(self, step: int, batch: StepBatch, parts: list[RowPart]) -> MicroBatch:
-        drawing = [part for part in parts if part.num_draws]
-        slots_S = np.fromiter((part.slot for part in drawing), np.int32, len(drawing))
-        ends_S = np.fromiter((part.start + part.num_tokens for part in drawing), np.int32, len(drawing))
-        counts_S = np.fromiter((part.num_draws for part in drawing), np.int32, len(drawing))
-        slots_L, positions_L = np.repeat(slots_S, counts_S), runs(ends_S - counts_S + np.int32(1), counts_S)
-        self._slots.drawn_step[slots_S] = np.where(counts_S == 1, step, -1)
-        sampled: list[int] = []
+        slots, positions, sampled = list[int](), list[int](), list[int]()
         drafts: dict[int, tuple[int, ...]] = {}
-        for part in drawing:
-            if part.num_draws > 1:
-                drafts[len(sampled)] = part.tokens[1 - part.num_draws :]
-            sampled += [part.row] * part.num_draws
+        for part in parts:
+            num_draws, end = part.num_draws, part.start + part.num_tokens
+            if num_draws:
+                self._slots.drawn_step[part.slot] = step if num_draws == 1 else -1
+                if num_draws > 1:
+                    drafts[len(sampled)] = part.tokens[1 - num_draws :]
+                slots += [part.slot] * num_draws
+                positions += range(end - num_draws + 1, end + 1)
+                sampled += [part.row] * num_draws
+        slots_L, positions_L = np.array(slots, np.int32), np.array(positions, np.int32)
         rows = [part.row for part in parts]
         return self._bind(batch, self._sampler.prepare(slots_L, positions_L, drafts), slots_L, rows, sampled)
 
@@ -281,9 +282,6 @@ class Runner:
     ) -> MicroBatch:
         draws = drawing.draws(slots_L, self._drawn)
         return MicroBatch(batch, drawing, draws, self._program.bind(batch, draws), rows, sampled)
-
-    def _room(self, slots_S: np.ndarray, context_lens_S: np.ndarray) -> int:
-        return int((self._slots.num_held[slots_S] * self._block_size - context_lens_S).min())
 
     # ---- compute ----
 
@@ -329,7 +327,7 @@ class Runner:
 
     def _results(self, step: PreparedStep) -> tuple[RowResult, ...]:
         constrained = self._follow_grammars(step)
-        is_more = bool(constrained or step.has_drafts or step.proposed)
+        is_more = bool(constrained or step.proposed)
         if step.is_call and step.micro_batches[0].draws.scores is None and not is_more:
             return self._plain_rows(step)
         tokens: dict[int, tuple[int, ...]] = {}
@@ -394,8 +392,13 @@ class Runner:
         """Of a step that gives tokens and nothing else."""
         rows, (micro_batch,) = step.plan.rows, step.micro_batches
         tokens: list[tuple[int, ...]] = [()] * len(rows)
-        for index, token in zip(micro_batch.sampled, self._drawn_tokens(micro_batch), strict=True):
-            tokens[index] = (token,)
+        drawn = self._drawn_tokens(micro_batch)
+        if step.has_drafts:
+            for row, taken in _taken(step, micro_batch, drawn):
+                tokens[row] = tuple(drawn[taken[0] : taken[-1] + 1])
+        else:
+            for index, token in zip(micro_batch.sampled, drawn, strict=True):
+                tokens[index] = (token,)
         results = [RowResult(row.seq, drawn) for row, drawn in zip(rows, tokens, strict=True)]
         if (NOT_FINITE,) in tokens or (MASK_LATE,) in tokens:
             results = [_failed(row.seq, *row.tokens) if row.tokens and row.tokens[0] < 0 else row for row in results]
@@ -415,15 +418,17 @@ def _taken(step: PreparedStep, micro_batch: MicroBatch, drawn: Sequence[int]) ->
     if not step.has_drafts:
         yield from zip(micro_batch.sampled, [(index,) for index in range(len(drawn))], strict=True)
         return
-    for row, draws in groupby(range(len(drawn)), key=micro_batch.sampled.__getitem__):
-        first, drafts = next(draws), step.plan.rows[row].drafts
-        masks = micro_batch.drawing.drafts.get(first)
-        end = first + 1
+    rows, first = step.plan.rows, 0
+    while first < len(drawn):
+        row = micro_batch.sampled[first]
+        drafts, masks, end = rows[row].drafts, micro_batch.drawing.drafts.get(first), first + 1
+        next_row = end + len(drafts)
         for draft in drafts if masks is None else drafts[: masks.known]:
             if drawn[end - 1] != draft or drawn[end] < 0:
                 break
             end += 1
         yield row, range(first, end)
+        first = next_row
 
 
 def _aux_rows(aux: AuxHiddenStates, micro_batch: MicroBatch, *, is_last: bool) -> Iterator[AuxRows]:

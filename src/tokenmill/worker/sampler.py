@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -57,22 +58,25 @@ class Drawing:
 
     def advanced(self) -> Drawing:
         """The same for the tokens that follow."""
-        old = self.how
-        how = SampleBatch(
-            old.temperature_L,
-            old.top_k_L,
-            old.top_p_L,
-            old.min_p_L,
-            old.seed_L,
-            old.choice_L,
-            old.position_L + 1,
-            old.filters,
-        )
+        how = self.how.at(self.how.position_L + 1)
         return Drawing(how, self.adjustments, self.num_top_L, self.constrained)
 
     def draws(self, slots_L: np.ndarray, drawn: np.ndarray) -> Draws:
         scores = None if self.num_top_L is None else Scores.of(self.num_top_L)
         return Draws(self.how, slots_L, np.empty(len(slots_L), np.int32), drawn, self.adjustments, scores)
+
+
+class _Gathered(NamedTuple):
+    """What the columns say of some slots; `how` without positions, num_top_L None where nothing is reported."""
+
+    how: SampleBatch
+    num_prompt_L: np.ndarray
+    num_top_L: np.ndarray | None
+    is_adjusted: bool
+    has_grammar: bool
+
+
+_MOST_GATHERED = 64
 
 
 def told(draws: Draws) -> dict[int, TokenLogprob]:
@@ -108,6 +112,7 @@ class Sampler:
         self._grammars = grammars
         self._num_slots = 0
         self._columns = {name: np.zeros(0, dtype) for name, dtype in _COLUMNS.items()}
+        self._gathered: dict[bytes, _Gathered] = {}  # by slots, since one was introduced last
         self._adjustments: dict[int, _Kept] = {}
         self._lists: WeakValueDictionary[tuple[int, tuple[int, ...]], _Lists] = WeakValueDictionary()
         self._pending: list[_Lists] = []  # whose masks are still to be handed over
@@ -117,6 +122,7 @@ class Sampler:
         """Start (or restart) a slot from what the plan says of its sequence."""
         if slot >= self._num_slots:
             self._grow(max(slot + 1, 2 * self._num_slots))
+        self._gathered.clear()
         params, columns = intro.sampling, self._columns
         for name in ("temperature", "top_k", "top_p", "min_p", *FILTERS):
             columns[name][slot] = getattr(params, name)
@@ -161,6 +167,26 @@ class Sampler:
         """How to draw, for each of these slots, the token of position positions_L (counted from the start of the
         prompt). `drafts`: of the rows that have some, by their first draw; the others are side by side behind it.
         Later introductions change nothing in it."""
+        gathered = self._gather(slots_L)
+        how = gathered.how.at(positions_L - gathered.num_prompt_L)
+        adjustments = constrained = None
+        masks = dict[int, DraftMasks]()
+        if gathered.is_adjusted:
+            kept = [self._adjustments.get(slot) for slot in slots_L.tolist()]
+            for first, tokens in (drafts or {}).items():
+                self._take_drafts(kept, first, int(positions_L[first]), tokens, masks)
+            adjustments = Adjustments(kept)
+            if gathered.has_grammar:
+                constrained = [None if one is None else one.constrained for one in kept]
+        return Drawing(how, adjustments, gathered.num_top_L, constrained, masks)
+
+    def _gather(self, slots_L: np.ndarray) -> _Gathered:
+        """Steps that verify drafts of the same sequences often ask the same."""
+        key = slots_L.tobytes()
+        if (found := self._gathered.get(key)) is not None:
+            return found
+        if len(self._gathered) >= _MOST_GATHERED:
+            self._gathered.clear()
         columns = self._columns
         has_filters = columns["has_filters"][slots_L].any()
         how = SampleBatch(
@@ -170,21 +196,18 @@ class Sampler:
             min_p_L=columns["min_p"][slots_L],
             seed_L=columns["seed"][slots_L],
             choice_L=columns["choice"][slots_L],
-            position_L=positions_L - columns["num_prompt"][slots_L],
+            position_L=np.zeros(len(slots_L), np.int32),
             filters={name: columns[name][slots_L] for name in FILTERS} if has_filters else {},
         )
-        adjustments = constrained = None
-        masks = dict[int, DraftMasks]()
-        if columns["is_adjusted"][slots_L].any():
-            kept = [self._adjustments.get(slot) for slot in slots_L.tolist()]
-            for first, tokens in (drafts or {}).items():
-                self._take_drafts(kept, first, int(positions_L[first]), tokens, masks)
-            adjustments = Adjustments(kept)
-            if columns["has_grammar"][slots_L].any():
-                constrained = [None if one is None else one.constrained for one in kept]
         num_top_L = columns["num_logprobs"][slots_L]
-        reported = num_top_L if (num_top_L != _NO_LOGPROBS).any() else None
-        return Drawing(how, adjustments, reported, constrained, masks)
+        found = self._gathered[key] = _Gathered(
+            how,
+            columns["num_prompt"][slots_L],
+            num_top_L if (num_top_L != _NO_LOGPROBS).any() else None,
+            bool(columns["is_adjusted"][slots_L].any()),
+            bool(columns["has_grammar"][slots_L].any()),
+        )
+        return found
 
     def _take_drafts(
         self,
