@@ -254,6 +254,23 @@ def test_heads_that_know_are_right(make_worker: Callable[..., Worker], tmp_path:
             assert (core.stats().num_preemptions > 0) == (num_blocks < NUM_BLOCKS)
 
 
+@pytest.mark.parametrize("make_ops", [ReferenceOps, pytest.param(NativeOps, marks=needs_native)])
+def test_heads_that_are_not_finite_draft_nothing(
+    make_worker: Callable[..., Worker], tmp_path: Path, make_ops: Callable[[], Any]
+) -> None:
+    """What heads before them draft stands."""
+    checkpoint = tiny_checkpoint()
+    arrays = random_heads(checkpoint, 4, 1)
+    arrays["blocks.2.layers.0.weight"][:] = np.nan
+    worker = make_worker(checkpoint, write_heads(tmp_path / "heads", arrays), make_ops, kv_dtype="f32")
+    prompt = (1, 2, 3, 4)
+    intro = Introduction(prompt, (), SamplingParams(temperature=0), SEED, 0, ())
+    row = PlanRow(0, 0, prompt, blocks=(0,), intro=intro, sample=True)
+    (given,) = worker.executor.execute_now(StepPlan(0, (row,))).rows
+    assert given.drafts is not None
+    assert list(given.drafts.tokens) == guesses(checkpoint, arrays, [*prompt, *given.tokens], 4, 0.0)[:2]
+
+
 def test_what_cannot_draft_is_one_line(tmp_path: Path) -> None:
     target = tiny_checkpoint()
     sound = random_heads(target, 2, 1)

@@ -278,14 +278,9 @@ def _draft_model(
     speculation, group, block_size = spec.config.speculation, spec.config.groups[0], spec.config.block_size
     assert speculation is not None and isinstance(target, Model), speculation
     most_drafts = speculation.num_speculative_tokens
-    how: dict[str, Any] = {
-        "most_drafts": most_drafts,
-        "p_min": speculation.p_min,
-        "is_adaptive": speculation.adaptive,
-    }
     if isinstance(drafter, MedusaHeads):
         aux = AuxHiddenStates.of(target.config, limits.max_tokens, (), is_normed=True)
-        return MedusaDrafter(ops, drafter, aux, limits.max_seqs, **how)
+        return MedusaDrafter(ops, drafter, aux, limits.max_seqs, speculation)
     assert not group.window, group
     if isinstance(drafter, Model):
         limits = drafter_limits(drafter, limits, block_size, most_drafts)
@@ -298,8 +293,8 @@ def _draft_model(
     return make(
         ops.new_pool(kv_group, group.num_blocks + limits.max_seqs * spare_blocks(most_drafts, block_size)),
         limits,
+        speculation,
         num_tables=len(spec.config.groups),
-        **how,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from ..core.speculation import SpeculationConfig
 from ..core.step import Drafts
 from ..ops.draws import Draws, Scores
 from .draft_draws import HowItDraws, how_they_draw
@@ -62,21 +63,14 @@ R = TypeVar("R", bound=Run)
 
 
 class DraftLoop:
-    """most_runs     that draft at a time
-    vocab_size    ids below this may be drafted
-    p_min         no token is drafted that is right with a lower probability, where those before it are
-    source        the drafter's name
-    is_adaptive   False: as many are drafted as may be, whatever they cost
-    """
+    """source: the drafter's name. vocab_size: ids below this may be drafted."""
 
-    def __init__(self, most_runs: int, *, vocab_size: int, p_min: float, source: str, is_adaptive: bool) -> None:
-        self._vocab_size = vocab_size
-        self._p_min = p_min
+    def __init__(self, source: str, speculation: SpeculationConfig, vocab_size: int) -> None:
         self._source = source
-        self._is_adaptive = is_adaptive
+        self._speculation = speculation
+        self._vocab_size = vocab_size
         self._length = DraftLength()
         self._rest = Rest()
-        self._drawn = np.zeros(most_runs, np.int32)
 
     def begin(self, step: ComputedStep) -> bool:
         """Take in a step; whether tokens are to be drafted after it."""
@@ -97,7 +91,9 @@ class DraftLoop:
             runs = [
                 run
                 for run, (token, chance) in zip(runs, drawn, strict=False)
-                if token < self._vocab_size and chance >= self._p_min and self._take(run, token, chance, costs)
+                if 0 <= token < self._vocab_size
+                and chance >= self._speculation.p_min
+                and self._take(run, token, chance, costs)
             ]
             num_drafting = len(runs)
         for run in drafting:
@@ -109,7 +105,7 @@ class DraftLoop:
     def _take(self, run: Run, token: int, chance: float, costs: Sequence[float]) -> bool:
         """Whether the next token is to be drafted, too."""
         run.take(token, chance)
-        if len(run.tokens) >= run.most or not self._is_adaptive:
+        if len(run.tokens) >= run.most or not self._speculation.adaptive:
             return len(run.tokens) < run.most
         return self._length.is_worth_more(costs, run.chances, run.most)
 
@@ -121,7 +117,8 @@ class DraftLoop:
         began_s, drafting = time.perf_counter(), runs[:num_drafting]
         how = how_they_draw([run.seq.how for run in drafting], [run.position for run in drafting])
         slots_L, scores = np.arange(num_drafting, dtype=np.int32), Scores.of(np.ones(num_drafting, np.int32))
-        draws = Draws(how, slots_L, np.empty(num_drafting, np.int32), self._drawn, scores=scores)
+        tokens_L, kept = np.zeros((2, num_drafting), np.int32)
+        draws = Draws(how, slots_L, tokens_L, kept, scores=scores)
         num_tokens = compute(runs, draws if drafting else None)
         chances = np.exp(scores.top_logprobs_Ln.ravel()).tolist()
         if num_tokens <= 2 * num_drafting:

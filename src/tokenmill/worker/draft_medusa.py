@@ -16,7 +16,7 @@ from functools import partial
 
 import numpy as np
 
-from ..core.speculation import MEDUSA, MOST_DRAFTS
+from ..core.speculation import MEDUSA, MOST_DRAFTS, SpeculationConfig
 from ..core.step import Drafts
 from ..models.decoder import AuxHiddenStates
 from ..models.medusa import MedusaHeads
@@ -54,9 +54,6 @@ class _Run:
 class MedusaDrafter:
     """aux           the target's states behind its final norm
     max_seqs      that a step of the target may have
-    most_drafts   tokens of a proposal, as far as there are heads
-    p_min         nor is a token drafted that is right with a lower probability, where those before it are
-    is_adaptive   False: most_drafts are drafted, whatever they cost
     """
 
     def __init__(
@@ -65,10 +62,7 @@ class MedusaDrafter:
         model: MedusaHeads,
         aux: AuxHiddenStates,
         max_seqs: int,
-        *,
-        most_drafts: int,
-        p_min: float = 0.0,
-        is_adaptive: bool = True,
+        speculation: SpeculationConfig,
     ) -> None:
         self.aux = aux
         self.kv = None
@@ -77,11 +71,10 @@ class MedusaDrafter:
         self._states_SD = np.zeros((most_runs, model.width), np.float32)
         limits = StepLimits(most_runs, 1, 1, most_runs)
         self._programs: list[Program] = [
-            ops.compile(partial(head.forward, states_SD=self._states_SD), limits) for head in model.heads[:most_drafts]
+            ops.compile(partial(head.forward, states_SD=self._states_SD), limits)
+            for head in model.heads[: speculation.num_speculative_tokens]
         ]
-        self._loop = DraftLoop(
-            most_runs, vocab_size=model.vocab_size, p_min=p_min, source=MEDUSA, is_adaptive=is_adaptive
-        )
+        self._loop = DraftLoop(MEDUSA, speculation, model.vocab_size)
         self._sequences: dict[int, _Sequence] = {}
 
     @property

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..core.speculation import DRAFT_MODEL
+from ..core.speculation import DRAFT_MODEL, MOST_DRAFTS, SpeculationConfig
 from ..core.step import Drafts, StepPlan
 from ..models.loader import Model
 from ..ops.api import Ops, StepLimits
@@ -29,18 +29,12 @@ from .model_drafter import ComputedStep
 CATCH_UP = 128
 """Tokens a step that the drafter computes behind the target, all sequences together: it must not hold up the rest."""
 
-MOST_SEQUENCES = 64
-"""That are drafted for in a step: no step verifies drafts of more."""
-
 
 class DraftModel:
     """model         the drafter, with one KV group
     pool          of as many blocks as the target's group has, and spare ones for each sequence of a call
     num_tables    block tables of a sequence, of which the first is that of the target's group
     target_vocab  ids below this may be drafted
-    most_drafts   tokens of a proposal
-    p_min         nor is a token drafted that is right with a lower probability, where those before it are
-    is_adaptive   False: most_drafts are drafted, whatever they cost
     """
 
     def __init__(
@@ -49,35 +43,20 @@ class DraftModel:
         model: Model,
         pool: KVPool,
         limits: StepLimits,
+        speculation: SpeculationConfig,
         *,
         num_tables: int,
         target_vocab: int,
-        most_drafts: int,
-        p_min: float = 0.0,
-        is_adaptive: bool = True,
     ) -> None:
         self.aux = None
         self.weights_bytes = model.num_bytes
         self._limits = limits
-        self._block_size = block_size = pool.group.block_size
+        self._most_drafts = speculation.num_speculative_tokens
         vocab_size = min(target_vocab, model.config.vocab_size)
-        num_spare = spare_blocks(most_drafts, block_size)
-        max_blocks = limits.max_blocks_per_seq - num_spare
-        self.kv = DraftSequences(
-            pool,
-            pool.num_blocks - limits.max_seqs * num_spare,
-            max_blocks,
-            num_spare=num_spare,
-            num_tables=num_tables,
-            vocab_size=vocab_size,
-        )
-        self._max_tokens = min(max_blocks * block_size, model.config.max_context)
-        self._most_drafts = most_drafts
+        self.kv = DraftSequences(pool, limits, self._most_drafts, num_tables=num_tables, vocab_size=vocab_size)
+        self._max_tokens = min(self.kv.max_tokens, model.config.max_context)
         self._program = ops.compile(lambda recorder, batch: model.forward(recorder, pool.kv, batch), limits)
-        loop = DraftLoop(
-            limits.max_logit_rows, vocab_size=vocab_size, p_min=p_min, source=DRAFT_MODEL, is_adaptive=is_adaptive
-        )
-        self._runner = DraftRunner(self._program, self.kv, loop)
+        self._runner = DraftRunner(self._program, self.kv, DraftLoop(DRAFT_MODEL, speculation, vocab_size))
 
     @property
     def scratch_bytes(self) -> int | None:
@@ -96,7 +75,7 @@ class DraftModel:
     def _runs(self, plan: StepPlan, drawn: Sequence[tuple[int, ...]]) -> tuple[list[DraftRun], int]:
         """Those that draft, in the order of the plan, and how many; then one that only catches up, if there is one and
         room for it."""
-        size, room = self._block_size, self._limits.max_tokens
+        size, room = self.kv.block_size, self._limits.max_tokens
         runs: list[DraftRun] = []
         late: DraftRun | None = None
         for row, tokens in enumerate(drawn):
@@ -126,8 +105,8 @@ def drafter_limits(model: Model, target: StepLimits, block_size: int, most_draft
     limits = step_limits(
         model.config,
         max_model_len=target.max_blocks_per_seq * block_size,
-        max_num_batched_tokens=MOST_SEQUENCES + CATCH_UP,
-        max_num_seqs=min(target.max_seqs, MOST_SEQUENCES),
+        max_num_batched_tokens=MOST_DRAFTS + CATCH_UP,
+        max_num_seqs=min(target.max_seqs, MOST_DRAFTS),
         block_size=block_size,
     )
     max_blocks = limits.max_blocks_per_seq + spare_blocks(most_drafts, block_size)

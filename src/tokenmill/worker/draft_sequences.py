@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..core.step import Introduction, StepPlan
+from ..ops.api import StepLimits
 from ..ops.kv_pool import KVPool
 from .draft_draws import HowItDraws
 from .draft_length import Rest
@@ -61,9 +62,9 @@ class DraftSequence:
 
 
 class DraftSequences:
-    """pool          of as many blocks as the target's group has, and spare ones
-    max_blocks    of the target's tables
-    num_spare     blocks behind a sequence's own, for each of as many sequences as the pool has spare blocks for
+    """pool          of as many blocks as the target's group has, and spare ones for each sequence of a step
+    limits        of the drafter's steps, whose tables have room for spare blocks, too
+    most_drafts   tokens drafted behind a sequence's own
     num_tables    block tables of a sequence, of which the first is that of the target's group
     vocab_size    sequences with tokens that are not below this are not followed
     ahead         how far the token that is taken in at a position is from there
@@ -72,20 +73,19 @@ class DraftSequences:
     def __init__(
         self,
         pool: KVPool,
-        num_blocks: int,
-        max_blocks: int,
+        limits: StepLimits,
+        most_drafts: int,
         *,
-        num_spare: int,
         num_tables: int,
         vocab_size: int,
         ahead: int = 0,
     ) -> None:
         self.pool = pool
-        self.max_tokens = max_blocks * pool.group.block_size
         self.block_size = pool.group.block_size
-        self._num_blocks = num_blocks
-        self._max_blocks = max_blocks
-        self._num_spare = num_spare
+        self._num_spare = spare_blocks(most_drafts, self.block_size)
+        self._max_blocks = limits.max_blocks_per_seq
+        self.max_tokens = (self._max_blocks - self._num_spare) * self.block_size
+        self._num_blocks = num_blocks = pool.num_blocks - limits.max_seqs * self._num_spare
         self._num_tables = num_tables
         self._vocab_size = vocab_size
         self._ahead = ahead
@@ -140,7 +140,7 @@ class DraftSequences:
             len(tokens),
             self._ahead,
             HowItDraws.of(intro),
-            np.zeros(self._max_blocks + self._num_spare, np.int32),
+            np.zeros(self._max_blocks, np.int32),
             _chained(0, kept[: self._ahead]),
         )
 

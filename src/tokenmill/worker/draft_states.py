@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..core.block import KVGroup
+from ..core.speculation import SpeculationConfig
 from ..core.step import Drafts
 from ..models.decoder import AuxHiddenStates
 from ..ops.api import Array, Ops, StepLimits
@@ -55,9 +56,6 @@ class StateDrafter:
     limits        of state_limits
     source        the drafter's name
     num_tables    block tables of a sequence, of which the first is that of the target's group
-    most_drafts   tokens of a proposal
-    p_min         nor is a token drafted that is right with a lower probability, where those before it are
-    is_adaptive   False: most_drafts are drafted, whatever they cost
     """
 
     def __init__(
@@ -67,35 +65,23 @@ class StateDrafter:
         aux: AuxHiddenStates,
         pool: KVPool,
         limits: StepLimits,
+        speculation: SpeculationConfig,
         *,
         source: str,
         num_tables: int,
-        most_drafts: int,
-        p_min: float = 0.0,
-        is_adaptive: bool = True,
     ) -> None:
         self.aux = aux
         self.weights_bytes = model.num_bytes
         self._limits = limits
-        num_spare = spare_blocks(most_drafts, pool.group.block_size)
+        self._most_drafts = speculation.num_speculative_tokens
         self.kv = DraftSequences(
-            pool,
-            pool.num_blocks - limits.max_seqs * num_spare,
-            limits.max_blocks_per_seq - num_spare,
-            num_spare=num_spare,
-            num_tables=num_tables,
-            vocab_size=model.vocab_size,
-            ahead=1,
+            pool, limits, self._most_drafts, num_tables=num_tables, vocab_size=model.vocab_size, ahead=1
         )
-        self._most_drafts = most_drafts
         self._given_TD, self._made_TD = (np.zeros((limits.max_tokens, model.width), np.float32) for _ in "gm")
         self._program = ops.compile(
             lambda recorder, batch: model.forward(recorder, pool.kv, batch, self._given_TD, self._made_TD), limits
         )
-        loop = DraftLoop(
-            limits.max_logit_rows, vocab_size=model.vocab_size, p_min=p_min, source=source, is_adaptive=is_adaptive
-        )
-        self._runner = DraftRunner(self._program, self.kv, loop)
+        self._runner = DraftRunner(self._program, self.kv, DraftLoop(source, speculation, model.vocab_size))
 
     @property
     def scratch_bytes(self) -> int | None:
