@@ -387,7 +387,7 @@ TM_API int32_t tm_token_logprobs(tm_team* team, const float* logits, int64_t num
 /* Drafters without a model: what they are is in drafter.cpp. One thread uses a drafter. */
 typedef struct tm_drafter tm_drafter;
 
-enum tm_draft_source { TM_DRAFT_NGRAM = 0, TM_DRAFT_SUFFIX = 1 };
+enum tm_draft_source { TM_DRAFT_NGRAM = 0, TM_DRAFT_SUFFIX = 1, TM_DRAFT_CORPUS = 2 }; /* of a corpus: suffix, too */
 
 typedef struct {
   int32_t vocab_size;
@@ -401,9 +401,13 @@ typedef struct {
 
 TM_API tm_drafter* tm_drafter_new(const tm_drafter_settings* settings); /* null on failure */
 TM_API void tm_drafter_free(tm_drafter* drafter);
+/* The arrays of a corpus (formats/corpus_index.py), checked, which outlive the drafter. The first one has number 0. */
+TM_API int32_t tm_drafter_add_corpus(tm_drafter* drafter, const int32_t* tokens, const int32_t* places, int32_t num_places);
 /* A sequence, forgotten first where it is known, whose tokens come with tm_drafter_propose; about `expected` soon. Those from
  * num_before on are its output. */
 TM_API int32_t tm_drafter_begin(tm_drafter* drafter, int64_t sequence, const char* scope, int32_t expected, int32_t num_before);
+/* It is drafted for from these corpora, too. */
+TM_API int32_t tm_drafter_use_corpora(tm_drafter* drafter, int64_t sequence, const int32_t* corpora, int32_t count);
 /* Its output may be drafted for others of its scope from now on. An unknown one is nothing. */
 TM_API int32_t tm_drafter_end(tm_drafter* drafter, int64_t sequence);
 /* To sequence i come tokens[starts[i]] .. tokens[starts[i + 1]]; then at most most[i] tokens are drafted for it, counts[i], at

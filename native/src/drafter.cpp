@@ -3,17 +3,19 @@
 //   ngram   the longest run of ngram_min to ngram_max tokens that ends the sequence and occurred in it before: what followed
 //           it the last time (prompt lookup; LLMA, arXiv 2304.04487). The last time resembles most what comes now; where it is
 //           so near that it reaches the end, the draft repeats itself, so that a period goes on.
-//   suffix  the longest run of up to suffix_depth tokens, in the sequence or in what ended sequences of its scope put out:
-//           what followed it most often, as far as the match is long and the counts are sure (SuffixDecoding, arXiv
-//           2411.04975). Of the two texts the one drafts of which more tokens are expected to be right.
+//   suffix  the longest run of up to suffix_depth tokens, in the sequence, in what ended sequences of its scope put out, or in a
+//           corpus: what followed it most often, as far as the match is long and the counts are sure (SuffixDecoding, arXiv
+//           2411.04975). Of these texts the one drafts of which more tokens are expected to be right.
 //
 // Equal calls give equal drafts: nothing depends on time, addresses or the order of a hash table.
 #include <memory>
 #include <new>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "../include/tokenmill_native.h"
+#include "corpus_index.h"
 #include "draft_search.h"
 #include "fail.h"
 #include "output_index.h"
@@ -31,6 +33,7 @@ struct Sequence {
   std::string scope;
   int num_before;
   mill::SequenceIndex index;
+  std::vector<int32_t> corpora;
 };
 
 mill::ContextLengths contexts_of(const tm_drafter_settings& given) {
@@ -56,24 +59,36 @@ struct tm_drafter {
     return draft.count > 0;
   }
 
-  bool look_up_suffix(const Sequence& sequence, int most, Draft& draft) {
-    if (settings.suffix_depth == 0) return false;
+  // Where the draft is from; -1: there is none.
+  int look_up_suffix(const Sequence& sequence, int most, Draft& draft) {
+    if (settings.suffix_depth == 0) return -1;
     const mill::SequenceIndex& own = sequence.index;
     const int32_t* const end = own.tokens() + own.size();
-    look_up(own, end, own.size(), 0, most, draft);
-    const int number = outputs.number_of(sequence.scope);
-    if (number < 0) return draft.count > 0;
-    look_up(mill::OutputIndex::View{outputs, number}, end, own.size(), static_cast<uint64_t>(number) + 1, most, other);
-    if (other.score > draft.score) {
-      draft = other;
-      outputs.touch(sequence.scope, matches.at[0]);
+    find_matches(own, contexts, end, own.size(), 0, settings.suffix_depth, matches);
+    follow_suffix(own, most, draft);
+    if (const int number = outputs.number_of(sequence.scope); number >= 0) {
+      const mill::OutputIndex::View view{outputs, number};
+      find_matches(view, contexts, end, own.size(), static_cast<uint64_t>(number) + 1, settings.suffix_depth, matches);
+      follow_suffix(view, most, other);
+      if (other.score > draft.score) {
+        draft = other;
+        outputs.touch(sequence.scope, matches.at[0]);
+      }
     }
-    return draft.count > 0;
+    int source = TM_DRAFT_SUFFIX;
+    for (const int32_t number : sequence.corpora) {
+      corpora[number].find_matches(end, own.size(), settings.suffix_depth, matches);
+      follow_suffix(corpora[number], most, other);
+      if (other.score > draft.score) {
+        draft = other;
+        source = TM_DRAFT_CORPUS;
+      }
+    }
+    return draft.count > 0 ? source : -1;
   }
 
   template <class Index>
-  void look_up(const Index& index, const int32_t* end, int num_tokens, uint64_t seed, int most, Draft& draft) {
-    find_matches(index, contexts, end, num_tokens, seed, settings.suffix_depth, matches);
+  void follow_suffix(const Index& index, int most, Draft& draft) {
     const float longest = settings.suffix_factor * static_cast<float>(matches.length);
     follow(index, matches, static_cast<int>(std::min(longest, static_cast<float>(most))), settings.suffix_chance,
            settings.vocab_size, draft);
@@ -81,15 +96,16 @@ struct tm_drafter {
 
   // The drafter that has something, asked in order; -1: none has.
   int draft_for(const Sequence& sequence, int most, Draft& draft) {
-    const bool suffix_first = settings.suffix_first != 0;
-    if (suffix_first && look_up_suffix(sequence, most, draft)) return TM_DRAFT_SUFFIX;
+    const int source = settings.suffix_first != 0 ? look_up_suffix(sequence, most, draft) : -1;
+    if (source >= 0) return source;
     if (look_up_ngram(sequence, most, draft)) return TM_DRAFT_NGRAM;
-    return !suffix_first && look_up_suffix(sequence, most, draft) ? TM_DRAFT_SUFFIX : -1;
+    return settings.suffix_first != 0 ? -1 : look_up_suffix(sequence, most, draft);
   }
 
   const tm_drafter_settings settings;
   const mill::ContextLengths contexts;
   mill::OutputIndex outputs;
+  std::vector<mill::CorpusIndex> corpora;
   std::unordered_map<int64_t, Sequence> sequences;
   mill::Matches matches;
   Draft other;
@@ -112,10 +128,26 @@ tm_drafter* tm_drafter_new(const tm_drafter_settings* given) {
 
 void tm_drafter_free(tm_drafter* drafter) { delete drafter; }
 
+int32_t tm_drafter_add_corpus(tm_drafter* drafter, const int32_t* tokens, const int32_t* places, int32_t num_places) {
+  return guarded([&] {
+    drafter->corpora.emplace_back(tokens, places, num_places);
+    return 0;
+  });
+}
+
 int32_t tm_drafter_begin(tm_drafter* drafter, int64_t sequence, const char* scope, int32_t expected, int32_t num_before) {
   return guarded([&] {
     drafter->sequences.erase(sequence);
-    drafter->sequences.emplace(sequence, Sequence{scope, num_before, mill::SequenceIndex(drafter->contexts, expected)});
+    drafter->sequences.emplace(sequence, Sequence{scope, num_before, mill::SequenceIndex(drafter->contexts, expected), {}});
+    return 0;
+  });
+}
+
+int32_t tm_drafter_use_corpora(tm_drafter* drafter, int64_t sequence, const int32_t* corpora, int32_t count) {
+  return guarded([&] {
+    for (int i = 0; i < count; i++)
+      if (corpora[i] < 0 || corpora[i] >= static_cast<int>(drafter->corpora.size())) return fail("a corpus that is not there");
+    drafter->sequences.at(sequence).corpora.assign(corpora, corpora + count);
     return 0;
   });
 }

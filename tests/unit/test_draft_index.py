@@ -5,18 +5,21 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from random_models import Shape, write_gguf_model
+from tokenmill import LLM, SamplingParams
 from tokenmill.cli.main import main
 from tokenmill.core.errors import ConfigError
 from tokenmill.draft import texts as draft_texts
 from tokenmill.draft.index import build_index
 from tokenmill.draft.texts import read_texts
-from tokenmill.formats.corpus_index import END, CorpusIndex, open_corpus
+from tokenmill.formats.corpus_index import DATA_OFFSET, END, CorpusIndex, open_corpus
 from tokenmill.ops import contexts
 from tokenmill.ops.contexts import followed_places, sort_contexts
 from tokenmill.text.text_model import fetch_text
@@ -169,3 +172,54 @@ def test_the_command_indexes_files(model, tmp_path, capsys):
     assert "1 texts" in capsys.readouterr().out and out.exists()
     assert main(["draft", "index", str(model), str(tmp_path / "none"), "--out", str(out)]) == 2
     assert "none is not there." in capsys.readouterr().err
+
+
+LIMITS = {"kv_cache_memory_bytes": "16MiB", "max_num_seqs": 4, "threads": 1}
+
+
+def drafting(path: Path, tenants: str | list[str] = "*") -> dict[str, Any]:
+    return {"corpora": [{"path": str(path), "tenants": tenants}], "adaptive": False, "num_speculative_tokens": 4}
+
+
+def test_answers_are_drafted_from_it_and_stay(model, tokenizer, tmp_path):
+    """By whoever may use it: an index of what a model answers has right drafts for it. What is given to a tenant is for
+    no caller without one."""
+    how = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, seed=1)
+    with LLM(str(model), **LIMITS) as llm:
+        (plain,) = llm.generate(["one two three"], how)
+    answer = plain.outputs[0].token_ids
+    index = build(tokenizer, tmp_path, "one two three", name="empty")
+    tokens = np.array([END, *plain.prompt_token_ids, *answer, END], np.int32)
+    places = sort_contexts(tokens, followed_places(tokens))
+    header = replace(index.header, num_tokens=len(tokens), num_places=len(places))
+    path = tmp_path / "answers"
+    path.write_bytes(header.pack((tokens, places)).ljust(DATA_OFFSET, b"\0") + tokens.tobytes() + places.tobytes())
+    right = []
+    for tenants in ("*", ["acme"]):
+        with LLM(str(model), **LIMITS, speculative_config=drafting(path, tenants)) as llm:
+            (given,) = llm.generate(["one two three"], how)
+            said = dict(llm.ready.facts)["speculation"]
+        assert given.outputs[0].token_ids == answer
+        assert f"from {path} for {'all' if tenants == '*' else 'acme'}" in said
+        right.append(sum(step[1] for step in given.outputs[0].draft_steps))
+    assert right[0] >= 20 and right[0] > right[1]
+
+
+def test_a_server_that_cannot_use_it_says_so_in_one_line(model, tokenizer, tmp_path, capsys):
+    """Before any weights are read: one that is of another tokenizer, cut, damaged or not there."""
+    path = build(tokenizer, tmp_path, "one two one two three").path
+    whole = path.read_bytes()
+    for data, error in (
+        (whole[:40] + b"\0\0" + whole[42:], "was built for another tokenizer; build it again with the model"),
+        (whole[:-4], "is cut: it has"),
+        (whole[:-4] + bytes([whole[-4] ^ 1]) + whole[-3:], "is damaged: its checksum is another; build it again"),
+        (None, "cannot be read: No such file or directory"),
+    ):
+        path.unlink(missing_ok=True)
+        if data is not None:
+            path.write_bytes(data)
+        asked = ["--speculative-config", json.dumps(drafting(path)), "--kv-cache-memory-bytes", "16MiB"]
+        assert main(["generate", str(model), "--prompt", "hello", "--max-tokens", "2", *asked]) == 2
+        said = capsys.readouterr().err
+        print(said)
+        assert said.count("\n") == 1 and f"The corpus {path} {error}" in said

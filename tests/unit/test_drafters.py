@@ -6,16 +6,19 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tiny import VOCAB_SIZE, tiny_checkpoint
 from tokenmill.core.block import full_groups
 from tokenmill.core.request import SamplingParams
-from tokenmill.core.speculation import NGRAM, SUFFIX, SpeculationConfig
+from tokenmill.core.speculation import CORPUS, NGRAM, SUFFIX, SpeculationConfig
 from tokenmill.core.step import Drafts, Introduction, PlanRow, RowResult, StepPlan
-from tokenmill.ops.drafts import Wanted
+from tokenmill.ops.contexts import followed_places, sort_contexts
+from tokenmill.ops.drafts import Corpus, Wanted
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.drafter import NativeDrafter
 from tokenmill.ops.reference import ReferenceOps
@@ -56,23 +59,31 @@ def random_config(rng: random.Random) -> SpeculationConfig:
     )
 
 
+def corpus(*texts: list[int]) -> Corpus:
+    tokens = np.array([-1, *chain.from_iterable([*text, -1] for text in texts)], np.int32)
+    return Corpus(tokens, sort_contexts(tokens, followed_places(tokens)))
+
+
 @native
 @pytest.mark.parametrize("seed", range(40))
 def test_the_index_proposes_what_a_look_at_every_place_does(seed):
-    """Sequences of two scopes that grow, end and begin anew, some of whose outputs are forgotten."""
+    """Sequences of two scopes that grow, end and begin anew, some of whose outputs are forgotten, and of which some are
+    drafted for from one or two corpora."""
     rng = random.Random(seed)
     config = random_config(rng)
-    drafters = NativeDrafter(config, VOCAB - 3), ReferenceDrafter(config, VOCAB - 3)
     texts = [random_text(rng, 300) for _ in range(3)]
+    corpora = [corpus(*(random_text(rng, rng.randint(1, 200)) for _ in range(5))), corpus(texts[0], texts[2])]
+    drafters = [make(config, VOCAB - 3, corpora) for make in (NativeDrafter, ReferenceDrafter)]
     running: dict[int, list[int]] = {}
     num_proposed = 0
     for _ in range(120):
         for seq in range(3):
             if seq not in running or rng.random() < 0.03:
                 num_before, scope = rng.randint(0, 20), rng.choice("ab")
+                used = rng.choice(((), (0,), (0, 1)))
                 for drafter in drafters:
                     drafter.end(seq)
-                    drafter.begin(seq, scope, 10, num_before)
+                    drafter.begin(seq, scope, 10, num_before, used)
                 running[seq] = rng.choice(texts)[rng.randrange(100) :] + random_text(rng, 200)
         rows = []
         for seq in range(3):
@@ -86,8 +97,8 @@ def test_the_index_proposes_what_a_look_at_every_place_does(seed):
     drafters[0].close()
 
 
-def propose(drafter, text, scope="", most=8) -> Drafts | None:
-    drafter.begin(0, scope, len(text), len(text))
+def propose(drafter, text, scope="", most=8, corpora=()) -> Drafts | None:
+    drafter.begin(0, scope, len(text), len(text), corpora)
     (drafts,) = drafter.propose([Wanted(0, text, most)])
     return drafts
 
@@ -117,6 +128,23 @@ def test_suffixes_go_on_as_they_did_most_often_as_far_as_that_is_sure(make):
     assert twice.tokens == (1, 2, 5, 8) and twice.chances == pytest.approx((1.0, 2 / 3, 1 / 2, 1.0))
     surer = make(SpeculationConfig(suffix_decoding_max_spec_factor=2.0, suffix_decoding_min_token_prob=0.6), VOCAB)
     assert propose(surer, text).tokens == (1, 2)
+
+
+@both
+@pytest.mark.parametrize("num_texts", [3, 1000])
+def test_a_corpus_drafts_what_follows_most_of_its_places(make, num_texts):
+    """As far as its text goes, for those that may use it, and where more tokens of it are expected to be right than of
+    the sequence's own text. Of many places, so many count as are looked at."""
+    texts = [[number % 7 + 20, 3, 4, 5, *((8, 9) if number % 3 else (6,))] for number in range(num_texts)]
+    drafter = make(SpeculationConfig(), VOCAB, [corpus([3, 4, 5, 7]), corpus(*texts)])
+    found = propose(drafter, [1, 2, 3, 4, 5], corpora=(1,))
+    assert found.source == CORPUS and found.tokens == (8, 9)
+    assert found.chances == pytest.approx((2 / 3, 1.0), abs=0.05)
+    assert propose(drafter, [1, 2, 3, 4, 5], corpora=(0, 1)).tokens == (8, 9)
+    assert propose(drafter, [1, 2, 3, 4, 5], corpora=(0,)).tokens == (7,)
+    assert propose(drafter, [1, 2, 3, 4, 5]) is None
+    assert propose(drafter, [3, 4, 5, 1, 2, 9, 3, 4, 5], corpora=(0, 1)).source == SUFFIX
+    assert propose(drafter, [1, 2, 9], corpora=(1,)) is None  # nothing follows it
 
 
 @both

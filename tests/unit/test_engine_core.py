@@ -14,7 +14,7 @@ from tokenmill.core.cost import Costs, Work
 from tokenmill.core.effects import StepFailed
 from tokenmill.core.events import Abort, Drain, Output, Submit
 from tokenmill.core.request import IDLE_PRIORITY, Request, SamplingParams
-from tokenmill.core.speculation import SpeculationConfig
+from tokenmill.core.speculation import CorpusConfig, SpeculationConfig
 from tokenmill.core.step import Drafts, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from tokenmill.core.terms import Terms
 from tokenmill.engine import step_builder
@@ -526,6 +526,22 @@ def test_drafts_are_shared_within_a_tenant_and_salt() -> None:
     scopes = {row.seq: row.intro.draft_scope for row in plan.rows if row.intro is not None}
     assert len(scopes) == len(pairs) and len(set(scopes.values())) == len(set(pairs))
     assert scopes[5] == scopes[6] and scopes[0] == ""
+
+
+def test_a_corpus_is_for_the_tenants_that_it_is_given_to() -> None:
+    """And for all only if that is said: a worker is told for each sequence which corpora it may have drafts of."""
+    corpora = (
+        CorpusConfig("a", ("ann", "1")),
+        CorpusConfig("b", None),
+        CorpusConfig("c", ("bob",)),
+    )
+    engine = Engine(replace(CONFIG, speculation=SpeculationConfig(corpora=corpora)))
+    callers = {"ann": (0, 1), "bob": (1, 2), "an": (1,), "ann,1": (1,), "": (1,)}
+    for number, tenant in enumerate(callers):
+        engine.add(make_request(f"r{number}", 4, terms=Terms(tenant=tenant), cache_salt="ann"))
+    plan = engine.plan()
+    assert plan is not None
+    assert [row.intro.corpora for row in plan.rows if row.intro is not None] == [*callers.values()]
 
 
 def test_drafts_are_given_room_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

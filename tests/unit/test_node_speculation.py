@@ -10,7 +10,7 @@ import pytest
 from tokenmill.core.block import STATE, STATE_WINDOW, KVGroupSpec, full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError
-from tokenmill.core.speculation import SpeculationConfig
+from tokenmill.core.speculation import CorpusConfig, SpeculationConfig
 from tokenmill.core.units import GiB
 from tokenmill.node.machine import MachineFacts
 from tokenmill.node.options import EngineOptions
@@ -45,6 +45,15 @@ def test_keys_and_defaults_are_those_of_vllm() -> None:
     assert (found.suffix_decoding_max_spec_factor, found.suffix_decoding_min_token_prob) == (1.0, 0.1)
 
 
+def test_a_corpus_is_for_tenants_by_name_or_for_all() -> None:
+    given = {
+        "corpora": [{"path": "laws.index", "tenants": ["acme", "1-ab"]}, {"path": "public", "tenants": "*"}],
+        "num_speculative_tokens": 8,
+    }
+    corpora = (CorpusConfig("laws.index", ("acme", "1-ab")), CorpusConfig("public", None))
+    assert read(**given) == SpeculationConfig(num_speculative_tokens=8, corpora=corpora)
+
+
 @pytest.mark.parametrize(
     ("given", "left"),
     [
@@ -56,6 +65,7 @@ def test_keys_and_defaults_are_those_of_vllm() -> None:
         ({"method": ["ngram", "mtp"], "p_min": 0.5}, {"method": "ngram", "p_min": 0.5}),
         ({"num_speculative_tokens": 3}, {"num_speculative_tokens": 3}),
         ({"model": "[ngram]"}, {"method": "ngram"}),
+        ({"corpora": [{"path": "laws", "tenants": "*"}], "n_min": 2}, {"n_min": 2}),
     ],
 )
 def test_what_is_left_where_no_model_drafts(given: Any, left: Any) -> None:
@@ -101,6 +111,19 @@ def test_what_is_left_where_no_model_drafts(given: Any, left: Any) -> None:
             "prompt_lookup_min of .* must be at most prompt_lookup_max",
         ),
         ({"num_speculative_tokens": 3, "n_min": 4}, "n_min of .* must be at most num_speculative_tokens .3., got 4"),
+        ({"corpora": "laws"}, "corpora of speculative_config must be a list such as"),
+        ({"corpora": ["laws"]}, "corpora of speculative_config must be a list such as"),
+        ({"corpora": [{"tenants": "*"}]}, "path of corpora of .* must be the file that `tokenmill draft index` has"),
+        ({"corpora": [{"path": "laws"}]}, "tenants of corpora of .* must be a list of ids of tenants, or .* got None"),
+        ({"corpora": [{"path": "laws", "tenants": []}]}, "tenants of corpora of .* must be a list of ids of tenants"),
+        ({"corpora": [{"path": "laws", "tenants": "acme"}]}, "tenants of corpora of .* got 'acme'"),
+        ({"corpora": [{"path": "laws", "tenants": [""]}]}, "tenants of corpora of .* must be a list of ids of tenants"),
+        ({"corpora": [{"path": "laws", "tenant": "*"}]}, "Unknown key 'tenant' in corpora of .*Did you mean 'tenants'"),
+        ({"corpora": [{"path": "laws", "tenants": "*"}] * 17}, "corpora of speculative_config must be 16 at most"),
+        (
+            {"method": "ngram", "corpora": [{"path": "laws", "tenants": "*"}]},
+            "method of speculative_config must be suffix, or several with it, where there are corpora, got 'ngram'",
+        ),
         ({"adaptive": 1}, "adaptive of speculative_config must be true or false, got 1"),
         ({"p_min": "high"}, "p_min of speculative_config must be a number from 0 to 1, got 'high'"),
     ],
@@ -108,7 +131,7 @@ def test_what_is_left_where_no_model_drafts(given: Any, left: Any) -> None:
 def test_what_is_not_here_is_one_line(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         EngineOptions(speculative_config=given)
-    assert caught.value.param in ("speculative_config", "methd") and "\n" not in caught.value.message
+    assert caught.value.param in ("speculative_config", "methd", "tenant") and "\n" not in caught.value.message
 
 
 def test_a_text_is_no_object() -> None:

@@ -27,6 +27,9 @@ BY_MODEL = (DRAFT_MODEL, EAGLE3, MEDUSA, MTP)
 BY_FILE = (DRAFT_MODEL, EAGLE3, MEDUSA)
 """Those that are in a file of their own."""
 
+CORPUS = "corpus"
+"""What drafts of `suffix` are called that come of a corpus."""
+
 PREDICTION = "prediction"
 """The drafter of a request that says what it expects, beside those that are configured."""
 
@@ -34,6 +37,9 @@ NO_METRICS, SUMMARY, DETAILED = "none", "summary", "detailed"
 """What an answer tells of its drafts."""
 
 MOST_SPECULATIVE_TOKENS = 64
+
+MOST_CORPORA = 16
+"""Each is looked up for each token."""
 
 MOST_DRAFTS = 64
 """Verified in a step, of all sequences together: a worker has room for their logits beside those of a token of each
@@ -69,6 +75,15 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
+class CorpusConfig:
+    """path: of an index (formats/corpus_index.py). tenants: whose requests are drafted from it, by id; None: all, those
+    without a tenant, too."""
+
+    path: str
+    tenants: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationConfig:
     """The fields are called as in vLLM's --speculative-config; n_min and p_min as in a request (core/terms.py). Raises
     ConfigError.
@@ -87,6 +102,7 @@ class SpeculationConfig:
     adaptive                 False: as many are verified as are drafted and there is room for, whatever it costs
     model                    of those of BY_FILE: its name or path
     quantization             what its dense matrices become at load, as kernels call it; "": they stay as stored
+    corpora                  suffix: texts that are looked at, too
     """
 
     methods: tuple[str, ...] = (SUFFIX,)
@@ -102,12 +118,17 @@ class SpeculationConfig:
     adaptive: bool = True
     model: str = ""
     quantization: str = ""
+    corpora: tuple[CorpusConfig, ...] = ()
 
     def __post_init__(self) -> None:
         if len(both := [name for name in self.methods if name in BY_MODEL]) > 1:
             raise wrong("method", f"one of {', '.join(BY_MODEL)} at most", ", ".join(both))
         if not self.methods or len(set(self.methods)) < len(self.methods) or not set(self.methods) <= set(METHODS):
             raise wrong("method", f"one or several of {', '.join(METHODS)}", ", ".join(self.methods) or "none")
+        if self.corpora and SUFFIX not in self.methods:
+            raise wrong("method", f"{SUFFIX}, or several with it, where there are corpora", ", ".join(self.methods))
+        if len(self.corpora) > MOST_CORPORA:
+            raise wrong("corpora", f"{MOST_CORPORA} at most", len(self.corpora))
         for name, least, most in _RANGES:
             value = getattr(self, name)
             kinds, said = ((int, float), "a number") if isinstance(least, float) else ((int,), "an integer")
@@ -119,6 +140,10 @@ class SpeculationConfig:
             least, most = getattr(self, name), getattr(self, bound)
             if least > most:
                 raise wrong(name, f"at most {bound} ({most})", least)
+
+    def corpora_for(self, tenant: str) -> tuple[int, ...]:
+        """The indices of those that its requests are drafted from."""
+        return tuple(index for index, each in enumerate(self.corpora) if each.tenants is None or tenant in each.tenants)
 
 
 def wrong(name: str, wanted: str, value: Any) -> ConfigError:

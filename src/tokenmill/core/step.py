@@ -39,8 +39,8 @@ class Introduction:
     as in Request, and so are `embeds`: what has its place in a row is the input there, whatever the row's tokens are.
     `encoded`: of each of `embeds`, the block of the encoder's group with what the encoder makes of it; `unencoded`: the
     ones among these blocks that are to be filled in this step, before any row. `slow_s`: what RowResult last said of
-    it. `draft_scope`: drafts for it are made of its own text and of outputs of sequences with the same.
-    `prediction`: and of these tokens.
+    it. `draft_scope`: drafts for it are made of its own text and of outputs of sequences with the same. `corpora`: and
+    of these, by index in the configuration. `prediction`: and of these tokens.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -58,6 +58,7 @@ class Introduction:
     encoded: tuple[int, ...] = ()
     unencoded: tuple[int, ...] = ()
     draft_scope: str = ""
+    corpora: tuple[int, ...] = ()
     prediction: tuple[int, ...] = ()
 
 

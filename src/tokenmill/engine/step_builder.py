@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
 from ..core.cost import Costs
 from ..core.request import Request
@@ -222,8 +223,12 @@ class StepBuilder:
     def _begin(self, seq: Sequence) -> Introduction:
         encoder = self._state.encoder
         self.step.published += encoder.begin(seq)
-        scope = "" if self._state.speculation is None else _draft_scope(seq.request)
-        return _introduce(seq, encoder.blocks_of(seq), scope)
+        introduction = _introduce(seq, encoder.blocks_of(seq))
+        speculation, request = self._state.config.speculation, seq.request
+        if speculation is None:
+            return introduction
+        corpora = speculation.corpora_for(request.terms.tenant)
+        return replace(introduction, draft_scope=_draft_scope(request), corpora=corpora)
 
     def _row_of_known(self, seq: Sequence, start: int, end: int, blocks: tuple[int, ...], is_drawing: bool) -> PlanRow:
         self._state.counters.prompt_tokens_computed += max(0, min(end, seq.num_prompt) - start)
@@ -244,7 +249,7 @@ def _unsent(seq: Sequence) -> tuple[int, ...]:
     return tuple(block for table in seq.tables for block in table.ids[seq.num_sent :])
 
 
-def _introduce(seq: Sequence, encoded: tuple[int, ...], draft_scope: str) -> Introduction:
+def _introduce(seq: Sequence, encoded: tuple[int, ...]) -> Introduction:
     request = seq.request
     return Introduction(
         prompt_tokens=request.prompt_tokens,
@@ -261,7 +266,6 @@ def _introduce(seq: Sequence, encoded: tuple[int, ...], draft_scope: str) -> Int
         embeds=request.embeds,
         encoded=encoded,
         unencoded=seq.unencoded,
-        draft_scope=draft_scope,
         prediction=request.prediction,
     )
 

@@ -18,6 +18,7 @@ from ..core.speculation import EAGLE3, MEDUSA, MTP
 from ..core.tiers import TierEvents, TierFacts
 from ..core.units import format_parts
 from ..formats.checkpoint import Checkpoint, open_checkpoint
+from ..formats.corpus_index import open_corpus
 from ..formats.hub import resolve_model
 from ..formats.sentence_transformers import read_sentence_config
 from ..kv.connector.scheduler.saves import SAVE_BYTES
@@ -34,6 +35,7 @@ from ..models.rope import table_bytes
 from ..models.vectors import VectorModel, is_bare_decoder, vector_config
 from ..models.weights import Progress
 from ..ops.api import Ops
+from ..ops.drafts import Corpus
 from ..ops.select import select_ops
 from ..sched.admission import max_running
 from ..text.text_model import load_text
@@ -222,7 +224,7 @@ def planned_memory(
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A model's weights, and how an engine that uses them is set up. Each process that is forked from this one can make
-    an engine of it. drafter: the model that drafts for it, if one does."""
+    an engine of it. drafter: the model that drafts for it, if one does; corpora: texts that are drafted from."""
 
     checkpoint: Checkpoint
     settings: EngineSettings
@@ -230,6 +232,7 @@ class Loaded:
     model: Model | VectorModel
     pooling: PoolingChoice | None
     drafter: Drafter | None = None
+    corpora: tuple[Corpus, ...] = ()
 
 
 def load_engine(
@@ -263,12 +266,13 @@ def load_model(
     try:
         facts = model_facts(checkpoint, pooling, options, drafts)
         settings = resolve(options, machine, facts, ops.kv_dtype)
+        corpora = open_corpora(checkpoint, settings.config)
         model = load_weights(checkpoint, ops, settings.spec, progress, cache_dir)
         drafter = None if drafts is None else load_drafter(drafts, ops, settings.spec, progress, target=model)
     finally:
         if drafts is not None:
             drafts.close()
-    return Loaded(checkpoint, settings, ops, model, pooling, drafter)
+    return Loaded(checkpoint, settings, ops, model, pooling, drafter, corpora)
 
 
 def open_drafter(checkpoint: Checkpoint, options: EngineOptions, cache_dir: Path | None = None) -> Checkpoint | None:
@@ -297,6 +301,17 @@ def open_drafter(checkpoint: Checkpoint, options: EngineOptions, cache_dir: Path
     except TokenmillError as error:
         raise ConfigError(f"{name} cannot draft: {error.message}", param="speculative_config") from error
     return found
+
+
+def open_corpora(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Corpus, ...]:
+    """Map the indices of texts that are drafted from, for the tokenizer of this checkpoint. Each is read once. Raises
+    ConfigError."""
+    asked = () if config.speculation is None else config.speculation.corpora
+    if not asked:
+        return ()
+    tokenizer = load_text(checkpoint).tokenizer.digest()
+    found = (open_corpus(Path(each.path), tokenizer) for each in asked)
+    return tuple(Corpus(each.tokens, each.places) for each in found)
 
 
 def _open_mtp(checkpoint: Checkpoint) -> Checkpoint | None:
@@ -344,6 +359,7 @@ def make_engine(loaded: Loaded, cache_dir: Path, queue_bytes: int = 0) -> Engine
         settings.spec,
         model=loaded.model,
         drafter=loaded.drafter,
+        corpora=loaded.corpora,
         queue_bytes=queue_bytes,
         cache_dir=cache_dir,
     )

@@ -19,6 +19,7 @@ from ..core.speculation import (
     MTP,
     NGRAM,
     SUFFIX,
+    CorpusConfig,
     SpeculationConfig,
     wrong,
 )
@@ -58,6 +59,9 @@ _NO_MODELS = (NGRAM, "[ngram]", SUFFIX)
 """What vLLM also takes by the key of a model."""
 
 _OFF = ("none", "")
+
+EVERYONE = "*"
+"""In place of tenants. No tenant is called that."""
 
 
 def read_json(text: str) -> dict[str, Any]:
@@ -101,6 +105,8 @@ def read_speculation(given: Mapping[str, Any] | None) -> tuple[SpeculationConfig
     if methods is None:
         return None, ()
     values = {name: given[name] for name in settings if given.get(name) is not None}
+    if "corpora" in values:
+        values["corpora"] = _corpora(values["corpora"])
     if values.get("model") in _NO_MODELS:
         del values["model"]
     _check_model(values, next((name for name in methods if name in BY_FILE), ""))
@@ -110,14 +116,33 @@ def read_speculation(given: Mapping[str, Any] | None) -> tuple[SpeculationConfig
     return SpeculationConfig(methods, **values), tuple(name for name in _WITHOUT_EFFECT if name in given)
 
 
+def _corpora(given: Any) -> tuple[CorpusConfig, ...]:
+    """Tenants are named, or all are: how fast an answer comes tells who may ask that a text is in a corpus."""
+    if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
+        raise wrong("corpora", 'a list such as [{"path": "laws.index", "tenants": ["acme"]}]', given)
+    found = []
+    for each in given:
+        check_keys(each, {"path", "tenants"}, "corpora of speculative_config")
+        path, tenants = each.get("path"), each.get("tenants")
+        if not isinstance(path, str) or not path:
+            raise wrong("path of corpora", "the file that `tokenmill draft index` has written", path)
+        is_list = isinstance(tenants, list) and all(isinstance(name, str) and name for name in tenants)
+        if tenants != EVERYONE and (not tenants or not is_list):
+            raise wrong("tenants of corpora", f'a list of ids of tenants, or "{EVERYONE}" for all', tenants)
+        found.append(CorpusConfig(path, None if tenants == EVERYONE else tuple(tenants)))
+    return tuple(found)
+
+
 def without_models(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What is left of it where no model is to draft, nor a layer of the model itself; None: nothing drafts. Raises
-    ConfigError."""
+    """What is left of it where no model is to draft, nor a layer of the model itself, nor corpora, which are of another
+    tokenizer; None: nothing drafts. Raises ConfigError."""
     speculation, _ = read_speculation(given)
     methods = () if speculation is None else tuple(name for name in speculation.methods if name not in BY_MODEL)
     if given is None or not methods:
         return None
-    return {name: value for name, value in given.items() if name not in _OF_THE_MODEL} | {"method": ",".join(methods)}
+    return {name: value for name, value in given.items() if name not in (*_OF_THE_MODEL, "corpora")} | {
+        "method": ",".join(methods)
+    }
 
 
 def _check_model(values: dict[str, Any], method: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.block import KVGroup
 from ..core.speculation import SpeculationConfig
-from .drafts import Drafter
+from .drafts import Corpus, Drafter
 from .draws import NEVER as NEVER
 from .draws import Draws as Draws
 from .draws import Mask as Mask
@@ -312,8 +312,9 @@ class Ops(DiskOps, Protocol):
         Where the row's logits are not all finite, logprobs are NaN, the rank is 0 and the ids mean nothing."""
         ...
 
-    def new_drafter(self, config: SpeculationConfig, vocab_size: int) -> Drafter:
-        """Drafters without a model for the sequences of a worker. It is freed with the backend."""
+    def new_drafter(self, config: SpeculationConfig, vocab_size: int, corpora: Sequence[Corpus] = ()) -> Drafter:
+        """Drafters without a model for the sequences of a worker. They are freed with the backend, and look into the
+        arrays of the corpora until then."""
         ...
 
     def close(self) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from ..core.step import Drafts
 from ..core.units import MiB
 
 OCCURRENCES = 64
-"""Places of a context that are looked at, the latest ones."""
+"""Places of a context that are looked at: the latest ones; in a corpus, ones that lie evenly among all in its order."""
 
 OUTPUT_BYTES = 64 * MiB
 """For outputs of ended sequences and their index: about a million tokens."""
@@ -29,12 +31,22 @@ class Wanted(NamedTuple):
     most: int
 
 
+class Corpus(NamedTuple):
+    """Texts that are drafted from, int32, little-endian and contiguous. tokens: a negative one, then those of a text,
+    and so on, and a negative one at the end; places: of those that another of the same text follows, in the order of
+    `contexts.sort_contexts`."""
+
+    tokens: np.ndarray
+    places: np.ndarray
+
+
 class Drafter(Protocol):
     """For all sequences of a worker. Equal calls give equal drafts. One thread uses it."""
 
-    def begin(self, seq: int, scope: str, expected: int, num_before: int) -> None:
+    def begin(self, seq: int, scope: str, expected: int, num_before: int, corpora: Sequence[int] = ()) -> None:
         """A sequence, forgotten first where it is known, whose tokens come with `propose`, about `expected` of them
-        soon. Those from num_before on are its output. It is drafted for from outputs of its own scope alone."""
+        soon. Those from num_before on are its output. It is drafted for from outputs of its own scope and from these of
+        the corpora alone."""
         ...
 
     def end(self, seq: int) -> None:

@@ -32,6 +32,7 @@ from .api import (
     StepBatch,
     StepLimits,
 )
+from .drafts import Corpus
 from .draws import Mask
 from .kv_pool import HostPool
 from .reference_drafts import ReferenceDrafter
@@ -390,8 +391,10 @@ class ReferenceOps(AllInMemory):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         return token_logprobs(logits_LV, tokens_L, num_top)
 
-    def new_drafter(self, config: SpeculationConfig, vocab_size: int) -> ReferenceDrafter:
-        return ReferenceDrafter(config, vocab_size)
+    def new_drafter(
+        self, config: SpeculationConfig, vocab_size: int, corpora: Sequence[Corpus] = ()
+    ) -> ReferenceDrafter:
+        return ReferenceDrafter(config, vocab_size, corpora)
 
     def close(self) -> None:
         """Nothing to free."""

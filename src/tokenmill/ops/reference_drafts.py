@@ -3,20 +3,20 @@ native one (native/src/drafter.cpp) finds the same by an index.
 
 A context is a run of 1, 2, 4, ... tokens that ends the sequence (without the suffix drafter: of prompt_lookup_min, its
 double, ...). The longest one that occurs elsewhere counts, at the latest OCCURRENCES of its places; of these, the ones
-where most tokens match.
+where most tokens match. In a corpus, it is all places where most tokens match, or OCCURRENCES evenly among them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 
 import numpy as np
 
-from ..core.speculation import NGRAM, SUFFIX, SpeculationConfig
+from ..core.speculation import CORPUS, NGRAM, SUFFIX, SpeculationConfig
 from ..core.step import Drafts
-from .drafts import OCCURRENCES, Wanted
+from .drafts import OCCURRENCES, Corpus, Wanted
 
 _PAGE = 32
 """Tokens by which a scope's share of the outputs is counted."""
@@ -29,6 +29,7 @@ _Place = tuple[list[int], int]
 class _Sequence:
     scope: str
     num_before: int
+    corpora: tuple[int, ...]
     tokens: list[int] = field(default_factory=list)
 
 
@@ -44,7 +45,7 @@ class _Scope:
 class ReferenceDrafter:
     """ops.drafts.Drafter. It keeps as many outputs as the settings say, whatever their bytes."""
 
-    def __init__(self, config: SpeculationConfig, vocab_size: int) -> None:
+    def __init__(self, config: SpeculationConfig, vocab_size: int, corpora: Sequence[Corpus] = ()) -> None:
         self._config = config
         self._vocab_size = vocab_size
         self._depth = config.suffix_decoding_max_tree_depth if SUFFIX in config.methods else 0
@@ -52,13 +53,14 @@ class ReferenceDrafter:
         longest = max(self._depth, config.prompt_lookup_max if NGRAM in config.methods else 0)
         shortest = 1 if self._depth else config.prompt_lookup_min
         self._contexts = [shortest << i for i in range(9) if shortest << i <= longest]
+        self._corpora = [_places_of(corpus) for corpus in corpora]
         self._sequences: dict[int, _Sequence] = {}
         self._scopes: dict[str, _Scope] = {}
         self._ended: list[tuple[str, list[int]]] = []
         self._clock = 0
 
-    def begin(self, seq: int, scope: str, expected: int, num_before: int) -> None:
-        self._sequences[seq] = _Sequence(scope, num_before)
+    def begin(self, seq: int, scope: str, expected: int, num_before: int, corpora: Sequence[int] = ()) -> None:
+        self._sequences[seq] = _Sequence(scope, num_before, tuple(corpora))
 
     def end(self, seq: int) -> None:
         ended = self._sequences.pop(seq, None)
@@ -106,21 +108,36 @@ class ReferenceDrafter:
             length, found = self._matches(places, own, config.prompt_lookup_max)
             found = found[:1] if length >= config.prompt_lookup_min else []
             return self._follow(NGRAM, found, own, most, 0.0)[0]
-        drafts, score, _ = self._follow_suffix(places, own, most)
+        drafts, score, _ = self._follow_suffix(SUFFIX, self._matches(places, own, self._depth), own, most)
         scope = self._scopes.get(sequence.scope)
         if scope is not None:
             places = ((text, at) for text in reversed(scope.texts) for at in range(len(text) - 2, -1, -1))
-            others, others_score, used = self._follow_suffix(places, own, most)
+            found_there = self._matches(places, own, self._depth)
+            others, others_score, used = self._follow_suffix(SUFFIX, found_there, own, most)
             if others_score > score:
                 scope.last_use = self._clock
                 scope.by_use.sort(key=lambda text: text is not used)
-                return others
+                drafts, score = others, others_score
+        for number in sequence.corpora:
+            found_there = self._matches_in_corpus(self._corpora[number], own)
+            others, others_score, _ = self._follow_suffix(CORPUS, found_there, own, most)
+            if others_score > score:
+                drafts, score = others, others_score
         return drafts
 
-    def _follow_suffix(self, places: Iterable[_Place], own: list[int], most: int) -> tuple[Drafts, float, list[int]]:
-        length, found = self._matches(places, own, self._depth)
+    def _follow_suffix(
+        self, source: str, found: tuple[int, list[_Place]], own: list[int], most: int
+    ) -> tuple[Drafts, float, list[int]]:
+        length, places = found
         allowed = np.float32(self._config.suffix_decoding_max_spec_factor) * np.float32(length)
-        return self._follow(SUFFIX, found, own, min(int(allowed), most), self._config.suffix_decoding_min_token_prob)
+        return self._follow(source, places, own, min(int(allowed), most), self._config.suffix_decoding_min_token_prob)
+
+    def _matches_in_corpus(self, places: list[_Place], own: list[int]) -> tuple[int, list[_Place]]:
+        lengths = [_match(*each, own, self._depth) for each in places]
+        best = max(lengths)
+        found = [place for place, length in zip(places, lengths, strict=True) if best and length == best]
+        num_looked_at = min(len(found), OCCURRENCES)
+        return best, [found[i * len(found) // num_looked_at] for i in range(num_looked_at)]
 
     def _matches(self, places: Iterable[_Place], own: list[int], longest: int) -> tuple[int, list[_Place]]:
         """How many tokens match at most, and where, the latest place first."""
@@ -168,3 +185,14 @@ def _match(text: list[int], at: int, own: list[int], longest: int) -> int:
     """Tokens before and at `at` that equal the last of `own`."""
     most = min(longest, len(own), at + 1)
     return next((i for i in range(most) if text[at - i] != own[-1 - i]), most)
+
+
+def _places_of(corpus: Corpus) -> list[_Place]:
+    """In the order of the corpus."""
+    tokens = corpus.tokens.tolist()
+    ends = [at for at, token in enumerate(tokens) if token < 0]
+    where: dict[int, _Place] = {}
+    for begin, end in pairwise(ends):
+        text = tokens[begin + 1 : end]
+        where |= {begin + 1 + at: (text, at) for at in range(len(text))}
+    return [where[place] for place in corpus.places.tolist()]

@@ -33,6 +33,7 @@ from ..models.mtp import MtpModel, load_mtp
 from ..models.vectors import VectorModel, load_vector_model
 from ..models.weights import Progress
 from ..ops.api import Array, Ops, Program, StepBatch, StepLimits
+from ..ops.drafts import Corpus
 from ..ops.kv_pool import KVPool
 from ..ops.weights import DiskWeights
 from ..text.grammar.matcher import Vocabulary
@@ -89,15 +90,16 @@ def build_worker(
     *,
     model: Model | VectorModel | None = None,
     drafter: Drafter | None = None,
+    corpora: Sequence[Corpus] = (),
     queue_bytes: int = 0,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> Worker:
     """Make the model that `load_weights` gave ready to run steps: a forward, and what makes tokens or vectors of what
-    it gives. model: None: load it now. drafter: what `load_drafter` gave; None: no model drafts. queue_bytes: what
-    admission lets waiting requests hold, for the plan. cache_dir: where weight digests are remembered (default: the
-    user's cache folder). The checkpoint may be closed afterwards. Raises BadCheckpoint, and ConfigError where the
-    folder of saved KV cannot be used."""
+    it gives. model: None: load it now. drafter: what `load_drafter` gave; None: no model drafts. corpora: those of the
+    spec. queue_bytes: what admission lets waiting requests hold, for the plan. cache_dir: where weight digests are
+    remembered (default: the user's). The checkpoint may be closed afterwards. Raises BadCheckpoint, and ConfigError
+    where the folder of saved KV cannot be used."""
     model = model or load_weights(checkpoint, ops, spec, progress, cache_dir)
     config, groups = spec.config, model.kv_groups
     windows = [group.window for group in config.groups]
@@ -110,7 +112,8 @@ def build_worker(
     draft_model = None if drafter is None else _draft_model(ops, spec, model, drafter, limits)
     program = ops.compile(_forward(model, kvs, draft_model), limits)
     num_blocks = max(*sizes, step_blocks)
-    runner, adapters, grammars = _make_runner(checkpoint, ops, spec, model, program, limits, num_blocks, draft_model)
+    drafting = draft_model, Drafters.of(ops, config, model.config.vocab_size, corpora)
+    runner, adapters, grammars = _make_runner(checkpoint, ops, spec, model, program, limits, num_blocks, drafting)
     draft_kv = None if draft_model is None else draft_model.kv
     touched = pools if draft_kv is None else [*pools, draft_kv.pool]
     queue = ops.open_queue(lambda: any(pool.commit_ahead(runner.num_used_blocks) for pool in touched))
@@ -128,10 +131,7 @@ def build_worker(
             model.config,
             groups,
             limits,
-            replace(
-                _held_bytes(ops, model, limits, adapters, grammars, draft_model, queue_bytes, step_blocks),
-                draft_index=draft_index_bytes(config),
-            ),
+            _held_bytes(ops, model, config, limits, adapters, grammars, draft_model, queue_bytes, step_blocks),
             sizes=sizes,
             program_bytes=program.scratch_bytes,
             output_width=model.config.width if spec.gives_vectors else None,
@@ -156,6 +156,7 @@ def _forward(
 def _held_bytes(
     ops: Ops,
     model: Model | VectorModel,
+    config: EngineConfig,
     limits: StepLimits,
     adapters: Adapters | None,
     grammars: Grammars | None,
@@ -173,6 +174,7 @@ def _held_bytes(
         experts=expert_bytes,
         layers=layer_bytes,
         draft_weights=0 if draft_model is None else draft_model.weights_bytes,
+        draft_index=draft_index_bytes(config),
         draft_kv=0 if draft_model is None or draft_model.kv is None else draft_model.kv.num_bytes,
         draft_scratch=0 if draft_model is None else draft_model.scratch_bytes or 0,
     )
@@ -186,7 +188,7 @@ def _make_runner(
     program: Program,
     limits: StepLimits,
     num_blocks: int,
-    draft_model: ModelDrafter | None,
+    drafting: tuple[ModelDrafter | None, Drafters | None],
 ) -> tuple[Runner | PoolingRunner, Adapters | None, Grammars | None]:
     """What makes tokens or vectors of what the forward gives; adapters and grammars are for tokens alone."""
     config, groups = spec.config, model.kv_groups
@@ -195,6 +197,7 @@ def _make_runner(
         block_size = groups[0].block_size
         pooling = PoolingRunner(model, program, limits, block_size=block_size, num_blocks=num_blocks, head=head)
         return pooling, None, None
+    draft_model, drafters = drafting
     adapters = _adapters(checkpoint, ops, spec, model)
     vocab_size = model.config.vocab_size
     load = partial(load_vocabulary, checkpoint.path, vocab_size)
@@ -209,7 +212,7 @@ def _make_runner(
         adapters=adapters,
         grammars=grammars,
         draft_model=draft_model,
-        drafters=Drafters.of(ops, config, vocab_size),
+        drafters=drafters,
     )
     return runner, adapters, grammars
 

@@ -19,7 +19,7 @@ from ..core.config import EngineConfig
 from ..core.speculation import NGRAM, SUFFIX
 from ..core.step import Drafts, Introduction, RowResult
 from ..ops.api import Ops
-from ..ops.drafts import OUTPUT_BYTES, SEQUENCE_TOKEN_BYTES, Drafter, Wanted
+from ..ops.drafts import OUTPUT_BYTES, SEQUENCE_TOKEN_BYTES, Corpus, Drafter, Wanted
 from .prediction import Prediction
 
 log = logging.getLogger(__name__)
@@ -69,14 +69,16 @@ class Drafters:
         self._known: dict[int, _Known] = {}
 
     @staticmethod
-    def of(ops: Ops, config: EngineConfig, vocab_size: int) -> Drafters | None:
-        """None where nothing is to be drafted. What is proposed loses its first tokens to steps that are under way
-        already."""
+    def of(ops: Ops, config: EngineConfig, vocab_size: int, corpora: Sequence[Corpus] = ()) -> Drafters | None:
+        """None where nothing is to be drafted. corpora: those of the configuration. What is proposed loses its first
+        tokens to steps that are under way already."""
         speculation, methods = config.speculation, _methods(config)
         if speculation is None:
             return None
         most = speculation.num_speculative_tokens + config.steps_in_flight - 1
-        drafter = ops.new_drafter(replace(speculation, methods=methods), vocab_size) if methods else None
+        assert len(corpora) == len(speculation.corpora), (len(corpora), speculation.corpora)
+        own = replace(speculation, methods=methods) if methods else None
+        drafter = None if own is None else ops.new_drafter(own, vocab_size, corpora)
         return Drafters(drafter, most, speculation.suffix_decoding_max_tree_depth)
 
     def introduce(self, step: int, seq: int, intro: Introduction) -> None:
@@ -87,7 +89,8 @@ class Drafters:
             return
         tokens = intro.prompt_tokens + intro.output_tokens
         num_before = max(len(intro.prompt_tokens), len(tokens) - self._overlap)
-        self._ask(lambda drafter: drafter.begin(seq, intro.draft_scope, len(tokens), num_before), None)
+        scope, corpora = intro.draft_scope, intro.corpora
+        self._ask(lambda drafter: drafter.begin(seq, scope, len(tokens), num_before, corpora), None)
         end_ids = frozenset(intro.eos_token_ids + intro.sampling.stop_token_ids)
         self._known[seq] = _Known(step, end_ids, tokens, prediction)
 

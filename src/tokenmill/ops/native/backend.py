@@ -19,6 +19,7 @@ from ...core.block import KVGroup
 from ...core.experts import WeightReads
 from ...core.speculation import SpeculationConfig
 from ..api import LowRank, Mask, RawTensor, SampleBatch, StepLimits
+from ..drafts import Corpus
 from ..draws import COLUMN_DTYPES
 from ..forward import ForwardOps
 from ..kv_pool import HostPool
@@ -275,8 +276,8 @@ class NativeOps:
         check(self._library, found >= 0)
         return float(found)
 
-    def new_drafter(self, config: SpeculationConfig, vocab_size: int) -> NativeDrafter:
-        drafter = NativeDrafter(config, vocab_size)
+    def new_drafter(self, config: SpeculationConfig, vocab_size: int, corpora: Sequence[Corpus] = ()) -> NativeDrafter:
+        drafter = NativeDrafter(config, vocab_size, corpora)
         self._drafters.append(drafter)
         return drafter
 

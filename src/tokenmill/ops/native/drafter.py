@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64
 from typing import Any
 
-from ...core.speculation import NGRAM, SUFFIX, SpeculationConfig
+from ...core.speculation import CORPUS, NGRAM, SUFFIX, SpeculationConfig
 from ...core.step import Drafts
-from ..drafts import OUTPUT_BYTES, Wanted
+from ..drafts import OUTPUT_BYTES, Corpus, Wanted
 from .library import check, keeping_interpreter, load_library
 
-_SOURCES = (NGRAM, SUFFIX)
+_SOURCES = (NGRAM, SUFFIX, CORPUS)
 """tm_draft_source."""
 
 
@@ -34,7 +34,13 @@ class SettingsStruct(ctypes.Structure):
 class NativeDrafter:
     """ops.drafts.Drafter. output_bytes: for the outputs of ended sequences and their index."""
 
-    def __init__(self, config: SpeculationConfig, vocab_size: int, output_bytes: int = OUTPUT_BYTES) -> None:
+    def __init__(
+        self,
+        config: SpeculationConfig,
+        vocab_size: int,
+        corpora: Sequence[Corpus] = (),
+        output_bytes: int = OUTPUT_BYTES,
+    ) -> None:
         has_ngram, has_suffix = NGRAM in config.methods, SUFFIX in config.methods
         settings = SettingsStruct(
             vocab_size=vocab_size,
@@ -50,14 +56,24 @@ class NativeDrafter:
         self._library = load_library()
         self._handle: Any = self._library.tm_drafter_new(ctypes.byref(settings))
         check(self._library, self._handle)
+        self._corpora = tuple(corpora)  # whose memory the native one looks into
+        for tokens, places in self._corpora:
+            added = self._library.tm_drafter_add_corpus(
+                self._handle, tokens.ctypes.data, places.ctypes.data, len(places)
+            )
+            check(self._library, added == 0)
         self._begin = keeping_interpreter("tm_drafter_begin")
         self._end = keeping_interpreter("tm_drafter_end")
         self._propose = keeping_interpreter("tm_drafter_propose")
         self._make_room(64)
 
-    def begin(self, seq: int, scope: str, expected: int, num_before: int) -> None:
+    def begin(self, seq: int, scope: str, expected: int, num_before: int, corpora: Sequence[int] = ()) -> None:
         name = scope.encode("utf8", "surrogatepass").replace(b"\0", b"\xff")
         check(self._library, self._begin(self._handle, seq, name, expected, num_before) == 0)
+        if corpora:
+            numbers = array("i", corpora)
+            used = self._library.tm_drafter_use_corpora(self._handle, seq, numbers.buffer_info()[0], len(numbers))
+            check(self._library, used == 0)
 
     def end(self, seq: int) -> None:
         check(self._library, self._end(self._handle, seq) == 0)
@@ -102,3 +118,4 @@ class NativeDrafter:
         """Forget everything, for good."""
         self._library.tm_drafter_free(self._handle)
         self._handle = None
+        self._corpora = ()

@@ -323,7 +323,9 @@ _SIGNATURES = {
     **STORE_SIGNATURES,
     "tm_drafter_new": (c_void_p, (c_void_p,)),
     "tm_drafter_free": (None, (c_void_p,)),
+    "tm_drafter_add_corpus": (c_int32, (c_void_p, c_void_p, c_void_p, c_int32)),
     "tm_drafter_begin": (c_int32, (c_void_p, c_int64, c_char_p, c_int32, c_int32)),
+    "tm_drafter_use_corpora": (c_int32, (c_void_p, c_int64, c_void_p, c_int32)),
     "tm_drafter_end": (c_int32, (c_void_p, c_int64)),
     "tm_drafter_propose": (
         c_int32,
