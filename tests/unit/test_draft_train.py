@@ -15,9 +15,19 @@ import pytest
 from random_models import Shape, write_gguf_model
 from tiny import VOCAB_SIZE, tiny_checkpoint
 from tokenmill.cli.main import main
-from tokenmill.draft.target import LIKELIEST, Rows, Sample, SampleFile, Target, aux_layers, to_bfloat16
+from tokenmill.core.block import full_groups
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.request import SamplingParams
+from tokenmill.core.speculation import EAGLE3, SpeculationConfig
+from tokenmill.core.step import Introduction, PlanRow, StepPlan
+from tokenmill.draft.target import LIKELIEST, Rows, Sample, SampleFile, Target, to_bfloat16
+from tokenmill.formats.checkpoint import open_checkpoint
 from tokenmill.formats.safetensors import open_safetensors
+from tokenmill.models.eagle3 import eagle3_checkpoint, usual_aux_layers
+from tokenmill.models.loader import load_model
 from tokenmill.ops.reference import ReferenceOps
+from tokenmill.worker import build
+from tokenmill.worker.spec import WorkerSpec
 
 torch = pytest.importorskip("torch")
 
@@ -65,7 +75,7 @@ def test_a_row_has_the_states_and_what_the_target_expects(lessons):
         best = np.take_along_axis(each["ids"], each["probabilities"].argmax(1)[:, None], 1)[:, 0]
         assert best[:-1].tolist() == sample.tokens[1:]
         assert (each["probabilities"].sum(1) <= 1.01).all()
-    assert aux_layers(30) == (2, 15, 27) and aux_layers(2) == (1, 1, 0)
+    assert usual_aux_layers(30) == [2, 15, 27] and usual_aux_layers(2) == [0, 1, 1]
 
 
 def test_files_go_on_behind_what_is_whole(lessons, tmp_path):
@@ -166,7 +176,7 @@ def test_a_head_has_the_tensors_of_the_format(lessons, tmp_path):
     config = json.loads((out / "config.json").read_text())
     assert config["speculators_model_type"] == config["speculators_config"]["algorithm"] == "eagle3"
     assert config["speculators_config"]["verifier"] == {"name_or_path": "tiny", "architectures": ["LlamaForCausalLM"]}
-    assert config["draft_vocab_size"] == 24 and config["eagle_aux_hidden_state_layer_ids"] == [1, 1, 0]
+    assert config["draft_vocab_size"] == 24 and config["eagle_aux_hidden_state_layer_ids"] == [0, 1, 1]
     assert config["transformer_layer_config"]["vocab_size"] == VOCAB_SIZE and config["norm_before_residual"] is True
     stored = open_safetensors(out)
     matrices = {"q": (64, 128), "k": (32, 128), "v": (32, 128), "o": (64, 64)}
@@ -186,6 +196,34 @@ def test_a_head_has_the_tensors_of_the_format(lessons, tmp_path):
     taken = torch.nn.functional.linear(aux, head.tensors()["fc.weight"].float())
     trained = torch.nn.functional.linear(aux * head._scale_A, head.weights["fc.weight"])
     assert torch.allclose(taken, trained, rtol=0.05, atol=0.05)
+
+
+def test_the_engine_drafts_as_well_as_was_told(lessons, tmp_path, monkeypatch):
+    """Tokens a step where the trained head drafts for its model, against those on held-out samples."""
+    monkeypatch.setattr(build, "weights_digest", lambda path, cache_dir: "tiny")
+    head = trainer(lessons, tmp_path, 150)
+    told = head.train(lambda line: None)
+    write_head(tmp_path / "head", speculators_config(head.shape, "tiny", ["LlamaForCausalLM"], 3), head.tensors())
+    target, ops, how = tiny_checkpoint(), ReferenceOps(), {"block_size": 16, "kv_dtype": "f32"}
+    speculation = SpeculationConfig((EAGLE3,), num_speculative_tokens=3, model="head", adaptive=False)
+    config = EngineConfig(full_groups(4), max_model_len=32, max_num_seqs=1, speculation=speculation)
+    model, spec = load_model(target, ops, max_model_len=32, **how), WorkerSpec(config, kv_dtype="f32")
+    found = build.load_drafter(eagle3_checkpoint(open_checkpoint(tmp_path / "head"), target), ops, spec, target=model)
+    worker = build.build_worker(target, ops, spec, model=model, drafter=found)
+    taken: list[int] = []  # tokens of steps with drafts
+    for first in range(12):
+        tokens, drafts = [first], ()
+        intro: Introduction | None = Introduction((first,), (), SamplingParams(temperature=0), 1, 0, ())
+        while len(tokens) < 20:
+            where = {"blocks": (0, 1), "intro": intro} if intro else {}
+            row = PlanRow(first, len(tokens) - 1, tuple(tokens[-1:]), **where, sample=True, drafts=drafts)
+            (given,) = worker.executor.execute_now(StepPlan(len(taken) + first, (row,))).rows
+            taken += [len(given.tokens)] if drafts else []
+            tokens.extend(given.tokens)
+            drafts, intro = given.drafts.tokens, None
+    worker.executor.close()
+    print(f"\n{np.mean(taken):.2f} tokens a step, told: {told.tokens_a_step:.2f}")
+    assert abs(np.mean(taken) - told.tokens_a_step) < 0.5
 
 
 def test_what_acceptance_means():

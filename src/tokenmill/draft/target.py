@@ -21,6 +21,7 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.ggml import dequantise
 from ..models.config import ModelConfig
 from ..models.decoder import AuxHiddenStates
+from ..models.eagle3 import usual_aux_layers
 from ..models.loader import load_model
 from ..models.repack import as_matrix, raw_matrix
 from ..models.tensor_names import GLOBAL_NAMES
@@ -59,12 +60,6 @@ class SampleFile:
         with open(self._path, "a", encoding="ascii") as file:
             file.writelines(json.dumps([sample.tokens, sample.start]) + "\n" for sample in samples)
         self.samples += samples
-
-
-def aux_layers(num_layers: int) -> tuple[int, int, int]:
-    """Whose inputs an EAGLE-3 head is given, as vLLM and speculators choose and count them: an early one, the middle,
-    a late one."""
-    return min(2, num_layers - 1), num_layers // 2, max(num_layers - 3, 0)
 
 
 def row_type(width: int) -> np.dtype:
@@ -110,7 +105,7 @@ class Target:
         model = load_model(checkpoint, ops, max_model_len=LONGEST, kv_dtype=kv_dtype, quantization=quantization)
         num_blocks = -(-LONGEST // model.kv_group.block_size)
         self.config = model.config
-        self.layers = aux_layers(model.config.num_layers)
+        self.layers = usual_aux_layers(model.config.num_layers)
         self._ops, self._pool = ops, ops.new_pool(model.kv_group, num_blocks)
         self._aux = AuxHiddenStates.of(model.config, _STEP, self.layers)
         self._table = np.arange(num_blocks, dtype=np.int32)[None]

@@ -27,8 +27,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from ..formats.checkpoint import Checkpoint
 from ..models.config import config_from_checkpoint
+from ..models.eagle3 import usual_aux_layers
 from .eagle3 import HeadShape, new_weights, train_steps
-from .target import Sample, aux_layers, embeddings, head_rows
+from .target import Sample, embeddings, head_rows
 
 HELD_OUT = 20
 """One sample of so many is not trained on."""
@@ -134,7 +135,7 @@ def trainer_of(
     places_V[used] = np.arange(len(used))
     lessons = Lessons(samples, rows, embeddings(checkpoint, used), places_V)
     drafted = choose_vocabulary(lessons, plan.draft_vocab_size, config.vocab_size)
-    shape = HeadShape.of(config, aux_layers(config.num_layers), len(drafted))
+    shape = HeadShape.of(config, tuple(usual_aux_layers(config.num_layers)), len(drafted))
     return Trainer(lessons, shape, drafted, head_rows(checkpoint, config, drafted), plan, folder, clock)
 
 

@@ -134,10 +134,16 @@ def _eagle_config(head: Checkpoint) -> Mapping[str, Any]:
     return given if isinstance(given, dict) else {}
 
 
+def usual_aux_layers(num_layers: int) -> list[int]:
+    """Whose states a head is given that does not say it, as vLLM and speculators choose and count them: an early one's,
+    the middle one's, a late one's; in the order in which they are computed."""
+    return sorted([min(2, num_layers - 1), num_layers // 2, max(num_layers - 3, 0)])
+
+
 def _aux_layers(head: Checkpoint, num_layers: int) -> list[int]:
     """In the order in which the target computes them, as everywhere."""
     inner = _eagle_config(head).get(_AUX_LAYERS)
-    layers = head.metadata.get(_AUX_LAYERS) or inner or [2, num_layers // 2, num_layers - 3]
+    layers = head.metadata.get(_AUX_LAYERS) or inner or usual_aux_layers(num_layers)
     if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
         raise BadCheckpoint(f"{head.path}: {_AUX_LAYERS} must be a list of integers, got {layers!r}.")
     layers = sorted(layer + (layers is inner) for layer in layers)
