@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from random_models import SHAPES, write_hf_model
+from random_models import SHAPES, Shape, write_gguf_model, write_hf_model
 from tokenmill.cli import inspect
 from tokenmill.cli import main as cli
 from tokenmill.core.errors import ConfigError
@@ -41,6 +41,27 @@ def test_it_plans_the_memory_that_serving_does(smollm2: Path, capsys: pytest.Cap
     for name in ("weights", "KV", "adapters", "grammars"):
         assert planned[name] == real[name], name
     assert set(planned) == {*real, "engine", "front end", "sandbox"}
+
+
+def test_what_a_draft_model_takes_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its weights with the model's, and its KV, as when both are loaded; nothing is fetched."""
+    sizes = {"width": 64, "heads": 2, "kv_heads": 2, "head": 32, "rope": 32, "value": 32, "experts": 0, "dense_ffn": 64}
+    for name, layers, context in (("target", 2, 256), ("draft", 1, 128)):
+        write_gguf_model(tmp_path / f"{name}.gguf", Shape("qwen3", layers=layers, context=context, **sizes), "q8_0")
+    drafting = {"model": str(tmp_path / "draft.gguf"), "num_speculative_tokens": 4}
+    flags = ["--kv-cache-memory-bytes", "16MiB", "--max-num-seqs", "4", "--speculative-config", json.dumps(drafting)]
+    assert cli.main(["inspect", str(tmp_path / "target.gguf"), *flags]) == 0
+    (said,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("served here"))
+    how = {"kv_cache_memory_bytes": "16MiB", "max_num_seqs": 4, "speculative_config": drafting}
+    with LLM(str(tmp_path / "target.gguf"), **how) as llm:
+        real = {name: format_bytes(size) for name, size in llm.ready.memory}
+    planned = dict(re.findall(r"(?:\(|\+ )([a-zA-Z ]+) ([\d.]+ [KMG]iB)", said))
+    assert [planned[name] for name in ("weights", "KV", "draft KV")] == [
+        real[name] for name in ("weights", "KV", "draft KV")
+    ]
+    flags[-1] = json.dumps({"model": "nobody/has-this"})
+    assert cli.main(["inspect", str(tmp_path / "target.gguf"), *flags]) == 2
+    assert "nobody/has-this" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("long", [False, True])

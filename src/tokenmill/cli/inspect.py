@@ -21,12 +21,13 @@ from ..models.encoder_config import EncoderConfig
 from ..models.moe import MoeConfig
 from ..models.summary import ModelSummary, check, imagine, model_summary
 from ..models.unsupported_keys import wanted_keys
-from ..node.load import choose_pooling, model_facts, planned_memory
+from ..node.load import choose_pooling, model_facts, open_drafter, planned_memory
 from ..node.machine import read_machine
 from ..node.memory import private_bytes
 from ..node.model_warnings import NOTE, model_warnings
 from ..node.options import KV_CACHE_DTYPES, EngineOptions
 from ..node.resolve import EngineSettings, ModelFacts, resolve
+from ..node.speculation import read_speculation
 from ..ops.api import SIGMOID, SOFTMAX_CHOSEN
 from ..ops.native import available
 from ..plan.config import shape_facts
@@ -196,11 +197,21 @@ def inspect(args: argparse.Namespace) -> int:
         print(line)
     print()
     options = given_options(EngineOptions, args)
-    for name, value in _memory(found, model_facts(checkpoint, pooling, options), options):
+    drafter = _drafter(checkpoint, options) if is_whole else None
+    facts_here = model_facts(checkpoint, pooling, options, drafter)
+    for name, value in _memory(found, facts_here, options, drafter):
         print(f"{name:<14} {value}")
     check(checkpoint)
     checkpoint.close()
     return 0
+
+
+def _drafter(checkpoint: Checkpoint, options: EngineOptions) -> Checkpoint | None:
+    """What `open_drafter` gives. Raises ConfigError where that would have to be fetched."""
+    speculation, _ = read_speculation(options.speculative_config)
+    if speculation is not None and speculation.model:
+        local_model(speculation.model)
+    return open_drafter(checkpoint, options)
 
 
 def _wanted(checkpoint: Checkpoint) -> str:
@@ -270,20 +281,22 @@ def _table(found: ModelSummary) -> Iterator[str]:
 
 
 def _planned(
-    config: ModelConfig, settings: EngineSettings, facts: ModelFacts, weights_bytes: int
+    config: ModelConfig, settings: EngineSettings, facts: ModelFacts, weights_bytes: int, drafter: Checkpoint | None
 ) -> tuple[tuple[str, int], ...]:
     """As `serve` plans it."""
     server, base_bytes = ServerConfig(model_names=("model",)), private_bytes()
     on_disk = settings.spec.expert_memory is not None or settings.spec.weight_memory is not None
     weights_bytes = min(weights_bytes, facts.weights_bytes) if on_disk else weights_bytes
     return (
-        *planned_memory(config, settings, weights_bytes, queued_bytes(server)),
+        *planned_memory(config, settings, weights_bytes, queued_bytes(server), drafter),
         ("engine", base_bytes),
         *memory_beside(server, base_bytes, config.vocab_size),
     )
 
 
-def _memory(found: ModelSummary, facts: ModelFacts, options: EngineOptions) -> Iterator[tuple[str, str]]:
+def _memory(
+    found: ModelSummary, facts: ModelFacts, options: EngineOptions, drafter: Checkpoint | None
+) -> Iterator[tuple[str, str]]:
     """What serving it here would take, then what one sequence takes."""
     weights, length = found.packed_bytes, found.config.max_context
     try:
@@ -297,7 +310,7 @@ def _memory(found: ModelSummary, facts: ModelFacts, options: EngineOptions) -> I
         if isinstance(found.config, EncoderConfig) or settings.spec.gives_vectors:
             yield "served here", f"{format_parts((('weights', weights), ('KV', kv)))} and what calls take"
         else:
-            yield "served here", f"at most {format_parts(_planned(found.config, settings, facts, weights))}"
+            yield "served here", f"at most {format_parts(_planned(found.config, settings, facts, weights, drafter))}"
         if kv:
             yield "", f"the KV pool fills as it is used ({reason})"
         yield "", f"at most {settings.config.max_num_seqs} sequences at once, of at most {length:,} tokens"

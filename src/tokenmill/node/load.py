@@ -14,7 +14,7 @@ from ..core.effects import Event, StoreOpened
 from ..core.errors import BadCheckpoint, ConfigError, TokenmillError
 from ..core.events import Ready
 from ..core.request import PoolingParams
-from ..core.speculation import EAGLE3, MEDUSA, MTP
+from ..core.speculation import DRAFT_MODEL, EAGLE3, MEDUSA, MOST_DRAFTS, MTP
 from ..core.tiers import TierEvents, TierFacts
 from ..core.units import format_parts
 from ..formats.checkpoint import Checkpoint, open_checkpoint
@@ -32,14 +32,18 @@ from ..models.medusa import is_medusa, open_medusa
 from ..models.mtp import mtp_checkpoint
 from ..models.roles import active_share
 from ..models.rope import table_bytes
+from ..models.summary import model_summary
 from ..models.vectors import VectorModel, is_bare_decoder, vector_config
 from ..models.weights import Progress
-from ..ops.api import Ops
+from ..ops.api import Ops, StepLimits
 from ..ops.drafts import Corpus
 from ..ops.select import select_ops
 from ..sched.admission import max_running
 from ..text.text_model import load_text
 from ..worker.build import Drafter, Worker, build_worker, load_drafter, load_weights
+from ..worker.draft_model import drafter_limits
+from ..worker.draft_sequences import spare_blocks
+from ..worker.draft_states import state_limits
 from ..worker.drafters import draft_index_bytes
 from ..worker.grammars import grammar_bytes
 from ..worker.memory import HeldBytes, MemoryPlan, plan_memory, step_limits
@@ -194,10 +198,14 @@ def _memory_parts(plan: MemoryPlan, *, saves_kv: bool) -> tuple[tuple[str, int],
 
 
 def planned_memory(
-    model: ModelConfig, settings: EngineSettings, weights_bytes: int, queue_bytes: int
+    model: ModelConfig,
+    settings: EngineSettings,
+    weights_bytes: int,
+    queue_bytes: int,
+    drafter: Checkpoint | None = None,
 ) -> tuple[tuple[str, int], ...]:
-    """As `Engine.memory` of a model that gives tokens and is not loaded. weights_bytes: of its packed weights. What
-    steps need is estimated: it is known when the forward is compiled."""
+    """As `Engine.memory` of a model that gives tokens and is not loaded. weights_bytes: of its packed weights. drafter:
+    of `open_drafter`. What steps need is estimated: it is known when the forward is compiled."""
     spec, config = settings.spec, settings.config
     limits = step_limits(
         model,
@@ -205,7 +213,9 @@ def planned_memory(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
         block_size=config.block_size,
+        num_drafts=0 if config.speculation is None else MOST_DRAFTS,
     )
+    draft_weights, draft_kv = (0, 0) if drafter is None else _drafter_bytes(drafter, model, settings, limits)
     windows = {group.window for group in config.groups if group.window}
     groups = kv_groups(model, windows=windows, block_size=config.block_size, dtype=spec.kv_dtype)
     ropes = [layer.rope for layer in model.layers if layer.rope is not None]
@@ -214,6 +224,8 @@ def planned_memory(
         queue=queue_bytes,
         adapters=0 if spec.lora is None else most_bytes(model, spec.lora),
         grammars=grammar_bytes(model.vocab_size, limits.max_seqs),
+        draft_weights=draft_weights,
+        draft_kv=draft_kv,
         draft_index=draft_index_bytes(config),
     )
     sizes = [group.num_blocks for group in config.groups]
@@ -406,6 +418,28 @@ def _drafter_facts(drafter: Checkpoint, target: ModelConfig, block_size: int, kv
     config = config_from_checkpoint(drafter)
     (group,) = kv_groups(config, windows=(), block_size=block_size, dtype=kv_dtype)
     return DrafterFacts(group.bytes_per_token, weights_bytes, config.max_context)
+
+
+def _drafter_bytes(
+    drafter: Checkpoint, target: ModelConfig, settings: EngineSettings, limits: StepLimits
+) -> tuple[int, int]:
+    """What its weights will take, those of a layer or head of the target's as stored, and its KV. limits: of the
+    target's steps."""
+    config, speculation = settings.config, settings.config.speculation
+    assert speculation is not None, "nothing drafts"
+    facts = _drafter_facts(drafter, target, config.block_size, settings.spec.kv_dtype)
+    weights, most_drafts = facts.weights_bytes, speculation.num_speculative_tokens
+    if DRAFT_MODEL in speculation.methods:
+        found = model_summary(drafter, quantization=speculation.quantization or None)
+        assert isinstance(found.config, ModelConfig), found.config
+        ropes = [layer.rope for layer in found.config.layers if layer.rope is not None]
+        max_len = min(config.max_model_len, facts.max_context)
+        weights = found.packed_bytes + table_bytes(ropes, found.config.rotary_dim, found.config.head_dim, max_len)
+        limits = drafter_limits(found.config, limits, config.block_size, most_drafts)
+    else:
+        limits = state_limits(limits, config.block_size, most_drafts)
+    num_blocks = config.groups[0].num_blocks + limits.max_seqs * spare_blocks(most_drafts, config.block_size)
+    return weights, facts.kv_bytes_per_token * config.block_size * num_blocks
 
 
 def _active_share(config: ModelConfig | EncoderConfig) -> float:

@@ -286,7 +286,7 @@ def _draft_model(
         return MedusaDrafter(ops, drafter, aux, limits.max_seqs, speculation)
     assert not group.window, group
     if isinstance(drafter, Model):
-        limits = drafter_limits(drafter, limits, block_size, most_drafts)
+        limits = drafter_limits(drafter.config, limits, block_size, most_drafts)
         make: Callable[..., ModelDrafter] = partial(DraftModel, ops, drafter, target_vocab=target.config.vocab_size)
     else:
         source, aux = _given(target, drafter, limits.max_tokens)

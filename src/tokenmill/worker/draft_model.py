@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from ..core.speculation import DRAFT_MODEL, MOST_DRAFTS, SpeculationConfig
 from ..core.step import Drafts, StepPlan
+from ..models.config import ModelConfig
 from ..models.loader import Model
 from ..ops.api import Ops, StepLimits
 from ..ops.kv_pool import KVPool
@@ -100,10 +101,10 @@ class DraftModel:
         return runs, num_drafting
 
 
-def drafter_limits(model: Model, target: StepLimits, block_size: int, most_drafts: int) -> StepLimits:
+def drafter_limits(model: ModelConfig, target: StepLimits, block_size: int, most_drafts: int) -> StepLimits:
     """Of the steps of a drafter beside a target with such limits: tables have room for spare blocks, too."""
     limits = step_limits(
-        model.config,
+        model,
         max_model_len=target.max_blocks_per_seq * block_size,
         max_num_batched_tokens=MOST_DRAFTS + CATCH_UP,
         max_num_seqs=min(target.max_seqs, MOST_DRAFTS),
