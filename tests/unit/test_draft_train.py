@@ -13,18 +13,21 @@ import numpy as np
 import pytest
 
 from random_models import Shape, write_gguf_model
-from tiny import VOCAB_SIZE, tiny_checkpoint
+from tiny import VOCAB_SIZE, logits_of, tiny_checkpoint
 from tokenmill.cli.main import main
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.speculation import EAGLE3, SpeculationConfig
 from tokenmill.core.step import Introduction, PlanRow, StepPlan
-from tokenmill.draft.target import LIKELIEST, Rows, Sample, SampleFile, Target, to_bfloat16
+from tokenmill.draft import target as target_module
+from tokenmill.draft.target import LIKELIEST, Rows, Sample, SampleFile, Target, embeddings, to_bfloat16
 from tokenmill.formats.checkpoint import open_checkpoint
 from tokenmill.formats.safetensors import open_safetensors
-from tokenmill.models.eagle3 import eagle3_checkpoint, usual_aux_layers
+from tokenmill.models.eagle3 import eagle3_checkpoint, load_eagle3, usual_aux_layers
 from tokenmill.models.loader import load_model
+from tokenmill.ops.api import StepBatch
+from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
 from tokenmill.worker.spec import WorkerSpec
@@ -32,7 +35,7 @@ from tokenmill.worker.spec import WorkerSpec
 torch = pytest.importorskip("torch")
 
 from tokenmill.draft import train as training  # noqa: E402
-from tokenmill.draft.eagle3 import speculators_config, write_head  # noqa: E402
+from tokenmill.draft.eagle3 import speculators_config, train_steps, write_head  # noqa: E402
 from tokenmill.draft.train import Acceptance, Plan, Trainer, trainer_of  # noqa: E402
 
 SMALL = {"width": 64, "heads": 2, "kv_heads": 2, "head": 32, "rope": 32, "value": 32, "experts": 0, "dense_ffn": 64}
@@ -46,10 +49,10 @@ def lessons() -> tuple[list[Sample], list[np.ndarray]]:
     for _ in range(40):
         tokens = rng.integers(0, 12, 1).tolist()
         while len(tokens) < 20:
-            last = target.read(tokens)[-1]
+            last = target.read(Sample(tokens, 0))[-1]
             tokens.append(int(last["ids"][last["probabilities"].argmax()]))
         samples.append(Sample(tokens, 1))
-        rows.append(target.read(tokens))
+        rows.append(target.read(samples[-1]))
     target.close()
     return samples, rows
 
@@ -73,9 +76,29 @@ def test_a_row_has_the_states_and_what_the_target_expects(lessons):
     assert rows[0]["aux"].shape == (20, 3 * 64) and rows[0]["ids"].shape == (20, LIKELIEST)
     for sample, each in zip(samples, rows, strict=True):
         best = np.take_along_axis(each["ids"], each["probabilities"].argmax(1)[:, None], 1)[:, 0]
-        assert best[:-1].tolist() == sample.tokens[1:]
+        assert best[1:-1].tolist() == sample.tokens[2:] and not each[0]["probabilities"].any()
         assert (each["probabilities"].sum(1) <= 1.01).all()
     assert usual_aux_layers(30) == [2, 15, 27] and usual_aux_layers(2) == [0, 1, 1]
+
+
+@pytest.mark.exact
+@pytest.mark.skipif(available() is not None, reason="the native kernels are not there")
+def test_a_long_prompt_is_read_in_pieces():
+    """Where nothing is learned there are states alone; what is learned is what the whole text gives."""
+    target = Target(tiny_checkpoint(), NativeOps(1))
+    tokens = np.random.default_rng(3).integers(0, VOCAB_SIZE, 200).tolist()
+    whole = target.read(Sample(tokens, 0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target_module, "_STEP", 32)
+        part = target.read(Sample(tokens, 150))
+    target.close()
+    assert (part["aux"] == whole["aux"]).all()
+    assert not part["probabilities"][:150].any() and (part[150:] == whole[150:]).all()
+    logits = logits_of(tiny_checkpoint(), 13)
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    ids, found = target_module._likeliest(logits)
+    assert np.sort(found, 1) == pytest.approx(np.sort(expected, 1)[:, -LIKELIEST:], rel=1e-4)
+    assert found == pytest.approx(np.take_along_axis(expected, ids, 1), rel=1e-4)
 
 
 def test_files_go_on_behind_what_is_whole(lessons, tmp_path):
@@ -224,6 +247,47 @@ def test_the_engine_drafts_as_well_as_was_told(lessons, tmp_path, monkeypatch):
     worker.executor.close()
     print(f"\n{np.mean(taken):.2f} tokens a step, told: {told.tokens_a_step:.2f}")
     assert abs(np.mean(taken) - told.tokens_a_step) < 0.5
+
+
+def test_the_engine_runs_the_head_that_was_trained(lessons, tmp_path):
+    """The written folder, in models/eagle3.py: its logits for each position, and those behind its own state, are what
+    training makes of the same states and tokens."""
+    head = trainer(lessons, tmp_path, 20, draft_vocab_size=24)
+    head.train(lambda line: None)
+    write_head(tmp_path / "head", speculators_config(head.shape, "tiny", [], 3), head.tensors())
+    ops, target = ReferenceOps(), tiny_checkpoint()
+    view = eagle3_checkpoint(open_checkpoint(tmp_path / "head"), target)
+    how: dict[str, Any] = {"max_model_len": 64, "block_size": 8, "kv_dtype": "f32"}
+    model = load_eagle3(view, ops, load_model(target, ops, **how), **how)
+    tokens, row = lessons[0][0].tokens, torch.from_numpy(lessons[1][0]["aux"].astype(np.uint32) << 16)
+    aux_TA = row.view(torch.float32)
+    embeds = torch.from_numpy(embeddings(target, np.array(tokens)))[None]
+    weights = {name: each.float() for name, each in head.tensors().items()}
+    steps = train_steps(weights, head.shape, aux_TA[None], embeds, 2)
+    expected = [torch.nn.functional.linear(x[0], weights["lm_head.weight"]).numpy() for x in steps]
+    num, at, pool = len(tokens) - 1, 9, ops.new_pool(model.kv_group, 8)
+    states = np.zeros((num, 64), np.float32)
+    states[:num] = model.join(ops, np.split(aux_TA.numpy()[:num], 3, axis=1))
+    drafted = model.places_N
+
+    def logits(start: int, end: int, given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of positions start to end, which are given the tokens behind them; and what the head makes there."""
+        count, made = end - start, np.zeros_like(states)
+        batch = StepBatch(
+            tokens_T=np.array(tokens[start + 1 : end + 1], np.int32),
+            positions_T=np.arange(start, end, dtype=np.int32),
+            row_starts_S1=np.array([0, count], np.int32),
+            context_lens_S=np.array([end], np.int32),
+            block_tables_SB=np.arange(8, dtype=np.int32)[None],
+            logit_rows_L=np.arange(count, dtype=np.int32),
+        )
+        return model.forward(ops, pool.kv, batch, given, made)[:, drafted], made
+
+    found, made = logits(0, num, states)
+    np.testing.assert_allclose(found, expected[0][:num], atol=0.03)
+    further, _ = logits(at + 1, at + 2, made[at : at + 1])
+    np.testing.assert_allclose(further[0], expected[1][at], atol=0.03)
+    pool.close()
 
 
 def test_what_acceptance_means():

@@ -101,13 +101,15 @@ class HeadShape:
 
 
 def new_weights(shape: HeadShape, head_rows_VD: Tensor, seed: int) -> dict[str, Tensor]:
-    """Norms of ones, the target's own rows for its head, and the rest at random."""
+    """The target's own rows for its head, norms of ones, but before the head so much that logits begin with a spread of
+    one, and the rest at random."""
     generator = torch.Generator().manual_seed(seed)
     weights: dict[str, Tensor] = {}
     for name, sizes in shape.tensors().items():
         is_norm = len(sizes) == 1
         weights[name] = torch.ones(sizes) if is_norm else torch.randn(sizes, generator=generator) * _INIT_STD
     weights["lm_head.weight"] = head_rows_VD.clone()
+    weights["norm.weight"] /= head_rows_VD.norm(dim=1).mean()
     return weights
 
 
@@ -179,7 +181,7 @@ def _ffn(weights: Weights, x: Tensor) -> Tensor:
 
 
 def _norm(weights: Weights, shape: HeadShape, name: str, x: Tensor) -> Tensor:
-    return rms_norm(x, (shape.width,), weights[f"{name}.weight"], shape.norm_eps)
+    return rms_norm(x.float(), (shape.width,), weights[f"{name}.weight"], shape.norm_eps)
 
 
 def speculators_config(shape: HeadShape, model: str, architectures: Sequence[str], num_drafts: int) -> dict[str, Any]:

@@ -34,6 +34,8 @@ LONGEST = 1024
 """Tokens of a text, at most."""
 _STEP = 256
 """Tokens that the model computes at a time."""
+_RUN = 128
+"""Tokens of the vocabulary of which the likeliest one is found first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,23 +116,27 @@ class Target:
             StepLimits(_STEP, 1, num_blocks, _STEP),
         )
 
-    def read(self, tokens: Sequence[int]) -> np.ndarray:
-        """Rows [T] of `row_type`, of at most LONGEST tokens."""
-        rows_T = np.empty(len(tokens), row_type(self.config.width))
+    def read(self, sample: Sample) -> np.ndarray:
+        """Rows [T] of `row_type`. Before the sample's start there are states alone."""
+        tokens = sample.tokens
+        rows_T = np.zeros(len(tokens), row_type(self.config.width))
         for start in range(0, len(tokens), _STEP):
             end = min(start + _STEP, len(tokens))
+            learned = range(max(start, sample.start), end)
             batch = StepBatch(
                 tokens_T=np.array(tokens[start:end], np.int32),
                 positions_T=np.arange(start, end, dtype=np.int32),
                 row_starts_S1=np.array([0, end - start], np.int32),
                 context_lens_S=np.array([end], np.int32),
                 block_tables_SB=self._table,
-                logit_rows_L=np.arange(end - start, dtype=np.int32),
+                logit_rows_L=np.array(learned, np.int32) - np.int32(start),
             )
-            part = rows_T[start:end]
-            part["ids"], part["probabilities"] = _likeliest(self._program(batch))
+            logits_LV = self._program(batch)
+            if learned:
+                part = rows_T[learned.start : end]
+                part["ids"], part["probabilities"] = _likeliest(logits_LV)
             states = [array[: end - start] for array in self._aux.arrays]
-            part["aux"] = to_bfloat16(np.concatenate(states, axis=1))
+            rows_T["aux"][start:end] = to_bfloat16(np.concatenate(states, axis=1))
         return rows_T
 
     def close(self) -> None:
@@ -138,18 +144,19 @@ class Target:
         self._pool.close()
 
 
-def _likeliest(logits_TV: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and probabilities [T, K]; of a vocabulary that has fewer, the last ones have none."""
-    num_tokens, vocab_size = logits_TV.shape
-    count = min(LIKELIEST, vocab_size)
-    ids_TK = np.zeros((num_tokens, LIKELIEST), np.int32)
-    probabilities_TK = np.zeros((num_tokens, LIKELIEST), np.float32)
-    best = np.argpartition(logits_TV, vocab_size - count, axis=1)[:, vocab_size - count :]
-    most_T1 = logits_TV.max(axis=1, keepdims=True)
-    sums_T1 = np.exp(logits_TV - most_T1).sum(axis=1, keepdims=True)
-    ids_TK[:, :count] = best
-    probabilities_TK[:, :count] = np.exp(np.take_along_axis(logits_TV, best, 1) - most_T1) / sums_T1
-    return ids_TK, probabilities_TK
+def _likeliest(logits_LV: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and probabilities [L, K]; of a vocabulary that has fewer, the last ones have none. They are in the runs
+    whose likeliest tokens are the likeliest ones, so that few need to be put in order."""
+    (num_rows, vocab_size), rows_L1 = logits_LV.shape, np.arange(len(logits_LV))[:, None]
+    most_L1 = logits_LV.max(axis=1, keepdims=True)
+    sums_L1 = np.exp(logits_LV - most_L1).sum(axis=1, keepdims=True)
+    padded = np.pad(logits_LV, ((0, 0), (0, -vocab_size % _RUN + _RUN * LIKELIEST)), constant_values=-np.inf)
+    runs = padded.reshape(num_rows, -1, _RUN)
+    best_LK = np.argpartition(runs.max(axis=2), -LIKELIEST, axis=1)[:, -LIKELIEST:]
+    values = runs[rows_L1, best_LK].reshape(num_rows, -1)
+    places_LK = np.argpartition(values, -LIKELIEST, axis=1)[:, -LIKELIEST:]
+    ids_LK = best_LK[rows_L1, places_LK // _RUN] * _RUN + places_LK % _RUN
+    return np.minimum(ids_LK, vocab_size - 1), np.exp(values[rows_L1, places_LK] - most_L1) / sums_L1
 
 
 def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -95,7 +95,7 @@ def choose_vocabulary(lessons: Lessons, most: int, vocab_size: int) -> NDArray[n
     """The tokens to draft, in order: those that the target expects most often where something is to be learned."""
     mass_V = np.zeros(vocab_size)
     for number in lessons.choose(held_out=False):
-        rows = lessons.rows[number][max(lessons.samples[number].start - 1, 0) :]
+        rows = lessons.rows[number][lessons.samples[number].start :]
         np.add.at(mass_V, rows["ids"].ravel(), rows["probabilities"].astype(np.float64).ravel())
     return np.sort(np.argsort(-mass_V, kind="stable")[:most])
 
@@ -164,6 +164,7 @@ class Trainer:
         for each in self.weights.values():
             each.requires_grad_()
         self._optimizer = torch.optim.AdamW(self.weights.values(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.01)
+        self._is_bfloat16_fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
         self._epoch = self._at = self._num_evaluations = 0
         self._spent_s = 0.0
         self.losses: list[float] = []
@@ -237,7 +238,8 @@ class Trainer:
     def _learn(self, numbers: Sequence[int]) -> float:
         batch, share = self._batch(numbers), self._share()
         rate = _LEARNING_RATE * min(1.0, (share + 1e-3) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * share))
-        losses = [self._loss(batch, step, x_BTD) * _STEP_DECAY**step for step, x_BTD in enumerate(self._steps(batch))]
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._is_bfloat16_fast):
+            losses = [self._loss(batch, step, x) * _STEP_DECAY**step for step, x in enumerate(self._steps(batch))]
         loss = torch.stack(losses).sum()
         self._optimizer.zero_grad()
         loss.backward()
@@ -252,7 +254,7 @@ class Trainer:
         learned_BT = batch.learned(step, step + 1)
         ids_NK = torch.roll(batch.ids_BTK, -1 - step, 1)[learned_BT]
         p_NK = torch.roll(batch.probabilities_BTK, -1 - step, 1)[learned_BT] * (ids_NK >= 0)
-        z_NV = linear(x_BTD[learned_BT], self.weights["lm_head.weight"])
+        z_NV = linear(x_BTD[learned_BT], self.weights["lm_head.weight"]).float()
         z_NK = z_NV.gather(1, ids_NK.clamp(min=0))
         return (p_NK * (z_NV.logsumexp(-1, keepdim=True) - z_NK)).sum() / max(1, len(z_NV))
 

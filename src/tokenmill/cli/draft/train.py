@@ -242,7 +242,7 @@ def _read_states(
         for number in range(rows.num_samples, len(samples)):
             if rows.num_samples and spent.seconds() >= _STATES * 60 * args.minutes:
                 break
-            rows.add(target.read(samples[number].tokens))
+            rows.add(target.read(samples[number]))
             if number % _ASKED_TOGETHER == 0:
                 spent.save()
     finally:
