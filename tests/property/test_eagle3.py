@@ -162,7 +162,8 @@ def make_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Worke
 def test_it_drafts_what_its_definition_says(
     make_worker: Callable[..., Worker], how: dict[str, Any], layers: list[int], backend: str
 ) -> None:
-    """A prompt in two chunks, drafts that are verified, and a second request that shares blocks of the first."""
+    """A prompt in two chunks, drafts that are verified, a second request in the blocks of the first that goes on with
+    its drafts, whose KV must be that of the target's states, and a third one that shares some of them."""
     if backend == "native" and (why := available()) is not None:
         pytest.skip(why)
     target, head = target_model(), head_model(**how)
@@ -188,12 +189,11 @@ def test_it_drafts_what_its_definition_says(
         start = len(tokens) - 1
         blocks = (step + 1,) if step < 4 else ()
         drafts = run(step, PlanRow(0, start, tuple(tokens[-1:]), -1, blocks, sample=True, drafts=drafts))
-    tokens = [*prompt[:32], prompt[32], *(rng.randrange(VOCAB_SIZE) for _ in range(4))]
-    intro = replace(intro, prompt_tokens=tuple(tokens))
-    row = PlanRow(1, 32, tuple(tokens[32:]), blocks=(0, 1, 7), intro=intro, sample=True)
-    (given,) = worker.executor.execute_now(StepPlan(5, (row,), (0,))).rows
-    tokens.extend(given.tokens)
-    assert given.drafts is not None and list(given.drafts.tokens) == plain.guesses(tokens, 5)
+    going_on = (1, len(tokens) - 1, tuple(range(5)), [*tokens, *drafts[:3], 7])
+    sharing = (2, 32, (0, 1, 7), [*prompt[:33], *(rng.randrange(VOCAB_SIZE) for _ in range(4))])
+    for seq, start, blocks, tokens in (going_on, sharing):
+        intro = replace(intro, prompt_tokens=tuple(tokens))
+        run(4 + seq, PlanRow(seq, start, tuple(tokens[start:]), blocks=blocks, intro=intro, sample=True))
 
 
 @pytest.mark.exact
