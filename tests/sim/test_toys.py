@@ -189,7 +189,7 @@ def test_drafts_make_fewer_steps(executors: list[ToyExecutor]) -> None:
 
 
 def test_a_drafter_that_lies_is_soon_not_believed(executors: list[ToyExecutor]) -> None:
-    """It says of its drafts what a good one does."""
+    """It says of its drafts what a good one does. They cost next to nothing here: an unlikely one is worth it, too."""
     verified = []
     for right in (0.8, 0.0):
         executors.clear()
@@ -197,7 +197,7 @@ def test_a_drafter_that_lies_is_soon_not_believed(executors: list[ToyExecutor]) 
             scenario = replace(make_scenario(seed), failure_rate=0.0, drafter=executor.ToyDrafter(right=right))
             run.run_scenario(drafting(scenario))
         verified.append(sum(each.num_drafted for each in executors))
-    assert 0 < verified[1] < verified[0] / 4
+    assert 0 < verified[1] < verified[0] / 3, verified
 
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -289,6 +289,6 @@ PLANTS: dict[Plant, Callable[[Scenario], Scenario]] = {
 def test_planted_bugs_are_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some seed of the suite fails."""
     plant(monkeypatch)
-    with pytest.raises((AssertionError, Violation, IndexError)):
+    with pytest.raises((AssertionError, Violation, IndexError, KeyError)):
         for seed in range(NUM_SEEDS):
             run_in("run", PLANTS[plant], seed)

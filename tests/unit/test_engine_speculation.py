@@ -167,15 +167,22 @@ def choose(speculation: Speculation, most: int = 9, room: int = 9, work: Work = 
 def measured(**given: Any) -> Speculation:
     """Drafts are known to cost next to nothing."""
     speculation = Speculation(SpeculationConfig(**given))
-    for num_drafts in (1, 3, 7):
+    for num_drafts in (0, 1, 3, 7):
         speculation.note_step(ROW, num_drafts, KNOWN, KNOWN.predict(ROW))
+    return speculation
+
+
+def plain_measured(seconds: float = KNOWN.predict(ROW)) -> Speculation:
+    """A step without drafts has taken so long, and nothing else is known."""
+    speculation = Speculation(SpeculationConfig())
+    speculation.note_step(ROW, 0, KNOWN, seconds)
     return speculation
 
 
 def test_limits_of_the_server_of_requests_and_of_the_step() -> None:
     """The lowest holds. A request lowers what the server drafts, and never raises it."""
     assert choose(measured()) == 4
-    assert choose(Speculation(SpeculationConfig())) == 1, "nothing was measured: little by little"
+    assert choose(plain_measured()) == 1, "no drafts were measured: little by little"
     assert [choose(measured(), most) for most in (0, 2)] == [0, 2] and choose(measured(), room=3) == 3
     assert choose(measured(num_speculative_tokens=2)) == choose(measured(num_speculative_tokens=2), draft_n_max=3) == 2
     assert choose(measured(), draft_n_max=1) == 1 and choose(measured(), draft_n_max=0) == 0
@@ -214,6 +221,56 @@ def test_what_it_goes_by_is_told() -> None:
     assert told.step_costs[:2] == pytest.approx((1.1, 1.2), abs=0.01) and told.speedup > 1.05
     speculation.choose([], ROW, KNOWN, 9)
     assert speculation.stats.sources[0][2] == 0 and speculation.stats.speedup < told.speedup
+
+
+def test_a_step_without_drafts_is_measured_first() -> None:
+    """And so that it does not wait for another, with each size of rows."""
+    speculation = Speculation(SpeculationConfig())
+    speculation.note_step(ROW, 1, KNOWN, KNOWN.predict(ROW))
+    assert choose(speculation) == 0 and not speculation.waits
+    speculation.note_step(ROW, 0, KNOWN, KNOWN.predict(ROW))
+    assert choose(speculation) == 1
+    assert choose(speculation, work=ROW._replace(num_rows=8, num_tokens=8)) == 0
+
+
+def takes_unlikely(speculation: Speculation) -> bool:
+    """Whether it verifies a draft that is right in two of five."""
+    candidate = Candidate(0, Proposal(Drafts((1,), "test", (0.4,)), 1.0), 9, 10, Terms())
+    return speculation.choose([candidate], ROW, KNOWN, 9) == [1]
+
+
+@pytest.mark.parametrize("off", [0.2, 5.0])
+def test_wrong_predictions_of_steps_change_nothing(off: float) -> None:
+    """Those of an engine's first steps are made from prompts alone. A draft here adds half of a step."""
+    plain_s = off * KNOWN.predict(ROW)
+    speculation = plain_measured(plain_s)
+    assert takes_unlikely(speculation)
+    for _ in range(8):
+        speculation.note_step(ROW, 1, KNOWN, 1.5 * plain_s)
+    assert not takes_unlikely(speculation) and choose(speculation) > 0
+
+
+def test_one_slow_step_keeps_drafts_away_for_a_while() -> None:
+    """Twice as long after each that was slow."""
+    speculation, plain_s, rests = plain_measured(), KNOWN.predict(ROW), []
+    for _ in range(3):
+        speculation.note_step(ROW, 1, KNOWN, 4 * plain_s)
+        rests.append(0)
+        while not takes_unlikely(speculation):
+            speculation.note_step(ROW, 0, KNOWN, plain_s)
+            rests[-1] += 1
+    assert rests == [33, 65, 129]
+
+
+def test_steps_with_drafts_that_are_too_fast_correct_the_others() -> None:
+    """A machine has become four times as fast while all steps had drafts, which then become dear: without a step that
+    had none, that is noticed."""
+    speculation, plain_s = measured(), KNOWN.predict(ROW) / 4
+    for _ in range(16):
+        speculation.note_step(ROW, 1, KNOWN, plain_s)
+    for _ in range(16):
+        speculation.note_step(ROW, 1, KNOWN, 2 * plain_s)
+    assert not takes_unlikely(speculation)
 
 
 def test_what_was_proposed_before_the_last_tokens_is_not_verified() -> None:

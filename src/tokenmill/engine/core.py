@@ -203,7 +203,7 @@ class EngineCore:
 
     def _submit_step(self) -> StepPlan:
         state, step = self.state, self._builder.take_step()
-        step.is_ahead = state.speculation is not None and bool(state.in_flight)
+        step.is_ahead = state.speculation is not None and len(state.in_flight) == self.config.steps_in_flight - 1
         step.released = tuple(state.released)
         state.released.clear()
         state.in_flight.append(step)

@@ -15,7 +15,11 @@ Drafts are taken in order of p, over all sequences, as far as that grows. What t
     seconds   From one commit to the next, as a multiple of what a step without drafts takes, for so many rows and
               drafts; between and beyond the numbers that were measured it is assumed to lie on straight lines. So what
               is lost by waiting for the commit is in it, as is what the head and the draw of a drafted token cost.
+              The step without drafts is measured first: of the first steps of an engine, a prediction may be far off.
               Beyond what was measured lately, more drafts are tried little by little, if they are likely to be right.
+              A step with drafts that took clearly less than is expected of one without says that this takes less: else
+              what is expected to take too long would be drafted for ever. What was measured seldom is forgotten soon,
+              so that one step that was held up by something else keeps no drafts away for long.
 
 Where the costs of steps are unknown, nothing is drafted. Nor is anything in a step that computes prompts: computing is
 what bounds it, and drafts are more of it. Pure: time comes with commits.
@@ -44,8 +48,10 @@ _NEW, _FIRST = 0.25, 0.5
 """Of a measured step, in what is known of such steps."""
 _FAR = 2.0
 """A step that took so many times what was expected, or the inverse, counts as that."""
-_FORGOTTEN = 512
-"""Steps after which what was measured counts no more."""
+_TOO_SHORT = 0.9
+"""Times what a step without drafts is expected to take: one with drafts that takes less shows that this is wrong."""
+_SOON, _FORGOTTEN = 32, 512
+"""Steps after which what was measured once counts no more, and what was measured often. Twice as many each time."""
 _HOPE = 0.5
 """What further drafts are assumed to cost, of what the first ones do."""
 _LATELY = 1 / 8
@@ -91,12 +97,13 @@ class _Curve:
     It goes in straight lines through what was measured lately: a point for each power of two of drafts."""
 
     def __init__(self) -> None:
-        self._points: dict[int, tuple[int, float, int]] = {}  # by bit length: drafts, the multiple, in which step
+        self._points: dict[int, tuple[int, float, int]] = {}  # by bit length: drafts, the multiple, until which step
+        self._lives: dict[int, int] = {}
 
     def multiples(self, most: int, first: float, step: int) -> list[float]:
         """For 0 to `most` drafts, or as many as may be tried. first: what the first draft adds where none was
         measured."""
-        for size in [size for size, known in self._points.items() if step - known[2] > _FORGOTTEN]:
+        for size in [size for size, known in self._points.items() if step > known[2]]:
             del self._points[size]
         found, last, slope = [1.0], 0, first
         for _, (num_drafts, multiple, _) in sorted(self._points.items()):
@@ -112,11 +119,12 @@ class _Curve:
         expected = self.multiples(num_drafts, first, step)[-1]
         multiple = min(max(multiple, expected / _FAR), expected * _FAR)
         size = num_drafts.bit_length()
+        life = self._lives[size] = min(2 * self._lives.get(size, _SOON // 2), _FORGOTTEN)
         known = self._points.get(size)
         if known is None:
-            self._points[size] = (num_drafts, expected + _FIRST * (multiple - expected), step)
+            self._points[size] = (num_drafts, expected + _FIRST * (multiple - expected), step + life)
         else:
-            self._points[size] = (known[0], known[1] + _NEW * (multiple - expected), step)
+            self._points[size] = (known[0], known[1] + _NEW * (multiple - expected), step + life)
 
 
 def _best(chances: Many[float], multiples: Many[float], num_rows: float) -> tuple[int, float]:
@@ -127,6 +135,10 @@ def _best(chances: Many[float], multiples: Many[float], num_rows: float) -> tupl
         if num_tokens / num_rows / multiple > gain:
             num_best, gain = num_drafts, num_tokens / num_rows / multiple
     return num_best, gain
+
+
+def _size(work: Work) -> int:
+    return int(work.num_rows).bit_length()
 
 
 def _plain(work: Work, num_drafts: int) -> Work:
@@ -151,7 +163,7 @@ class Speculation:
         self._latest: dict[int, Drafts] = {}  # by sequence, what follows its known tokens
         self._of_one: dict[int, dict[str, _Record]] = {}
         self._of_all: dict[str, _Record] = {}
-        self._plain: dict[int, float] = {}  # steps without drafts against what is predicted, by size of rows
+        self._plain: dict[int, tuple[Work, float]] = {}  # seconds of a step without drafts, and which, by size of rows
         self._curves: dict[int, _Curve] = {}
         self._num_steps = 0
         self._gain = 1.0
@@ -198,15 +210,19 @@ class Speculation:
     def note_step(self, work: Work, num_drafts: int, costs: Costs, seconds: float) -> None:
         """A step that computed no prompt took so long, from commit to commit."""
         self._num_steps += 1
+        if seconds <= 0:
+            return
         plain_s = self._plain_s(work, costs)
-        if plain_s <= 0 or seconds <= 0:
+        if plain_s <= 0:
+            if not num_drafts:
+                self._plain[_size(work)] = work, seconds
             return
-        size = int(work.num_rows).bit_length()
-        if num_drafts:
-            self._curve(work).note(num_drafts, seconds / plain_s, _first(work, costs), self._num_steps)
+        multiple = seconds / plain_s
+        if num_drafts and multiple > _TOO_SHORT:
+            self._curve(work).note(num_drafts, multiple, _first(work, costs), self._num_steps)
             return
-        known = self._plain.get(size, 1.0)
-        self._plain[size] = known * (1 + _NEW * (min(max(seconds / plain_s, 1 / _FAR), _FAR) - 1))
+        share = _FIRST if num_drafts else _NEW
+        self._plain[_size(work)] = work, plain_s * (1 + share * (min(max(multiple, 1 / _FAR), _FAR) - 1))
 
     def choose(self, candidates: Many[Candidate], work: Work, costs: Costs, most: int) -> list[int]:
         """Of each candidate's drafts, how many to verify in a step that does `work` beside them; at most so many
@@ -226,6 +242,9 @@ class Speculation:
         chosen = [0] * len(candidates)
         if not candidates or not costs.is_known or work.num_tokens != work.num_rows:
             self._gain += _LATELY * (1 - self._gain)
+            return chosen
+        if _size(work) not in self._plain:
+            self._gain = 1.0  # one without drafts is to be measured first, and is only if it does not wait for another
             return chosen
         each_chances = [self._chances(each) for each in candidates]
         sure = [each.proposal.sure for each in candidates]
@@ -282,9 +301,13 @@ class Speculation:
         return usual if one is None else (one.right + _PRIOR * usual) / (one.said + _PRIOR)
 
     def _plain_s(self, work: Work, costs: Costs) -> float:
-        """Seconds of a step with these rows and no drafts, as predicted and then measured."""
-        pace = self._plain.get(int(work.num_rows).bit_length(), 1.0)
-        return pace * costs.predict(_plain(work, 0))
+        """Seconds of a step with these rows and no drafts: as was measured of so many rows, or nearly, as far as it is
+        not predicted to be another for this work. 0 where none was measured."""
+        if (known := self._plain.get(_size(work))) is None:
+            return 0.0
+        before, seconds = known
+        before_s = costs.predict(_plain(before, 0))
+        return seconds * costs.predict(_plain(work, 0)) / before_s if before_s > 0 else 0.0
 
     def _curve(self, work: Work) -> _Curve:
-        return self._curves.setdefault(int(work.num_rows).bit_length(), _Curve())
+        return self._curves.setdefault(_size(work), _Curve())

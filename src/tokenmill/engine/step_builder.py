@@ -217,8 +217,12 @@ class StepBuilder:
             return blocks
         self._state.blocks.extend(tables, more)
         seq.num_sent = len(tables[0].ids)
-        num_new = len(blocks) // len(tables) + more
-        return tuple(block for table in tables for block in table.ids[-num_new:])
+        num_told, told = len(blocks) // len(tables), list[int]()
+        for index, table in enumerate(
+            tables
+        ):  # not what is in the table by now: the row itself is hidden from the next
+            told += [*blocks[index * num_told : (index + 1) * num_told], *table.ids[-more:]]
+        return tuple(told)
 
     def _begin(self, seq: Sequence) -> Introduction:
         encoder = self._state.encoder

@@ -17,7 +17,7 @@ class Step:
     `num_more_tokens`: those of its rows beyond one of each, `num_drafts` of which are drafts; `num_context`,
     `num_more_positions`: what comes before the first token of each row, and before the others (core.cost).
     `preempted`: sequences that gave their blocks back as it was composed, and how many computed tokens each lost.
-    `is_ahead`: where there is speculation, it was planned while another was in flight."""
+    `is_ahead`: where there is speculation, it was planned while as many others were in flight as may be."""
 
     number: int
     rows: list[PlanRow] = field(default_factory=list)
