@@ -273,6 +273,17 @@ def test_steps_with_drafts_that_are_too_fast_correct_the_others() -> None:
     assert not takes_unlikely(speculation)
 
 
+@pytest.mark.parametrize("waiting", [1.0, 1.3])
+def test_what_waiting_costs_where_nothing_is_drafted_counts(waiting: float) -> None:
+    """One step in three has a draft, which is worth a quarter: not if the two others take a third longer for it."""
+    speculation, plain_s = measured(), KNOWN.predict(ROW)
+    for _ in range(30):
+        speculation.note_step(ROW, 0, KNOWN, waiting * plain_s, has_waited=True)
+        for candidates in ([Candidate(0, Proposal(Drafts((1,), "test", (0.25,)), 1.0), 9, 10, Terms())], [], []):
+            speculation.choose(candidates, ROW, KNOWN, 9)
+    assert speculation.waits == (waiting == 1.0)
+
+
 def test_what_was_proposed_before_the_last_tokens_is_not_verified() -> None:
     """Where steps wait for each other, two may be committed between two plans."""
     speculation = Speculation(SpeculationConfig())

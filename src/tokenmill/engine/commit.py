@@ -52,7 +52,9 @@ def commit_step(state: EngineState, saves: Saves, result: StepResult, now: float
         assert len(result.rows) == len(step.rows), f"step {step.number}: {len(result.rows)} results"
         _count(state, step, result.duration_s)
         if state.speculation is not None and _is_measured(step):
-            state.speculation.note_step(step.work, step.num_drafts, state.costs.costs, now - before_s)
+            has_waited = not (step.num_drafts or step.is_ahead)
+            costs = state.costs.costs
+            state.speculation.note_step(step.work, step.num_drafts, costs, now - before_s, has_waited=has_waited)
         _commit_rows(state, saves, step, result.rows, now)
     state.blocks.end_step(step.number)
     state.kv_events.flush()
@@ -99,7 +101,7 @@ def _count(state: EngineState, step: Step, duration_s: float) -> None:
 def _is_measured(step: Step) -> bool:
     """Whether the time since the last commit tells what steps with drafts take, or without: it computed no prompt, and
     its sequences ran before, so that it was planned at once."""
-    if step.num_more_tokens != step.num_drafts or not (step.num_drafts or step.is_ahead):
+    if step.num_more_tokens != step.num_drafts:
         return False
     return all([row[5] is None for row in step.rows])  # row.intro
 

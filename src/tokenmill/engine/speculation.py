@@ -164,6 +164,7 @@ class Speculation:
         self._of_one: dict[int, dict[str, _Record]] = {}
         self._of_all: dict[str, _Record] = {}
         self._plain: dict[int, tuple[Work, float]] = {}  # seconds of a step without drafts, and which, by size of rows
+        self._waits: dict[int, float] = {}  # of one that waited for another and had no drafts, as a multiple of it
         self._curves: dict[int, _Curve] = {}
         self._num_steps = 0
         self._gain = 1.0
@@ -207,21 +208,26 @@ class Speculation:
         self._latest.pop(number, None)
         self._of_one.pop(number, None)
 
-    def note_step(self, work: Work, num_drafts: int, costs: Costs, seconds: float) -> None:
-        """A step that computed no prompt took so long, from commit to commit."""
+    def note_step(self, work: Work, num_drafts: int, costs: Costs, seconds: float, *, has_waited: bool = False) -> None:
+        """A step that computed no prompt took so long, from commit to commit. has_waited: it had no drafts, and was
+        planned when the one before had ended."""
         self._num_steps += 1
         if seconds <= 0:
             return
         plain_s = self._plain_s(work, costs)
         if plain_s <= 0:
-            if not num_drafts:
+            if not (num_drafts or has_waited):
                 self._plain[_size(work)] = work, seconds
             return
         multiple = seconds / plain_s
+        if has_waited and multiple > _TOO_SHORT:
+            known = self._waits.get(_size(work), 1.0)
+            self._waits[_size(work)] = known + _NEW * (min(max(multiple, 1.0), _FAR) - known)
+            return
         if num_drafts and multiple > _TOO_SHORT:
             self._curve(work).note(num_drafts, multiple, _first(work, costs), self._num_steps)
             return
-        share = _FIRST if num_drafts else _NEW
+        share = _FIRST if num_drafts or has_waited else _NEW
         self._plain[_size(work)] = work, plain_s * (1 + share * (min(max(multiple, 1 / _FAR), _FAR) - 1))
 
     def choose(self, candidates: Many[Candidate], work: Work, costs: Costs, most: int) -> list[int]:
@@ -241,7 +247,7 @@ class Speculation:
         """Of each candidate's drafts, as many as make the most tokens a second, all together."""
         chosen = [0] * len(candidates)
         if not candidates or not costs.is_known or work.num_tokens != work.num_rows:
-            self._gain += _LATELY * (1 - self._gain)
+            self._gain += _LATELY * (1 / self._waits.get(_size(work), 1.0) - self._gain)
             return chosen
         if _size(work) not in self._plain:
             self._gain = 1.0  # one without drafts is to be measured first, and is only if it does not wait for another
@@ -252,8 +258,11 @@ class Speculation:
         self._multiples = self._curve(work).multiples(MOST_DRAFTS, _first(work, costs), self._num_steps)
         multiples = self._multiples[: most + 1]
         num_best, gain = _best([-chance for chance, _ in likely], multiples, work.num_rows)
+        num_waiting = num_best
         if min(sure, default=1.0) < 1.0:  # what it would be without rows in flight
-            gain = _best(sorted(chain(*each_chances), reverse=True), multiples, work.num_rows)[1]
+            num_waiting, gain = _best(sorted(chain(*each_chances), reverse=True), multiples, work.num_rows)
+        if not num_waiting:
+            gain = 1 / self._waits.get(_size(work), 1.0)
         self._gain += _LATELY * (gain - self._gain)
         for _, index in likely[:num_best]:
             chosen[index] += 1
