@@ -122,6 +122,12 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert not circles(import_graph())
 
 
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """pytest takes the second for the first, which is told only where both are run."""
+    names = [path.name for path in Path(__file__).parent.rglob("*.py") if path.name != "conftest.py"]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 def test_imports_name_files_that_are_there() -> None:
     """Imports for types only are never made, and mypy passes over a module that is missing."""
     modules = {module_name(path) for path in SRC.rglob("*.py")}
