@@ -115,9 +115,10 @@ def check(
     *,
     exact: bool = True,
     adapters: tuple[str, ...] = (),
+    source: str = DRAFT_MODEL,
 ) -> Counting:
     """Mixes on `worker` equal runs alone on `plain`; what became of the drafts."""
-    counting = Counting(worker.executor)
+    counting = Counting(worker.executor, source)
     preemptions = hits = 0
     for seed in seeds:
         rng = random.Random(seed)

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_draft_model import Counting, requests
-from test_drafts_exact import all_are_verified, drafted_mix  # noqa: F401, the first is a fixture
-from test_exactness import BLOCK_SIZE, NUM_BLOCKS, Mix, check_mix, run
+from test_draft_model import Counting, check, requests
+from test_drafts_exact import all_are_verified  # noqa: F401, a fixture
+from test_exactness import BLOCK_SIZE, NUM_BLOCKS, Mix, run
 from test_mtp import states_of
 
 from medusa_heads import AUTHORS, VLLM, Arrays, random_heads, write_heads
@@ -198,14 +198,7 @@ def test_bit_for_bit(make_worker: Callable[..., Worker], tmp_path: Path, kv_dtyp
     heads = write_heads(tmp_path / "heads", arrays, **more)
     plain = make_worker(checkpoint, None, NativeOps, kv_dtype=kv_dtype)
     worker = make_worker(checkpoint, heads, NativeOps, kv_dtype=kv_dtype)
-    counting, hits, preemptions = Counting(worker.executor, MEDUSA), 0, 0
-    for seed in (31, 39, 46):
-        rng = random.Random(seed)
-        drafts_on = replace(worker, executor=counting)
-        core = check_mix(drafts_on, drafted_mix(rng), rng, exact=True, where=f"seed {seed}", plain=plain)
-        hits += core.stats().prefix_hits
-        preemptions += core.stats().num_preemptions
-    assert hits and preemptions and counting.num_drafted > 50
+    assert check(worker, plain, source=MEDUSA).num_drafted > 50
 
 
 def counting_model() -> Checkpoint:

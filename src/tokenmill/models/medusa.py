@@ -32,7 +32,7 @@ from ..formats.ggml import dequantise
 from ..ops.api import NEVER, Array, Ops, Weight
 from ..ops.forward import ForwardOps
 from .config import config_from_checkpoint
-from .weights import Linear, as_run, listed, quantization_of_ends, token_places
+from .weights import Linear, as_run, quantization_of_ends, refuse_tensors, token_places
 
 _PICKLED = "medusa_lm_head.pt"
 _NUM_HEADS, _NUM_BLOCKS = ("num_heads", "medusa_num_heads"), ("num_hidden_layers", "medusa_num_layers")
@@ -129,21 +129,14 @@ def _check(view: Checkpoint, width: int) -> None:
     if num_known < vocab_size:
         expected[_MAP] = (num_known,)
     known = expected | {f"{name}.bias": (width,) for name in names}
-    more = [name for name in tensors if name not in (*known, _MAP) and not _is_further(name, len(heads))]
-    problems = [
-        ("is missing", [name for name in expected if name not in tensors]),
-        ("has unexpected", more),
-        (
-            "has misshaped",
-            [
-                f"{name} {tuple(tensors[name].shape)} instead of {shape}"
-                for name, shape in known.items()
-                if name in tensors and tuple(tensors[name].shape) != shape
-            ],
-        ),
+    missing = [name for name in expected if name not in tensors]
+    extra = [name for name in tensors if name not in (*known, _MAP) and not _is_further(name, len(heads))]
+    misshaped = [
+        f"{name} {tuple(tensors[name].shape)} instead of {shape}"
+        for name, shape in known.items()
+        if name in tensors and tuple(tensors[name].shape) != shape
     ]
-    if said_wrong := "; ".join(f"{verb} {listed(names)}" for verb, names in problems if names):
-        raise BadCheckpoint(f"{view.path} {said_wrong}.")
+    refuse_tensors(str(view.path), missing, extra, misshaped)
 
 
 def _is_further(name: str, num_heads: int) -> bool:

@@ -361,10 +361,14 @@ def compare_tensors(
         for name, shape in (*expected.items(), *optional.items())
         if name in tensors and tuple(tensors[name].shape) not in _same(shape)
     ]
+    refuse_tensors(f"{checkpoint.path} ({config.architecture})", missing, extra, misshaped)
+
+
+def refuse_tensors(where: str, missing: list[str], extra: list[str], misshaped: list[str]) -> None:
+    """Raises BadCheckpoint where there are any, naming each."""
     problems = [("is missing", missing), ("has unexpected", extra), ("has misshaped", misshaped)]
-    found = [f"{verb} {listed(names)}" for verb, names in problems if names]
-    if found:
-        raise BadCheckpoint(f"{checkpoint.path} ({config.architecture}) {'; '.join(found)}.")
+    if found := "; ".join(f"{verb} {listed(names)}" for verb, names in problems if names):
+        raise BadCheckpoint(f"{where} {found}.")
 
 
 def _same(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
