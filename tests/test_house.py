@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "kv/connector/worker": {"core", "ops", "kv/transfer"},
     "state": {"core"},
     "models": {"core", "plugins", "formats", "ops"},
-    "worker": {"core", "formats", "text", "ops", "models", "kv/transfer", "kv/connector/worker"},
+    "worker": {"core", "formats", "text", "ops", "models", "state", "kv/transfer", "kv/connector/worker"},
     "control": {"core", "plugins", "text", "cluster", "state"},
     "api": {"core", "text"},
     "server": {"core", "text", "cluster", "state", "control", "api"},

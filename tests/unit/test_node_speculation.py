@@ -64,6 +64,10 @@ def test_a_corpus_is_for_tenants_by_name_or_for_all() -> None:
         ({"method": "draft_model,suffix", "model": "small", "quantization": "q4_0", "n_min": 2}, {"n_min": 2}),
         ({"method": ["ngram", "mtp"], "p_min": 0.5}, {"method": "ngram", "p_min": 0.5}),
         ({"num_speculative_tokens": 3}, {"num_speculative_tokens": 3}),
+        (
+            {"model": "small", "method": "draft_model,suffix", "suffix_decoding_store": "kept"},
+            {"suffix_decoding_store": "kept"},
+        ),
         ({"model": "[ngram]"}, {"method": "ngram"}),
         ({"corpora": [{"path": "laws", "tenants": "*"}], "n_min": 2}, {"n_min": 2}),
     ],
@@ -124,6 +128,12 @@ def test_what_is_left_where_no_model_drafts(given: Any, left: Any) -> None:
             {"method": "ngram", "corpora": [{"path": "laws", "tenants": "*"}]},
             "method of speculative_config must be suffix, or several with it, where there are corpora, got 'ngram'",
         ),
+        ({"suffix_decoding_store": 3}, "suffix_decoding_store of .* must be the name of a file, got 3"),
+        (
+            {"method": "ngram", "suffix_decoding_store": "kept"},
+            "suffix_decoding_store of .* must be left out where suffix does not draft, or from no earlier answers",
+        ),
+        ({"suffix_decoding_max_cached_requests": 0, "suffix_decoding_store": "kept"}, "store of .* must be left out"),
         ({"adaptive": 1}, "adaptive of speculative_config must be true or false, got 1"),
         ({"p_min": "high"}, "p_min of speculative_config must be a number from 0 to 1, got 'high'"),
     ],

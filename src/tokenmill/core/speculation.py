@@ -7,6 +7,7 @@ to what is set here, is decided by `engine/speculation.py`.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -103,6 +104,7 @@ class SpeculationConfig:
     model                    of those of BY_FILE: its name or path
     quantization             what its dense matrices become at load, as kernels call it; "": they stay as stored
     corpora                  suffix: texts that are looked at, too
+    suffix_decoding_store    suffix: file that keeps outputs of ended requests across restarts; "": none does
     """
 
     methods: tuple[str, ...] = (SUFFIX,)
@@ -119,6 +121,7 @@ class SpeculationConfig:
     model: str = ""
     quantization: str = ""
     corpora: tuple[CorpusConfig, ...] = ()
+    suffix_decoding_store: str = ""
 
     def __post_init__(self) -> None:
         if len(both := [name for name in self.methods if name in BY_MODEL]) > 1:
@@ -127,6 +130,9 @@ class SpeculationConfig:
             raise wrong("method", f"one or several of {', '.join(METHODS)}", ", ".join(self.methods) or "none")
         if self.corpora and SUFFIX not in self.methods:
             raise wrong("method", f"{SUFFIX}, or several with it, where there are corpora", ", ".join(self.methods))
+        if self.suffix_decoding_store and (SUFFIX not in self.methods or not self.suffix_decoding_max_cached_requests):
+            wanted = f"left out where {SUFFIX} does not draft, or from no earlier answers"
+            raise wrong("suffix_decoding_store", wanted, self.suffix_decoding_store)
         if len(self.corpora) > MOST_CORPORA:
             raise wrong("corpora", f"{MOST_CORPORA} at most", len(self.corpora))
         for name, least, most in _RANGES:
@@ -144,6 +150,23 @@ class SpeculationConfig:
     def corpora_for(self, tenant: str) -> tuple[int, ...]:
         """The indices of those that its requests are drafted from."""
         return tuple(index for index, each in enumerate(self.corpora) if each.tenants is None or tenant in each.tenants)
+
+
+def draft_scope(tenant: str, salt: str) -> str:
+    """Of whose outputs a request may have drafts: two digests, of the tenant (`tenant_digest`) and of both, by which
+    two pairs can be told apart and nothing else be known of them; "": of callers without either."""
+    if not tenant and not salt:
+        return ""
+    return f"{tenant_digest(tenant)}.{_digest(f'{len(tenant)}:{tenant}{salt}')}"
+
+
+def tenant_digest(tenant: str) -> str:
+    """With what all its scopes begin."""
+    return _digest(tenant)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf8", "surrogatepass")).hexdigest()[:32]
 
 
 def wrong(name: str, wanted: str, value: Any) -> ConfigError:

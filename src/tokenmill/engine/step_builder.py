@@ -7,9 +7,8 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from ..core.cost import Costs
-from ..core.request import Request
 from ..core.sequence import Sequence, wants_scores
-from ..core.speculation import MOST_DRAFTS, PREDICTION
+from ..core.speculation import MOST_DRAFTS, PREDICTION, draft_scope
 from ..core.step import Introduction, PlanRow, plan_row
 from ..kv.blocks.groups import Match
 from ..kv.blocks.manager import BlockManager
@@ -232,7 +231,7 @@ class StepBuilder:
         if speculation is None:
             return introduction
         corpora = speculation.corpora_for(request.terms.tenant)
-        return replace(introduction, draft_scope=_draft_scope(request), corpora=corpora)
+        return replace(introduction, draft_scope=draft_scope(request.terms.tenant, request.cache_salt), corpora=corpora)
 
     def _row_of_known(self, seq: Sequence, start: int, end: int, blocks: tuple[int, ...], is_drawing: bool) -> PlanRow:
         self._state.counters.prompt_tokens_computed += max(0, min(end, seq.num_prompt) - start)
@@ -272,9 +271,3 @@ def _introduce(seq: Sequence, encoded: tuple[int, ...]) -> Introduction:
         unencoded=seq.unencoded,
         prediction=request.prediction,
     )
-
-
-def _draft_scope(request: Request) -> str:
-    """Which of two pairs it comes from can be told."""
-    tenant, salt = request.terms.tenant, request.cache_salt
-    return f"{len(tenant)}:{tenant}{salt}" if tenant or salt else ""

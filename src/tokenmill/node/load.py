@@ -46,6 +46,7 @@ from ..worker.draft_sequences import spare_blocks
 from ..worker.draft_states import state_limits
 from ..worker.drafters import draft_index_bytes
 from ..worker.grammars import grammar_bytes
+from ..worker.kept_outputs import KeptOutputs, prepare_outputs
 from ..worker.memory import HeldBytes, MemoryPlan, plan_memory, step_limits
 from .machine import MachineFacts
 from .model_warnings import NOTE, model_warnings
@@ -236,7 +237,8 @@ def planned_memory(
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A model's weights, and how an engine that uses them is set up. Each process that is forked from this one can make
-    an engine of it. drafter: the model that drafts for it, if one does; corpora: texts that are drafted from."""
+    an engine of it. drafter: the model that drafts for it, if one does; corpora: texts that are drafted from;
+    kept: earlier outputs that are, not open."""
 
     checkpoint: Checkpoint
     settings: EngineSettings
@@ -245,6 +247,7 @@ class Loaded:
     pooling: PoolingChoice | None
     drafter: Drafter | None = None
     corpora: tuple[Corpus, ...] = ()
+    kept: KeptOutputs | None = None
 
 
 def load_engine(
@@ -279,12 +282,13 @@ def load_model(
         facts = model_facts(checkpoint, pooling, options, drafts)
         settings = resolve(options, machine, facts, ops.kv_dtype)
         corpora = open_corpora(checkpoint, settings.config)
+        kept = kept_outputs(checkpoint, settings.config)
         model = load_weights(checkpoint, ops, settings.spec, progress, cache_dir)
         drafter = None if drafts is None else load_drafter(drafts, ops, settings.spec, progress, target=model)
     finally:
         if drafts is not None:
             drafts.close()
-    return Loaded(checkpoint, settings, ops, model, pooling, drafter, corpora)
+    return Loaded(checkpoint, settings, ops, model, pooling, drafter, corpora, kept)
 
 
 def open_drafter(checkpoint: Checkpoint, options: EngineOptions, cache_dir: Path | None = None) -> Checkpoint | None:
@@ -324,6 +328,15 @@ def open_corpora(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Corpus, 
     tokenizer = load_text(checkpoint).tokenizer.digest()
     found = (open_corpus(Path(each.path), tokenizer) for each in asked)
     return tuple(Corpus(each.tokens, each.places) for each in found)
+
+
+def kept_outputs(checkpoint: Checkpoint, config: EngineConfig) -> KeptOutputs | None:
+    """Where outputs are to survive restarts, in a file that can be used. Raises ConfigError."""
+    path = "" if config.speculation is None else config.speculation.suffix_decoding_store
+    if not path:
+        return None
+    prepare_outputs(path)
+    return KeptOutputs(path, load_text(checkpoint).tokenizer.digest())
 
 
 def _open_mtp(checkpoint: Checkpoint) -> Checkpoint | None:
@@ -372,6 +385,7 @@ def make_engine(loaded: Loaded, cache_dir: Path, queue_bytes: int = 0) -> Engine
         model=loaded.model,
         drafter=loaded.drafter,
         corpora=loaded.corpora,
+        kept=loaded.kept,
         queue_bytes=queue_bytes,
         cache_dir=cache_dir,
     )

@@ -342,6 +342,8 @@ def _speculation(options: EngineOptions, model: ModelFacts, decisions: list[Deci
         shown += f", by {speculation.model}"
     for each in speculation.corpora:
         shown += f", from {each.path} for {'all' if each.tenants is None else ' and '.join(each.tenants)}"
+    if speculation.suffix_decoding_store:
+        shown += f", earlier answers in {speculation.suffix_decoding_store}"
     if model.drafter is not None and model.drafter.max_context < model.max_context:
         reason += f"; the draft model drafts up to {model.drafter.max_context} tokens of context"
     most = None if model.drafter is None else model.drafter.most_tokens

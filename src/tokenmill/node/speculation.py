@@ -107,6 +107,9 @@ def read_speculation(given: Mapping[str, Any] | None) -> tuple[SpeculationConfig
     values = {name: given[name] for name in settings if given.get(name) is not None}
     if "corpora" in values:
         values["corpora"] = _corpora(values["corpora"])
+    store = values.get("suffix_decoding_store", "")
+    if not isinstance(store, str):
+        raise wrong("suffix_decoding_store", "the name of a file", store)
     if values.get("model") in _NO_MODELS:
         del values["model"]
     _check_model(values, next((name for name in methods if name in BY_FILE), ""))

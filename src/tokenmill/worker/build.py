@@ -47,6 +47,7 @@ from .draft_states import StateDrafter, state_limits
 from .drafters import Drafters, draft_index_bytes
 from .executor import ModelExecutor
 from .grammars import Grammars, grammar_bytes
+from .kept_outputs import KeptOutputs
 from .memory import HeldBytes, MemoryPlan, plan_memory, step_limits
 from .model_drafter import ModelDrafter
 from .pooling import PoolingRunner
@@ -91,15 +92,16 @@ def build_worker(
     model: Model | VectorModel | None = None,
     drafter: Drafter | None = None,
     corpora: Sequence[Corpus] = (),
+    kept: KeptOutputs | None = None,
     queue_bytes: int = 0,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> Worker:
     """Make the model that `load_weights` gave ready to run steps: a forward, and what makes tokens or vectors of what
     it gives. model: None: load it now. drafter: what `load_drafter` gave; None: no model drafts. corpora: those of the
-    spec. queue_bytes: what admission lets waiting requests hold, for the plan. cache_dir: where weight digests are
-    remembered (default: the user's). The checkpoint may be closed afterwards. Raises BadCheckpoint, and ConfigError
-    where the folder of saved KV cannot be used."""
+    spec. kept: keeps outputs across restarts, where that is asked for. queue_bytes: what admission lets waiting
+    requests hold, for the plan. cache_dir: where weight digests are remembered (default: the user's). The checkpoint
+    may be closed afterwards. Raises BadCheckpoint, and ConfigError where the folder of saved KV cannot be used."""
     model = model or load_weights(checkpoint, ops, spec, progress, cache_dir)
     config, groups = spec.config, model.kv_groups
     windows = [group.window for group in config.groups]
@@ -112,7 +114,7 @@ def build_worker(
     draft_model = None if drafter is None else _draft_model(ops, spec, model, drafter, limits)
     program = ops.compile(_forward(model, kvs, draft_model), limits)
     num_blocks = max(*sizes, step_blocks)
-    drafting = draft_model, Drafters.of(ops, config, model.config.vocab_size, corpora)
+    drafting = draft_model, Drafters.of(ops, config, model.config.vocab_size, corpora, kept)
     runner, adapters, grammars = _make_runner(checkpoint, ops, spec, model, program, limits, num_blocks, drafting)
     draft_kv = None if draft_model is None else draft_model.kv
     touched = pools if draft_kv is None else [*pools, draft_kv.pool]
@@ -122,7 +124,7 @@ def build_worker(
     transfers = None if saved is None else Transfers(pools, saved)
     return Worker(
         executor=ModelExecutor(
-            runner, queue, partial(_free, ops, touched), adapters, transfers, grammars, pools, draft_kv
+            runner, queue, partial(_free, ops, touched, drafting[1]), adapters, transfers, grammars, pools, draft_kv
         ),
         config=replace(config, numerics_id=model_id, chosen_experts=_chosen_experts(model)),
         model_config=model.config,
@@ -376,8 +378,10 @@ def _expert_load(model: Model | VectorModel, ops: Ops) -> ExpertLoad | None:
     return None if reads is None else ExpertLoad((), (), reads=reads)
 
 
-def _free(ops: Ops, pools: Sequence[KVPool]) -> None:
+def _free(ops: Ops, pools: Sequence[KVPool], drafters: Drafters | None) -> None:
     """Frees what a worker's program and pools hold; `ops` goes first, as its program points into the pools."""
+    if drafters is not None:
+        drafters.close()
     ops.close()
     for pool in pools:
         pool.close()

@@ -20,11 +20,18 @@ from ..core.speculation import NGRAM, SUFFIX
 from ..core.step import Drafts, Introduction, RowResult
 from ..ops.api import Ops
 from ..ops.drafts import OUTPUT_BYTES, SEQUENCE_TOKEN_BYTES, Corpus, Drafter, Wanted
+from .kept_outputs import KeptOutputs, Output
 from .prediction import Prediction
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_RECALLED = -1
+"""What no sequence is called."""
+
+_INDEXED_AT_ONCE = 1024
+"""Tokens of earlier outputs that a drafter takes in with a call, at least."""
 
 TOLD_AT_ONCE = 8192
 """Tokens of prompts told in a step: about a millisecond."""
@@ -47,31 +54,41 @@ def _methods(config: EngineConfig) -> tuple[str, ...]:
 class _Known:
     """A sequence. first_step: the step that introduced it; untold: tokens that the drafters are still to be told of, up
     to num_told they have been. is_over: it has drawn one of end_ids, and what it draws after that is nothing.
-    prediction: None where its caller expects nothing."""
+    prediction: None where its caller expects nothing. scope: who may have drafts of its output; output: of it, what is
+    still to be kept."""
 
     first_step: int
     end_ids: frozenset[int]
     untold: tuple[int, ...]
     prediction: Prediction | None
+    scope: str = ""
+    output: list[int] | None = None
     num_told: int = 0
     is_over: bool = False
 
 
 class Drafters:
     """drafter: None where only predictions are drafted from; most: tokens to propose at a time; overlap: tokens before
-    what is new to others that they are to see with it. All calls are made by the thread that prepares and collects
-    steps."""
+    what is new to others that they are to see with it; kept: who keeps outputs across restarts, if anybody does. All
+    calls are made by the thread that prepares and collects steps."""
 
-    def __init__(self, drafter: Drafter | None, most: int, overlap: int) -> None:
+    def __init__(self, drafter: Drafter | None, most: int, overlap: int, kept: KeptOutputs | None = None) -> None:
         self._drafter = drafter
+        self._kept = kept
         self._most = most
         self._overlap = overlap
         self._known: dict[int, _Known] = {}
 
     @staticmethod
-    def of(ops: Ops, config: EngineConfig, vocab_size: int, corpora: Sequence[Corpus] = ()) -> Drafters | None:
-        """None where nothing is to be drafted. corpora: those of the configuration. What is proposed loses its first
-        tokens to steps that are under way already."""
+    def of(
+        ops: Ops,
+        config: EngineConfig,
+        vocab_size: int,
+        corpora: Sequence[Corpus] = (),
+        kept: KeptOutputs | None = None,
+    ) -> Drafters | None:
+        """None where nothing is to be drafted. corpora: those of the configuration. kept: is opened, and what is there
+        drafted from. What is proposed loses its first tokens to steps that are under way already."""
         speculation, methods = config.speculation, _methods(config)
         if speculation is None:
             return None
@@ -79,7 +96,23 @@ class Drafters:
         assert len(corpora) == len(speculation.corpora), (len(corpora), speculation.corpora)
         own = replace(speculation, methods=methods) if methods else None
         drafter = None if own is None else ops.new_drafter(own, vocab_size, corpora)
-        return Drafters(drafter, most, speculation.suffix_decoding_max_tree_depth)
+        drafters = Drafters(drafter, most, speculation.suffix_decoding_max_tree_depth, kept)
+        if kept is not None:
+            drafters.recall(kept.open(speculation.suffix_decoding_max_cached_requests))
+        return drafters
+
+    def recall(self, outputs: Sequence[Output]) -> None:
+        """As if they had just come to their ends, one after the other."""
+
+        def recall(drafter: Drafter) -> None:
+            for scope, tokens in outputs:
+                drafter.begin(_RECALLED, scope, len(tokens), 0)
+                drafter.propose([Wanted(_RECALLED, tokens, 0)])
+                drafter.end(_RECALLED)
+            for _ in range(sum(len(tokens) for _, tokens in outputs) // _INDEXED_AT_ONCE + 1):
+                drafter.propose([])
+
+        self._ask(recall, None)
 
     def introduce(self, step: int, seq: int, intro: Introduction) -> None:
         """A sequence that ran here before has let others have its outputs; only what comes is new to them."""
@@ -92,12 +125,27 @@ class Drafters:
         scope, corpora = intro.draft_scope, intro.corpora
         self._ask(lambda drafter: drafter.begin(seq, scope, len(tokens), num_before, corpora), None)
         end_ids = frozenset(intro.eos_token_ids + intro.sampling.stop_token_ids)
-        self._known[seq] = _Known(step, end_ids, tokens, prediction)
+        output = None if self._kept is None else [*tokens[num_before:]]
+        self._known[seq] = _Known(step, end_ids, tokens, prediction, scope, output)
 
     def release(self, seq: int) -> None:
         """Unknown ones are fine."""
-        if self._known.pop(seq, None) is not None:
+        if (known := self._known.pop(seq, None)) is not None:
+            self._keep(known)
             self._ask(lambda drafter: drafter.end(seq), None)
+
+    def close(self) -> None:
+        """What has been put out is kept when this returns, where somebody keeps it."""
+        if self._kept is not None:
+            for known in self._known.values():
+                self._keep(known)
+            self._kept.close()
+
+    def _keep(self, known: _Known) -> None:
+        """Once: at its end, as soon as that is seen."""
+        if self._kept is not None and known.output is not None and len(known.output) > 1:
+            self._kept.add(known.scope, known.output)
+        known.output = None
 
     def propose(self, step: int, results: Sequence[RowResult]) -> tuple[RowResult, ...]:
         """The results of a step, with what may follow: of all who propose something, that of which most tokens are
@@ -112,6 +160,10 @@ class Drafters:
                 continue
             drawn = result.tokens
             known.is_over = not known.end_ids.isdisjoint(drawn)
+            if known.output is not None:
+                known.output += drawn
+                if known.is_over:
+                    self._keep(known)
             if known.prediction is not None and drawn:
                 known.prediction.follow(drawn)
                 if not known.is_over and (drafts := known.prediction.propose(self._most)) is not None:
