@@ -47,7 +47,7 @@ def lines(num_lines: int, tokens_each: int, seed: int = 4) -> list[dict[str, Any
     ]
 
 
-def run(folder: Path, num_lines: int, num_kills: int, *, tokens_each: int = 60, seed: int = 4) -> list[str]:
+def run(folder: Path, num_lines: int, num_kills: int, *, tokens_each: int = 200, seed: int = 4) -> list[str]:
     """What is wrong. One server more is stopped in order before the last."""
     (folder / "model").mkdir()
     model = str(write_model(folder / "model"))
@@ -86,7 +86,7 @@ def run(folder: Path, num_lines: int, num_kills: int, *, tokens_each: int = 60, 
                 for line in wanted[:: max(7, num_lines // 30)]
             }
     problems = []
-    if not (counts == sorted(counts) and counts[-1] < num_lines):
+    if not (counts == sorted(counts) and counts[num_kills - 1] < num_lines):
         problems.append(f"the batch was over before the kills: {counts}")
     if not answers.endswith(b"\n") or batch.error_file_id is not None:
         problems.append(f"the output does not end with a whole line, or there are errors: {batch}")
