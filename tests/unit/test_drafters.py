@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from tokenmill.ops.native.drafter import NativeDrafter
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.ops.reference_drafts import ReferenceDrafter
 from tokenmill.worker import build
-from tokenmill.worker.drafters import TOLD_AT_ONCE, Drafters
+from tokenmill.worker.drafters import LOOKUPS, MOST_PASSED, TOLD_AT_ONCE, Drafters
 from tokenmill.worker.prediction import Prediction
 from workers import build_worker
 
@@ -264,6 +264,56 @@ def test_what_was_put_out_before_a_preemption_counts_once(drafters):
     _drafts(drafters, 2, 7)
     (scope,) = drafters._drafter._scopes.values()
     assert scope.texts == [[*output[:50]], [*output[26:]]]  # they overlap by as much as can match
+
+
+def _counted(drafters: Drafters) -> list[int]:
+    """How many lookups each call of its drafter is asked for, from now on."""
+    counts: list[int] = []
+    propose = drafters._drafter.propose
+
+    def count(rows):
+        counts.append(sum(row.most > 0 for row in rows))
+        return propose(rows)
+
+    drafters._drafter.propose = count
+    return counts
+
+
+def test_steps_are_passed_over_where_no_draft_is_right_until_one_is(drafters):
+    drafters.introduce(0, 7, _intro([1, 2, 3]))
+    counts, steps = _counted(drafters), list[int]()
+    for token in range(100, 400):
+        assert _drafts(drafters, 0, 7, token) == ()
+        steps += [token] * (len(counts) - len(steps))
+    gaps = [later - step for step, later in pairwise(steps)]
+    assert gaps[:LOOKUPS] == [1] * (LOOKUPS - 1) + [2] and gaps[LOOKUPS:] == [4] + [MOST_PASSED + 1] * 28
+    found = [_drafts(drafters, 0, 7, token) for token in range(100, 150)]
+    assert all(found[2 * MOST_PASSED + 2 :]) and found[-1][:2] == (150, 151)
+
+
+def test_new_sequences_and_expected_answers_are_passed_over_in_no_step(drafters):
+    drafters.introduce(0, 7, _intro([1, 2, 3]))
+    for token in range(100, 400):
+        _drafts(drafters, 0, 7, token)
+    counts = _counted(drafters)
+    drafters.introduce(1, 8, _intro([1, 2, 3]))
+    assert _drafts(drafters, 1, 8, 1) == (2,) and counts == [1]
+    drafters.introduce(2, 8, replace(_intro([9]), prediction=(*range(500, 700),)))
+    for token in range(500, 650):
+        assert _drafts(drafters, 2, 8, token)[0] == token + 1
+    assert len(counts) == 151
+
+
+def test_what_was_drawn_in_steps_that_were_passed_over_is_told_up_to_its_end(drafters):
+    output = (*range(100, 100 + LOOKUPS + 2), 40, 50)
+    drafters.introduce(0, 7, _intro([1]))
+    for token in output:
+        _drafts(drafters, 0, 7, token)
+    assert len(drafters._passed_over) == 2
+    drafters.release(7)
+    drafters._drafter.propose([])
+    (scope,) = drafters._drafter._scopes.values()
+    assert scope.texts == [[*output[:-1]]]
 
 
 def predicted(prediction: Prediction, *tokens: int) -> tuple[int, ...]:

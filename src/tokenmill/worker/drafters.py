@@ -36,6 +36,10 @@ _INDEXED_AT_ONCE = 1024
 TOLD_AT_ONCE = 8192
 """Tokens of prompts told in a step: about a millisecond."""
 
+LOOKUPS, FOR_NEW, FOR_RIGHT, MOST_PASSED = 64, 8, 32, 7
+"""Lookups that may come to nothing before steps are passed over; how many more a new sequence may have, and how many a
+draft that was right stands for; and steps that are passed over in a row, at most."""
+
 
 def draft_index_bytes(config: EngineConfig) -> int:
     """About what they take: running sequences have no more tokens than the KV pools, where they share none."""
@@ -54,8 +58,9 @@ def _methods(config: EngineConfig) -> tuple[str, ...]:
 class _Known:
     """A sequence. first_step: the step that introduced it; untold: tokens that the drafters are still to be told of, up
     to num_told they have been. is_over: it has drawn one of end_ids, and what it draws after that is nothing.
-    prediction: None where its caller expects nothing. scope: who may have drafts of its output; output: of it, what is
-    still to be kept."""
+    prediction: None where its caller expects nothing. guess: the first token that was drafted last; -1: none was, or it
+    has been drawn since or was wrong. scope: who may have drafts of its output; output: of it, what is still to be
+    kept."""
 
     first_step: int
     end_ids: frozenset[int]
@@ -65,6 +70,17 @@ class _Known:
     output: list[int] | None = None
     num_told: int = 0
     is_over: bool = False
+    guess: int = -1
+
+    def next_told(self, most: int) -> tuple[int, ...]:
+        """At most so many of its tokens that are to be told."""
+        if not self.untold:
+            return ()
+        tokens = self.untold[self.num_told : self.num_told + most]
+        self.num_told += len(tokens)
+        if self.num_told == len(self.untold):
+            self.untold, self.num_told = (), 0
+        return tokens
 
 
 class Drafters:
@@ -78,6 +94,9 @@ class Drafters:
         self._most = most
         self._overlap = overlap
         self._known: dict[int, _Known] = {}
+        self._num_lookups = LOOKUPS  # that may still come to nothing
+        self._pause = self._num_left = 0  # steps that are passed over, and how many of them are left
+        self._passed_over: list[tuple[int, Sequence[RowResult]]] = []
 
     @staticmethod
     def of(
@@ -116,6 +135,9 @@ class Drafters:
 
     def introduce(self, step: int, seq: int, intro: Introduction) -> None:
         """A sequence that ran here before has let others have its outputs; only what comes is new to them."""
+        self._catch_up()
+        self._num_left = 0
+        self._allow(FOR_NEW)
         prediction = Prediction(intro.prediction, intro.output_tokens) if intro.prediction else None
         if self._drafter is None and prediction is None:
             self._known.pop(seq, None)
@@ -130,12 +152,18 @@ class Drafters:
 
     def release(self, seq: int) -> None:
         """Unknown ones are fine."""
-        if (known := self._known.pop(seq, None)) is not None:
-            self._keep(known)
-            self._ask(lambda drafter: drafter.end(seq), None)
+        if seq not in self._known:
+            return
+        self._catch_up()
+        known = self._known.pop(seq)
+        self._keep(known)
+        if late := known.next_told(TOLD_AT_ONCE):
+            self._ask(lambda drafter: drafter.propose([Wanted(seq, late, 0)]), None)
+        self._ask(lambda drafter: drafter.end(seq), None)
 
     def close(self) -> None:
         """What has been put out is kept when this returns, where somebody keeps it."""
+        self._catch_up()
         if self._kept is not None:
             for known in self._known.values():
                 self._keep(known)
@@ -150,45 +178,75 @@ class Drafters:
     def propose(self, step: int, results: Sequence[RowResult]) -> tuple[RowResult, ...]:
         """The results of a step, with what may follow: of all who propose something, that of which most tokens are
         expected to be right."""
+        if self._num_left:
+            self._num_left -= 1
+            self._passed_over.append((step, results))
+            return tuple(results)
+        self._catch_up()
         rows: list[Wanted] = []
         places: list[int] = []
         proposed = list(results)
         room = TOLD_AT_ONCE
+        is_expected = False
         for place, result in enumerate(results):
-            known = self._known.get(result.seq)
-            if known is None or known.first_step > step or known.is_over:  # it may have left, and begun anew
+            known = self._note(step, result)
+            if known is None:
                 continue
             drawn = result.tokens
+            if known.prediction is not None:
+                is_expected = True
+                if drawn:
+                    known.prediction.follow(drawn)
+                if drawn and not known.is_over and (drafts := known.prediction.propose(self._most)) is not None:
+                    _propose(proposed, place, drafts)
+            if self._drafter is None:
+                continue
+            tokens = known.next_told(room)
+            room -= len(tokens)
+            if known.untold:
+                known.untold += drawn
+                drawn = ()
+            rows.append(Wanted(result.seq, tokens + drawn, self._most if drawn and not known.is_over else 0))
+            places.append(place)
+        nothing: list[Drafts | None] = [None] * len(rows)
+        for place, found in zip(places, self._ask(lambda drafter: drafter.propose(rows), nothing), strict=True):
+            if found is not None:
+                self._known[results[place].seq].guess = found.tokens[0]
+                _propose(proposed, place, found)
+        if rows and not is_expected and all([row.most for row in rows]):
+            self._num_lookups = max(0, self._num_lookups - len(rows))
+            self._pause = 0 if self._num_lookups else min(2 * self._pause + 1, MOST_PASSED)
+            self._num_left = self._pause
+        return tuple(proposed)
+
+    def _allow(self, num_lookups: int) -> None:
+        self._num_lookups = min(self._num_lookups + num_lookups, LOOKUPS)
+
+    def _note(self, step: int, result: RowResult) -> _Known | None:
+        """The sequence, which has drawn something; None where that is nothing to it: it may have left, and begun
+        anew, or has ended."""
+        known, drawn = self._known.get(result.seq), result.tokens
+        if known is None or known.first_step > step or known.is_over:
+            return None
+        if drawn:
+            if known.guess == drawn[0]:
+                self._allow(FOR_RIGHT)
+            known.guess = -1
             known.is_over = not known.end_ids.isdisjoint(drawn)
             if known.output is not None:
                 known.output += drawn
                 if known.is_over:
                     self._keep(known)
-            if known.prediction is not None and drawn:
-                known.prediction.follow(drawn)
-                if not known.is_over and (drafts := known.prediction.propose(self._most)) is not None:
-                    _propose(proposed, place, drafts)
-            if self._drafter is None:
-                continue
-            if known.untold:
-                tokens = known.untold[known.num_told : known.num_told + room]
-                room -= len(tokens)
-                known.num_told += len(tokens)
-                if known.num_told < len(known.untold):
-                    known.untold += drawn
-                    drawn = ()
-                else:
-                    tokens += drawn
-                    known.untold = ()
-            else:
-                tokens = drawn
-            rows.append(Wanted(result.seq, tokens, self._most if drawn and not known.is_over else 0))
-            places.append(place)
-        nothing: list[Drafts | None] = [None] * len(rows)
-        for place, found in zip(places, self._ask(lambda drafter: drafter.propose(rows), nothing), strict=True):
-            if found is not None:
-                _propose(proposed, place, found)
-        return tuple(proposed)
+        return known
+
+    def _catch_up(self) -> None:
+        """Take in the steps that were passed over."""
+        for step, results in self._passed_over:
+            for result in results:
+                known = self._note(step, result)
+                if known is not None:
+                    known.untold += result.tokens
+        self._passed_over.clear()
 
     def _ask(self, question: Callable[[Drafter], T], otherwise: T) -> T:
         """One that fails drafts no more: no token depends on it."""
