@@ -253,6 +253,15 @@ def test_what_a_sequence_draws_after_its_end_or_drew_in_an_earlier_life_is_nothi
     assert _drafts(drafters, 5, 7, 1) == ()
 
 
+def test_no_token_that_ends_a_sequence_is_drafted_nor_what_follows_it(drafters):
+    """Ends are the sequence's own: its model's and its stop tokens."""
+    drafters.introduce(0, 7, _intro([1, 2, 3, 4, 5, 40, 1, 2, 6, 7, 41, 8, 9, 10, 11, 9]))
+    assert _drafts(drafters, 0, 7, 1, 2, 3) == (4, 5)
+    assert _drafts(drafters, 1, 7, 4, 5) == ()
+    assert _drafts(drafters, 2, 7, 6, 7) == ()
+    assert _drafts(drafters, 3, 7, 8, 9, 10) == (11, 9, 1)
+
+
 def test_what_was_put_out_before_a_preemption_counts_once(drafters):
     output = range(100, 160)
     drafters.introduce(0, 7, _intro([1]))

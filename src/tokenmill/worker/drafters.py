@@ -211,8 +211,10 @@ class Drafters:
         nothing: list[Drafts | None] = [None] * len(rows)
         for place, found in zip(places, self._ask(lambda drafter: drafter.propose(rows), nothing), strict=True):
             if found is not None:
-                self._known[results[place].seq].guess = found.tokens[0]
-                _propose(proposed, place, found)
+                known = self._known[results[place].seq]
+                known.guess = found.tokens[0]
+                if (drafts := _before_end(found, known.end_ids)) is not None:
+                    _propose(proposed, place, drafts)
         if rows and not is_expected and all([row.most for row in rows]):
             self._num_lookups = max(0, self._num_lookups - len(rows))
             self._pause = 0 if self._num_lookups else min(2 * self._pause + 1, MOST_PASSED)
@@ -258,6 +260,15 @@ class Drafters:
             log.exception("Nothing is drafted from earlier text any more, until the server is started again.")
             self._drafter = None
             return otherwise
+
+
+def _before_end(drafts: Drafts, end_ids: frozenset[int]) -> Drafts | None:
+    """Without tokens that end the sequence, and what follows them: the next turn of a prompt is no part of an answer,
+    and an answer seldom ends where one before it did."""
+    if end_ids.isdisjoint(drafts.tokens):
+        return drafts
+    at = next(index for index, token in enumerate(drafts.tokens) if token in end_ids)
+    return Drafts(drafts.tokens[:at], drafts.source, drafts.chances[:at]) if at else None
 
 
 def _propose(results: list[RowResult], place: int, drafts: Drafts) -> None:
