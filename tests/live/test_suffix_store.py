@@ -11,8 +11,12 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.request import Request as UrlRequest
+from urllib.request import urlopen
 
 from serving import Server, wait_until
+
+from tokenmill.control.tenants.store import TenantStore
 
 QUESTION = "List the first five planets, one per line, and nothing else."
 
@@ -28,13 +32,15 @@ def num_kept(store: Path) -> int:
         return int(count)
 
 
-def ask(server: Server) -> tuple[Any, float, float]:
+def ask(server: Server, key: str = "") -> tuple[Any, float, float]:
     """The choice with its log probabilities, tokens that it has, and drafts of these that were accepted."""
     before = server.metrics()["vllm:spec_decode_num_accepted_tokens_total"]
     body = {"model": "smollm2", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 200}
-    status, text = server.request("POST", "/v1/chat/completions", body | {"temperature": 0, "logprobs": True})
-    answer = json.loads(text)
-    assert status == 200 and answer["choices"][0]["finish_reason"] == "stop", text
+    data = json.dumps(body | {"temperature": 0, "logprobs": True}).encode()
+    headers = {"Content-Type": "application/json", "x-api-key": key}
+    with urlopen(UrlRequest(f"{server.url}/v1/chat/completions", data, headers), timeout=60) as response:
+        answer = json.load(response)
+    assert answer["choices"][0]["finish_reason"] == "stop", answer
     num_accepted = server.metrics()["vllm:spec_decode_num_accepted_tokens_total"] - before
     return answer["choices"][0], answer["usage"]["completion_tokens"], num_accepted
 
@@ -57,6 +63,25 @@ def test_what_was_answered_before_a_kill_is_drafted_from_after_it(tmp_path: Path
         assert "is damaged" in server.output
         again, _, num_accepted = ask(server)
         assert again == said and num_accepted < num_tokens / 2
+
+
+def test_what_a_tenant_was_told_goes_with_it(tmp_path: Path) -> None:
+    """While the server runs, and where it runs no more; what others were told stays."""
+    store, tenants = tmp_path / "outputs.db", TenantStore(str(tmp_path / "tenants.db"))
+    keys = {name: tenants.create_key(name, name)[1] for name in ("ann", "bob", "eve")}
+    given = (*options(store), "--tenants", str(tmp_path / "tenants.db"))
+    with Server(*given) as server:
+        for key in keys.values():
+            ask(server, key)
+        wait_until(lambda: num_kept(store) == 3, "the answers in the file")
+        tenants.delete_tenant("ann")
+        wait_until(lambda: num_kept(store) == 2, "the end of what one was told")
+    tenants.delete_tenant("bob")
+    with Server(*given) as server:
+        wait_until(lambda: num_kept(store) == 1, "the end of what another was told")
+        _, num_tokens, num_accepted = ask(server, keys["eve"])
+        assert num_accepted > 0.7 * num_tokens
+    tenants.close()
 
 
 def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:

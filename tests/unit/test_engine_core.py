@@ -12,7 +12,7 @@ from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs, Work
 from tokenmill.core.effects import StepFailed
-from tokenmill.core.events import Abort, Drain, Output, Submit
+from tokenmill.core.events import Abort, Drain, ForgetTenants, Output, Submit
 from tokenmill.core.request import IDLE_PRIORITY, Request, SamplingParams
 from tokenmill.core.speculation import CorpusConfig, SpeculationConfig
 from tokenmill.core.step import Drafts, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
@@ -526,6 +526,13 @@ def test_drafts_are_shared_within_a_tenant_and_salt() -> None:
     scopes = {row.seq: row.intro.draft_scope for row in plan.rows if row.intro is not None}
     assert len(scopes) == len(pairs) and len(set(scopes.values())) == len(set(pairs))
     assert scopes[5] == scopes[6] and scopes[0] == ""
+
+
+def test_deleted_tenants_are_forgotten_where_something_drafts() -> None:
+    event = ForgetTenants(("ann",))
+    for speculation, jobs in ((SpeculationConfig(), (event,)), (None, ())):
+        engine = Engine(replace(CONFIG, speculation=speculation))
+        assert tuple(engine.core.handle(event, 0.0).jobs) == jobs
 
 
 def test_a_corpus_is_for_the_tenants_that_it_is_given_to() -> None:

@@ -22,7 +22,7 @@ from tokenmill.core.effects import (
     StoreOpened,
 )
 from tokenmill.core.embeds import Embeds
-from tokenmill.core.events import Abort, Drain, LoadAdapter, SetPool, ShowCache, Submit, UnloadAdapter
+from tokenmill.core.events import Abort, Drain, ForgetTenants, LoadAdapter, SetPool, ShowCache, Submit, UnloadAdapter
 from tokenmill.core.kv_events import KeepKV, PromoteKV, WatchKV
 from tokenmill.core.moves import Continue, EndMove, KVSource, Offer, Prefetch, PullBlocks, Release, SendBlocks, Yield
 from tokenmill.core.request import PoolingParams, Request, SamplingParams
@@ -54,6 +54,8 @@ ENTRIES: list[Entry] = [
     Handled(WatchTiers(True), 1.0),
     Handled(KeepKV(b"\x00" * 16, 9.0, "a"), 1.0),
     Handled(PromoteKV(b"\x00" * 16), 1.0),
+    Handled(ForgetTenants(("ann", "bob")), 1.0),
+    Handled(JobEnded(ForgetTenants(("ann", "bob"))), 1.0),
     Handled(JobEnded(DropAdapter("digest"), "digest"), 1.0),
     Handled(JobEnded(LoadAdapter(1, "/somewhere"), error="no", error_kind="kind", error_param="path"), 1.0),
     Handled(StoreOpened(((b"\x00" * 16, b"\xff" * 16), ())), 1.0),

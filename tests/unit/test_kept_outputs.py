@@ -8,6 +8,7 @@ import stat
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tokenmill.core.errors import ConfigError
@@ -140,6 +141,33 @@ def test_what_is_another_state_or_no_file_is_refused_in_a_line(tmp_path: Path) -
     assert other.read_bytes() == before and not [*tmp_path.glob("*.damaged-*")]
 
 
+def test_of_deleted_tenants_nothing_is_on_disk(path: str) -> None:
+    """Neither in the file nor beside it, while another process has it open, and whatever they put out since."""
+
+    def is_there(tokens: list[int]) -> bool:
+        packed = np.array(tokens, "<i4").tobytes()
+        return any(packed in each.read_bytes() for each in Path(path).parent.iterdir())
+
+    salted = draft_scope("ann", "salt")
+    outputs = [(ANN, [*range(100, 150)]), (salted, [*range(3000, 5000)]), (BOB, [*range(200, 250)])]
+    one, other = KeptOutputs(path, ONE), KeptOutputs(path, OTHER)
+    assert one.open(10) == other.open(10) == []
+    for scope, tokens in outputs:
+        one.add(scope, tokens)
+    other.add(ANN, [*range(300, 350)])
+    for each in (one, other):
+        each._file.ask(lambda: None)
+    assert is_there([*range(100, 150)]) and is_there([*range(4000, 4100)]) and is_there([*range(300, 350)])
+    one.forget([tenant_digest("ann"), tenant_digest("nobody")])
+    one.add(salted, [*range(400, 450)])
+    one._file.ask(lambda: None)
+    for begin in (100, 3000, 4000, 4900, 300, 400):
+        assert not is_there([*range(begin, begin + 20)]), begin
+    assert is_there([*range(200, 250)]) and read(path) == [outputs[2]]
+    one.close()
+    other.close()
+
+
 def intro(prompt: list[int], output: tuple[int, ...] = (), scope: str = ANN) -> Introduction:
     params = SamplingParams(temperature=0)
     return Introduction(tuple(prompt), output, params, 11, 0, (40,), draft_scope=scope)
@@ -166,6 +194,10 @@ def test_a_worker_drafts_from_what_the_one_before_put_out(make, path: str) -> No
     assert drafters._kept is not None
     drafters._kept._file.ask(lambda: None)
     assert read(path) == [(ANN, [50, 51, 52, 53, 40])], "while the sequence is not yet released"
+    drafters.introduce(0, 6, intro([4], scope=draft_scope("eve", "")))
+    drafts(drafters, 6, 70, 71)
+    drafters.forget_tenants(["eve"])
+    drafts(drafters, 6, 72, 40)
     drafters.introduce(0, 8, intro([4], (60, 61), scope=BOB))
     drafts(drafters, 8, 62, 63)
     drafters.release(7)

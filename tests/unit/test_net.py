@@ -24,6 +24,7 @@ from tokenmill.core.events import (
     Drain,
     EngineStats,
     FilePart,
+    ForgetTenants,
     LoadAdapter,
     Output,
     PoolChanged,
@@ -143,6 +144,7 @@ MESSAGE = st.one_of(
     ),
     st.builds(KeepKV, st.binary(), FLOATS, TEXT),
     st.builds(PromoteKV, st.binary()),
+    st.builds(ForgetTenants, st.lists(TEXT, max_size=3).map(tuple)),
     st.builds(
         KVEvents, st.integers(0, 9),
         st.lists(st.builds(KVEvent, TEXT, st.binary(), st.binary(), st.integers(0, 9)), max_size=3).map(tuple),

@@ -21,12 +21,14 @@ from tokenmill.core.events import (
     AdapterLoaded,
     Drain,
     EngineStats,
+    ForgetTenants,
     Leaving,
     LoadAdapter,
     Output,
     StepOutputs,
     Submit,
     Timing,
+    ToEngine,
     UnloadAdapter,
 )
 from tokenmill.core.request import Request, SamplingParams
@@ -110,6 +112,29 @@ async def test_choices_wait_for_places_and_an_adapter_is_unloaded_behind_them(
     assert await engine.receive() == UnloadAdapter("d")
     stream.close()
     assert await engine.receive() == Abort(("b", "c"))
+
+
+@attached
+async def test_an_engine_that_drafts_is_told_of_deleted_tenants(client: EngineClient, engine: LocalEngineEnd) -> None:
+    """Of those that were when it came, and then of others, once; one that does not draft of none."""
+
+    async def told(end: LocalEngineEnd, last: type) -> list[ToEngine]:
+        """All that it is told up to a message of that type."""
+        messages = [await end.receive()]
+        while not isinstance(messages[-1], last):
+            messages.append(await end.receive())
+        return messages
+
+    deleted = frozenset(("ann", "bob"))
+    client.deleted_tenants = lambda: deleted
+    other, front = local_link()
+    client.attach(front)
+    await other.send(replace(READY, num_speculative_tokens=4))
+    assert (await told(other, ForgetTenants))[-1] == ForgetTenants(("ann", "bob"))
+    deleted |= {"eve"}
+    assert (await told(other, ForgetTenants))[-1] == ForgetTenants(("eve",))
+    client.open([request(name) for name in "abcd"])
+    assert not any(isinstance(message, ForgetTenants) for message in await told(engine, Submit))
 
 
 @attached

@@ -82,6 +82,7 @@ def test_an_id_is_never_used_again(store: TenantStore, wall: Wall) -> None:
         with pytest.raises(ConfigError, match="not used again"):
             again()
     assert store.tenants() == []
+    assert store.deleted() == read_known(store, wall()).deleted == {"t"}
     with pytest.raises(NotFound):
         store.delete_tenant("t")
     assert read_known(store, wall()).is_used, "a server that had keys does not open to all"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .block import BlockKey, BlockMove
-from .events import FromEngine, LoadAdapter, Output, ToEngine
+from .events import ForgetTenants, FromEngine, LoadAdapter, Output, ToEngine
 from .moves import EndMove, PullBlocks, SendBlocks
 from .tiers import BlockFacts, TierFacts, TierKey
 
@@ -130,6 +130,7 @@ Job = (
     | PullBlocks
     | SendBlocks
     | EndMove
+    | ForgetTenants
 )
 """LoadAdapter: make the adapter known to steps submitted after the job's end; the result is its digest."""
 

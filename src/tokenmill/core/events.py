@@ -283,6 +283,14 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetTenants:
+    """These tenants, by id, are deleted: nothing that they were told is to be kept in order to draft from it. What they
+    have running goes on."""
+
+    tenants: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """When a request passed each gate (seconds, monotonic; -1 = never), and how often its engine preempted it."""
 
@@ -373,6 +381,7 @@ ToEngine = (
     | WatchTiers
     | KeepKV
     | PromoteKV
+    | ForgetTenants
 )
 FromEngine = (
     Ready

@@ -33,7 +33,17 @@ from ..core.effects import (
     StoreOpened,
 )
 from ..core.errors import InvalidRequest, TokenmillError, Unavailable
-from ..core.events import Abort, Drain, EngineStats, LoadAdapter, SetPool, ShowCache, Submit, UnloadAdapter
+from ..core.events import (
+    Abort,
+    Drain,
+    EngineStats,
+    ForgetTenants,
+    LoadAdapter,
+    SetPool,
+    ShowCache,
+    Submit,
+    UnloadAdapter,
+)
 from ..core.kv_events import KeepKV, PromoteKV, WatchKV
 from ..core.moves import Continue, Offer, Prefetch, PullBlocks, Release, SendBlocks, Yield
 from ..core.outputs import aborted, refused
@@ -88,6 +98,7 @@ class EngineCore:
             ShowCache: self._show_cache,
             SetPool: state.membership.set_pool,
             WatchKV: state.kv_events.watch,
+            ForgetTenants: self._forget_tenants,
             StepFailed: self._fail_step,
             JobEnded: self._end_job,
             StoreOpened: self._open_store,
@@ -251,6 +262,10 @@ class EngineCore:
 
     def _drain(self, event: Drain, now: float) -> None:
         self._is_draining = True
+
+    def _forget_tenants(self, event: ForgetTenants, now: float) -> None:
+        if self.config.speculation is not None:
+            self.state.outbox.jobs.append(event)
 
     def _open_store(self, event: StoreOpened, now: float) -> None:
         self._transfers.open_store(event, now)

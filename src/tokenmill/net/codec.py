@@ -28,6 +28,7 @@ from ..core.events import (
     CacheShown,
     Drain,
     FilePart,
+    ForgetTenants,
     FromEngine,
     Leaving,
     LoadAdapter,
@@ -103,6 +104,7 @@ _KINDS: dict[type, bytes] = {
     Staged: b"s", Moved: b"m", Prefetched: b"p", WatchKV: b"W", KVEvents: b"w",
     SetPool: b"Q", PoolChanged: b"q", WantPart: b"X", FilePart: b"x",
     WatchTiers: b"V", TierEvents: b"v", KeepKV: b"K", PromoteKV: b"H", ExpertLoad: b"e",
+    ForgetTenants: b"T",
 }  # fmt: skip
 _DECODERS: dict[int, msgspec.msgpack.Decoder[ToEngine | FromEngine | _Submitted]] = {
     kind[0]: msgspec.msgpack.Decoder(_Submitted if type_ is Submit else type_) for type_, kind in _KINDS.items()

@@ -237,6 +237,7 @@ def _generation(
     """What generates, with the limits of tenants and of usage that cannot be written down."""
     clock, new_seed, new_id = resources.clock, resources.new_seed, resources.new_id
     generation = Generation(config, text, client, sandbox, clock, new_seed, new_id, _meter(resources), results)
+    client.deleted_tenants = lambda: access.deleted
     generation.limits.quotas = access.quotas
     if resources.accounting is not None:
         generation.limits.why_uncounted = resources.accounting.journal.why_not

@@ -47,6 +47,7 @@ from ..core.events import (
     CacheShown,
     Drain,
     EngineStats,
+    ForgetTenants,
     FromEngine,
     Leaving,
     Output,
@@ -68,6 +69,8 @@ from .deltas import Stream
 from .engine_link import Absence, AttachedEngine, Timer
 from .kv.hints import KVHints
 
+_DELETED_LOOK_S = 0.5
+
 _log = logging.getLogger(__name__)
 
 
@@ -83,6 +86,7 @@ class EngineClient:
     kv_hints     asks for KV that is wanted later
     gateway      the record of all of this, to be set up and read
     roster       who works, also those whose engine does not serve now
+    deleted_tenants  tells by id which tenants are
 
     wanted: adapters to load into the first engine. An engine is ready once it has all its adapters; on_prepared is
     called then, or with what kept a wanted one from being loaded. patience: see core.policy.Order. liveness_s: see
@@ -110,6 +114,7 @@ class EngineClient:
         self.roster = Roster()
         self._timer = Timer(self._tick)
         self._liveness_s = liveness_s
+        self.deleted_tenants: Callable[[], frozenset[str]] = frozenset
         self._next_look = Timer(self._look)
 
     @property
@@ -383,12 +388,23 @@ class EngineClient:
         start_s = asyncio.get_running_loop().time() - link.since_s
         if refused := self._handle(Joined(link.number, ready, start_s)).refused:
             return self._refuse(link, refused)
+        if ready.num_speculative_tokens:
+            link.spawn(partial(self._forget_deleted, link), "forget")
         self.adapters.join(link.number)
         self.cache_views.join(link.number)
         self.roster.come(link.number, ready.worker, link.address)
         self.observers.engine_came(link.number, ready, self.stats, link.flight)
         self._on_prepared(None)
         self._absence.wake()
+
+    async def _forget_deleted(self, link: AttachedEngine) -> None:
+        """Have it forget the tenants that are deleted, and those that will be."""
+        told: frozenset[str] = frozenset()
+        while True:
+            if new := self.deleted_tenants() - told:
+                link.tell(ForgetTenants(tuple(sorted(new))))
+                told |= new
+            await asyncio.sleep(_DELETED_LOOK_S)
 
     def _refuse(self, link: AttachedEngine, reason: str) -> None:
         _log.error("The engine that has come is let go. %s", reason)

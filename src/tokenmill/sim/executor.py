@@ -31,7 +31,7 @@ from ..core.config import EngineConfig
 from ..core.cost import Costs, work_of
 from ..core.effects import DropAdapter, GiveBack, Job, PrepareGrammar
 from ..core.errors import EngineFailed, InvalidRequest
-from ..core.events import LoadAdapter
+from ..core.events import ForgetTenants, LoadAdapter
 from ..core.moves import EndMove, PullBlocks, SendBlocks
 from ..core.ports import Clock
 from ..core.step import Drafts, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
@@ -147,6 +147,8 @@ class ToyExecutor:
                 return await self._reached_peer().pull(job)
             case SendBlocks():
                 return await self._reached_peer().send(job)
+            case ForgetTenants():
+                return ""  # it keeps nothing
             case EndMove():
                 return "" if self.peer is None else self.peer.end(job)
             case GiveBack(blocks=blocks):

@@ -16,7 +16,7 @@ from operator import mul
 from typing import TypeVar
 
 from ..core.config import EngineConfig
-from ..core.speculation import NGRAM, SUFFIX
+from ..core.speculation import NGRAM, SUFFIX, tenant_digest
 from ..core.step import Drafts, Introduction, RowResult
 from ..ops.api import Ops
 from ..ops.drafts import OUTPUT_BYTES, SEQUENCE_TOKEN_BYTES, Corpus, Drafter, Wanted
@@ -160,6 +160,11 @@ class Drafters:
         if late := known.next_told(TOLD_AT_ONCE):
             self._ask(lambda drafter: drafter.propose([Wanted(seq, late, 0)]), None)
         self._ask(lambda drafter: drafter.end(seq), None)
+
+    def forget_tenants(self, tenants: Sequence[str]) -> None:
+        """Of deleted ones nothing is kept; nobody is drafted for from their outputs, since nobody is them any more."""
+        if self._kept is not None:
+            self._kept.forget([tenant_digest(tenant) for tenant in tenants])
 
     def close(self) -> None:
         """What has been put out is kept when this returns, where somebody keeps it."""

@@ -31,7 +31,7 @@ from ..core.effects import (
     SaveBlocks,
 )
 from ..core.errors import EngineFailed, InvalidRequest, TokenmillError
-from ..core.events import LoadAdapter
+from ..core.events import ForgetTenants, LoadAdapter
 from ..core.moves import EndMove, PullBlocks, SendBlocks
 from ..core.step import StepPlan, StepResult
 from ..kv.connector.worker.moves import PeerMoves
@@ -128,6 +128,9 @@ class ModelExecutor:
                 return await self._open_transfers().save(job, self._between_steps)
             case GiveBack(blocks=blocks):
                 return await self._between_steps(partial(self._give_back, blocks))
+            case ForgetTenants(tenants):
+                self._runner.forget_tenants(tenants)
+                return ""
             case PromoteBlocks() | DropBlocks() | PinBlocks() | NoteStepCosts():
                 return "" if self._tiers is None else self._tiers.tell(job)
 

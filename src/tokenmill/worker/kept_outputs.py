@@ -72,6 +72,7 @@ class KeptOutputs:
         self._wall_s = wall_s
         self._last_ns = 0
         self._is_open = False
+        self._forgotten: set[str] = set()
 
     def open(self, most: int) -> list[Output]:
         """The latest outputs that are there, so many at most, the oldest first. Where the file cannot be read there are
@@ -95,6 +96,8 @@ class KeptOutputs:
         now_s = self._wall_s()
         self._last_ns = max(self._last_ns + 1, int(now_s * 1e9))
         owner, _, rest = scope.partition(".")
+        if owner in self._forgotten:
+            return
         key = self._last_ns.to_bytes(8, "big") + rest.encode()
 
         def write(database: sqlite3.Connection) -> None:
@@ -102,6 +105,12 @@ class KeptOutputs:
             _KIND.put(database, owner, key, body, now_s + KEPT_S, len(body))
 
         self._file.put(lambda: self._write(write))
+
+    def forget(self, owners: Sequence[str]) -> None:
+        """Of tenants with these digests nothing is kept, and what is in the file goes soon."""
+        self._forgotten.update(owners)
+        if self._is_open:
+            self._file.put(lambda: self._delete(owners))
 
     def close(self) -> None:
         """May be called again."""
@@ -134,8 +143,19 @@ class KeptOutputs:
         ]
         return [output for row in sorted(rows) if (output := self._read(*row)) is not None]
 
+    def _delete(self, owners: Sequence[str]) -> None:
+        def delete(database: sqlite3.Connection) -> None:
+            for owner in owners:
+                _KIND.delete_all(database, owner)
+
+        self._file.attempt(delete, "Answers of deleted tenants are still kept")
+        self._give_back()
+
     def _sweep(self) -> None:
         self._write(lambda database: _KIND.make_room(database, self._wall_s()))
+        self._give_back()
+
+    def _give_back(self) -> None:
         self._file.shrink()
         self._file.clear_journal()
 

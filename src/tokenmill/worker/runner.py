@@ -136,6 +136,11 @@ class Runner:
         """What a prepared step may take as late as at its draws."""
         self._sampler.hand_over_masks()
 
+    def forget_tenants(self, tenants: Sequence[str]) -> None:
+        """They are deleted: nothing of what they were told outlives this."""
+        if self._drafters is not None:
+            self._drafters.forget_tenants(tenants)
+
     def give_up(self, plan: StepPlan) -> None:
         """A step has failed: no token comes from it, for which a later one would wait."""
         for row in plan.rows:

@@ -15,7 +15,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ...core.errors import ConfigError, TokenmillError, Unavailable
@@ -52,11 +52,12 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a store says. tenants: by id; is_used: it has, or had, a key."""
+    """What a store says. tenants: by id; is_used: it has, or had, a key; deleted: ids of tenants that are."""
 
     credentials: Mapping[bytes, Credential]
     tenants: Mapping[str, Tenant]
     is_used: bool
+    deleted: frozenset[str] = frozenset()
 
 
 EMPTY = Known({}, {}, False)
@@ -84,7 +85,7 @@ def read_known(store: TenantStore, now_s: float) -> Known:
         for digest, name in store.digests().items()
         if (key := keys.get(name)) is not None and key.tenant in tenants and key.is_live(now_s)
     }
-    return Known(credentials, tenants, bool(keys))
+    return Known(credentials, tenants, bool(keys), store.deleted())
 
 
 class Access:
@@ -132,6 +133,11 @@ class Access:
     def asks(self) -> bool:
         """Whether calls need a key: there is one, or the store had one."""
         return bool(self._given) or self._known.is_used
+
+    @property
+    def deleted(self) -> frozenset[str]:
+        """Ids of tenants that have been deleted."""
+        return self._known.deleted
 
     def find(self, digest: bytes) -> Credential | None:
         given = self._given.get(digest)
@@ -249,7 +255,7 @@ class Access:
             return
         # A store that had keys asks for one for ever, also where it has been replaced by an empty one.
         before = self._known
-        self._known = Known(known.credentials, known.tenants, known.is_used or self._known.is_used)
+        self._known = replace(known, is_used=known.is_used or self._known.is_used)
         self._seen, self._has_failed = state, False
         if self.on_change is not None:
             self.on_change(before, self._known)

@@ -66,6 +66,11 @@ class TenantStore:
             rows = self._database.execute(f"SELECT {_TENANT} FROM tenant WHERE deleted_s = 0 ORDER BY created_s, id")
             return [_tenant(*row) for row in rows]
 
+    def deleted(self) -> frozenset[str]:
+        """Ids of those that have been deleted."""
+        with self._reading():
+            return frozenset(name for (name,) in self._database.execute("SELECT id FROM tenant WHERE deleted_s > 0"))
+
     def tenant(self, identifier: str) -> TenantRecord:
         """Raises NotFound."""
         with self._reading():
