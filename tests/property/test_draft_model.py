@@ -40,7 +40,6 @@ from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
 from tokenmill.worker.build import Worker, load_drafter
-from tokenmill.worker.draft_length import DraftLength
 from tokenmill.worker.draft_runs import DraftRunner
 from tokenmill.worker.spec import WorkerSpec
 from workers import build_worker
@@ -77,12 +76,6 @@ class Counting:
     @property
     def accepted(self) -> float:
         return (self.num_tokens - self.num_rows) / self.num_drafted
-
-
-@pytest.fixture(autouse=True)
-def all_are_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not what pays, which takes a clock."""
-    monkeypatch.setattr(DraftLength, "is_worth_more", lambda self, costs, chances, most: True)
 
 
 @pytest.fixture

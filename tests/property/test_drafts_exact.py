@@ -55,6 +55,7 @@ from tokenmill.ops.native.record import Recorder
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build, grammars
 from tokenmill.worker.build import Worker
+from tokenmill.worker.draft_length import DraftLength
 from workers import build_worker
 
 needs_native = pytest.mark.skipif(
@@ -175,7 +176,8 @@ def check_drafts(
 
 @pytest.fixture(autouse=True)
 def all_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as there is room, and not as far as it pays."""
+    """As far as there is room, and not as far as it pays. Drafters that compute draft as much as they may: what pays
+    takes a clock."""
 
     def choose(self: Speculation, candidates: Sequence[Candidate], work: Work, costs: Costs, most: int) -> list[int]:
         chosen: list[int] = []
@@ -185,6 +187,8 @@ def all_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
         return chosen
 
     monkeypatch.setattr(Speculation, "choose", choose)
+    monkeypatch.setattr(DraftLength, "is_worth_more", lambda self, costs, chances, most: True)
+    monkeypatch.setattr(DraftLength, "pays", True)
 
 
 @pytest.fixture

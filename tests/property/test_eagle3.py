@@ -31,6 +31,8 @@ from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
 from tokenmill.worker.build import Worker, load_drafter
 from tokenmill.worker.draft_length import DraftLength
+from tokenmill.worker.draft_runs import DraftRunner
+from tokenmill.worker.draft_states import Joining
 from tokenmill.worker.spec import WorkerSpec
 from workers import build_worker
 
@@ -123,7 +125,6 @@ class PlainHead:
 @pytest.fixture
 def make_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Worker]]:
     monkeypatch.setattr(build, "weights_digest", lambda path, cache_dir: "tiny")
-    monkeypatch.setattr(DraftLength, "is_worth_more", lambda self, costs, chances, most: True)
     made: list[Worker] = []
 
     def make(
@@ -198,13 +199,51 @@ def test_it_drafts_what_its_definition_says(
 
 @pytest.mark.exact
 @needs_native
-@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
-def test_bit_for_bit(make_worker: Callable[..., Worker], kv_dtype: str) -> None:
-    """Mixes with preemption, hits and chunks give the tokens and logprobs of runs without it."""
+@pytest.mark.parametrize(("kv_dtype", "rests"), [("bf16", False), ("int8", False), ("bf16", True)])
+def test_bit_for_bit(
+    make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, kv_dtype: str, rests: bool
+) -> None:
+    """Mixes with preemption, hits and chunks give the tokens and logprobs of runs without it, also where the head loses
+    all sequences now and then, and takes up new ones."""
+    if rests:
+        rng = random.Random(5)
+        monkeypatch.setattr(DraftLength, "pays", property(lambda self: rng.random() < 0.8))
     target = target_model()
     plain = make_worker(target, None, kv_dtype=kv_dtype)
     worker = make_worker(target, head_model(form="SpecForge"), kv_dtype=kv_dtype)
-    assert check(worker, plain, source=EAGLE3).num_drafted > 50
+    assert check(worker, plain, source=EAGLE3).num_drafted > (20 if rests else 50)
+
+
+def test_a_head_that_does_not_pay_computes_nothing(
+    make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its layer nor what joins states, until it pays: then for new sequences, and not for those that it has
+    lost."""
+    worker = make_worker(target_model(), head_model(), ReferenceOps, kv_dtype="f32")
+    calls: list[str] = []
+    for kind, name in ((DraftRunner, "_call"), (Joining, "join")):
+        computed = getattr(kind, name)
+
+        def count(self: Any, *given: Any, computed: Any = computed, name: str = name) -> Any:
+            calls.append(name)
+            return computed(self, *given)
+
+        monkeypatch.setattr(kind, name, count)
+    intro = Introduction((1, 2, 3, 4), (), SamplingParams(temperature=0), 1, 0, ())
+
+    def run(step: int, seq: int, row: PlanRow) -> bool:
+        (given,) = worker.executor.execute_now(StepPlan(step, (row._replace(seq=seq),))).rows
+        return given.drafts is not None
+
+    first = PlanRow(0, 0, intro.prompt_tokens, blocks=(0,), intro=intro, sample=True)
+    assert run(0, 0, first) and set(calls) == {"_call", "join"}
+    calls.clear()
+    monkeypatch.setattr(DraftLength, "pays", False)
+    assert not run(1, 0, PlanRow(0, 4, (5,), sample=True)) and not run(2, 1, first._replace(blocks=(1,)))
+    monkeypatch.setattr(DraftLength, "pays", True)
+    assert not run(3, 0, PlanRow(0, 5, (6,), sample=True)) and not run(4, 1, PlanRow(0, 4, (5,), sample=True))
+    assert not calls
+    assert run(5, 2, first._replace(blocks=(2,)))
 
 
 def _with(name: str, value: Any) -> Callable[[Checkpoint], None]:

@@ -33,7 +33,6 @@ from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
 from tokenmill.worker.build import Worker, load_drafter
-from tokenmill.worker.draft_length import DraftLength
 from tokenmill.worker.spec import WorkerSpec
 from workers import build_worker
 
@@ -87,7 +86,6 @@ def guesses(
 @pytest.fixture
 def make_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Worker]]:
     monkeypatch.setattr(build, "weights_digest", lambda path, cache_dir: "tiny")
-    monkeypatch.setattr(DraftLength, "is_worth_more", lambda self, costs, chances, most: True)
     made: list[Worker] = []
 
     def make(checkpoint: Checkpoint, heads: Path | None, make_ops: Callable[[], Any], **how: Any) -> Worker:

@@ -31,7 +31,6 @@ from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
 from tokenmill.worker.build import Worker, load_drafter
-from tokenmill.worker.draft_length import DraftLength
 from tokenmill.worker.spec import WorkerSpec
 from workers import build_worker
 
@@ -114,7 +113,6 @@ def guesses(checkpoint: Checkpoint, tokens: list[int], num: int) -> list[int]:
 @pytest.fixture
 def make_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Worker]]:
     monkeypatch.setattr(build, "weights_digest", lambda path, cache_dir: "tiny")
-    monkeypatch.setattr(DraftLength, "is_worth_more", lambda self, costs, chances, most: True)
     made: list[Worker] = []
 
     def make(checkpoint: Checkpoint, make_ops: Callable[[], Any], *, is_drafting: bool = True, **how: Any) -> Worker:

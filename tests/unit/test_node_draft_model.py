@@ -51,6 +51,7 @@ def options(model: Path | str, **more: Any) -> EngineOptions:
 def test_answers_are_those_without_it(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where they go on behind the drafter's context, and several are made of a prompt."""
     monkeypatch.setattr(DraftLength, "is_worth_more", lambda self, costs, chances, most: True)
+    monkeypatch.setattr(DraftLength, "pays", True)
     how = [SamplingParams(temperature=t, max_tokens=150, seed=3, n=2, ignore_eos=True) for t in (0.0, 0.9)]
     answers = []
     for speculation in (None, {"model": str(models / "draft.gguf"), "num_speculative_tokens": 4}):
@@ -106,6 +107,7 @@ def test_a_head_drafts_for_the_model_it_is_for(
     """With the model's own embeddings or its own, beside suffixes, behind the context that it says; what is no head, or
     is taken for something else, is one line."""
     monkeypatch.setattr(DraftLength, "is_worth_more", lambda self, costs, chances, most: True)
+    monkeypatch.setattr(DraftLength, "pays", True)
     made = head_model(form=form, layers=[0, 1, 2], vocab_size=32_100, embeds=form != "speculators")
     head = str(write_head(tmp_path / "head", made))
     how = SamplingParams(temperature=0.9, max_tokens=100, seed=3, ignore_eos=True)
@@ -160,6 +162,7 @@ def test_heads_draft_and_change_no_answer(models: Path, tmp_path: Path, monkeypa
     """Medusa heads beside suffixes, from their folder to answers, of which several are made of a prompt. They take no
     KV, and no more tokens are drafted than there are heads."""
     monkeypatch.setattr(DraftLength, "is_worth_more", lambda self, costs, chances, most: True)
+    monkeypatch.setattr(DraftLength, "pays", True)
     target = open_checkpoint(models / "target.gguf")
     heads = write_heads(tmp_path / "heads", random_heads(target, 3, 1), "authors")
     asked = {"method": "medusa,suffix", "model": str(heads), "quantization": "q8_0"}

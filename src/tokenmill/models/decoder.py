@@ -11,7 +11,7 @@ across machines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,6 @@ from .kv_groups import LayerKV
 from .rope import RopeTables
 from .weights import LayerWeights, Linear, ModelWeights, MoeWeights, Norm
 
-JoinStates = Callable[[ForwardOps, Sequence[Array]], Array]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AuxHiddenStates:
@@ -36,46 +34,28 @@ class AuxHiddenStates:
                 the last one gives where it is the number of layers
     is_normed   whether one array more has what the final norm makes of the last one
     arrays      float32 [max_tokens, D] each
-    join        None, or what makes one state of those of all layers, which rise: there is one array for them
     """
 
     layers: tuple[int, ...]
     is_normed: bool
     arrays: tuple[np.ndarray, ...]
-    join: JoinStates | None = None
 
     @classmethod
     def of(
-        cls,
-        config: ModelConfig,
-        max_tokens: int,
-        layers: Sequence[int],
-        *,
-        is_normed: bool = False,
-        join: JoinStates | None = None,
-        joined_width: int = 0,
+        cls, config: ModelConfig, max_tokens: int, layers: Sequence[int], *, is_normed: bool = False
     ) -> AuxHiddenStates:
         assert all(0 <= layer <= config.num_layers for layer in layers), (layers, config.num_layers)
-        assert join is None or list(layers) == sorted(layers), layers
-        widths = [config.width] * len(layers) if join is None else [joined_width]
-        widths += [config.width] * is_normed
-        return cls(tuple(layers), is_normed, tuple(np.zeros((max_tokens, width), np.float32) for width in widths), join)
+        arrays = tuple(np.zeros((max_tokens, config.width), np.float32) for _ in range(len(layers) + is_normed))
+        return cls(tuple(layers), is_normed, arrays)
 
     @property
     def num_bytes(self) -> int:
         return sum(array.nbytes for array in self.arrays)
 
-    def keep(self, ops: ForwardOps, layer: int, x_TD: Array, joined: list[Array]) -> None:
-        """joined: states that are to be joined; it starts empty."""
+    def keep(self, ops: ForwardOps, layer: int, x_TD: Array) -> None:
         for index, number in enumerate(self.layers):
-            if number != layer:
-                continue
-            if self.join is None:
+            if number == layer:
                 ops.store_rows(x_TD, self.arrays[index])
-                continue
-            joined.append(x_TD)
-            if len(joined) == len(self.layers):
-                ops.store_rows(self.join(ops, joined), self.arrays[0])
 
 
 def forward(
@@ -111,15 +91,14 @@ def hidden(
     if weights.embed_lora is not None:
         x_TD = ops.add_token_lora(x_TD, batch.tokens_T, weights.embed_lora, batch.adapters_T)
     x_TD = _scaled(ops, x_TD, config.embed_scale)
-    joined: list[Array] = []
     for index, layer in enumerate(weights.layers):
         if aux is not None:
-            aux.keep(ops, index, x_TD, joined)
+            aux.keep(ops, index, x_TD)
         mixed_TD = attention(ops, config, index, layer, ropes[index], kvs[index], batch, x_TD)
         x_TD = ops.add(x_TD, _scaled(ops, mixed_TD, config.residual_scale))
         x_TD = ops.add(x_TD, _scaled(ops, ffn(ops, config, layer, batch, x_TD), config.residual_scale))
     if aux is not None:
-        aux.keep(ops, config.num_layers, x_TD, joined)
+        aux.keep(ops, config.num_layers, x_TD)
         if aux.is_normed:
             ops.store_rows(_norm(ops, config, weights.final_norm, x_TD), aux.arrays[-1])
     return _norm(ops, config, weights.final_norm, ops.gather_rows(x_TD, batch.logit_rows_L))

@@ -291,8 +291,7 @@ def _draft_model(
         limits = drafter_limits(drafter.config, limits, block_size, most_drafts)
         make: Callable[..., ModelDrafter] = partial(DraftModel, ops, drafter, target_vocab=target.config.vocab_size)
     else:
-        source, aux = _given(target, drafter, limits.max_tokens)
-        make = partial(StateDrafter, ops, drafter, aux, source=source)
+        make = _state_drafter(ops, target, drafter, limits.max_tokens)
         limits = state_limits(limits, block_size, most_drafts)
     kv_group = drafter.kv_group
     return make(
@@ -303,12 +302,14 @@ def _draft_model(
     )
 
 
-def _given(target: Model, drafter: MtpModel | Eagle3Model, max_tokens: int) -> tuple[str, AuxHiddenStates]:
-    """What such a layer is called, and what it is given of the target."""
+def _state_drafter(
+    ops: Ops, target: Model, drafter: MtpModel | Eagle3Model, max_tokens: int
+) -> Callable[..., ModelDrafter]:
     if isinstance(drafter, MtpModel):
-        return MTP, AuxHiddenStates.of(target.config, max_tokens, (), is_normed=True)
-    layers, width = drafter.aux_layers, drafter.width
-    return EAGLE3, AuxHiddenStates.of(target.config, max_tokens, layers, join=drafter.join, joined_width=width)
+        aux = AuxHiddenStates.of(target.config, max_tokens, (), is_normed=True)
+        return partial(StateDrafter, ops, drafter, aux, source=MTP)
+    aux = AuxHiddenStates.of(target.config, max_tokens, drafter.aux_layers)
+    return partial(StateDrafter, ops, drafter, aux, source=EAGLE3, join=drafter.join)
 
 
 def _step_limits(model: Model | VectorModel, config: EngineConfig) -> StepLimits:

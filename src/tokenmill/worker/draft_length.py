@@ -5,6 +5,11 @@ time that the target takes to verify n and the drafter to make them. Verifying s
 compute some numbers of rows for the price of fewer. So it is measured for each number of drafts a row. What lies
 between those that were measured is assumed to lie on straight lines, and what was measured long ago to have become
 cheaper, by which it is tried. Further drafts are assumed to be as likely as the drafter's have been lately.
+
+What the drafter takes is more than what making these drafts does: it computes prompts, and a layer beside the target
+computes all that this computes. So there is an account of what drafts have saved, and of what all of it took. A
+drafter that has taken more is not called until a small share of the target's time has made up for that. Then it is
+tried again, for a few steps: no texts can make it cost more than that share, however seldom it is right.
 """
 
 from __future__ import annotations
@@ -18,6 +23,19 @@ from ..core.speculation import MOST_SPECULATIVE_TOKENS
 
 PATIENCE = 4
 """Proposals that may stay unused before there are fewer."""
+
+LONGEST_REST = 32
+"""Steps until a sequence that rests is tried again, at most."""
+
+_SHARE = 0.01
+"""Of the target's time, what a drafter may cost beyond what it saves."""
+_TRIED = 16
+"""Steps for which a drafter goes on that has cost more, and as many again where it has saved something in these."""
+_MOST_SAVED, _MOST_LOST = 32, 64
+"""Steps of the target's whose time is kept of what it has saved, to be lost where it is right no more; and what it may
+have cost, for prompts, to go on where it saves something."""
+_MOST_SPENT = 8
+"""Times what the target's step took: a drafter that took longer was held up by something else."""
 
 _NEW = 0.1
 """What a measured step counts, of what is known of such steps."""
@@ -47,26 +65,60 @@ class Rest:
             self.num_left -= 1
         return not self.num_left
 
-    def note_proposal(self, longest: int) -> None:
+    def note_proposal(self) -> None:
         self.num_unused += 1
         if self.num_unused > PATIENCE:
-            self.num_left = min(1 << min(self.num_unused - PATIENCE, 10), longest)
+            self.num_left = min(1 << min(self.num_unused - PATIENCE, 10), LONGEST_REST)
 
 
 class DraftLength:
-    """What steps and drafting take, by the size of the number of their rows, and how likely drafts are."""
+    """What steps and drafting take, by the size of the number of their rows, and how likely drafts are.
+
+    balance_s  what drafts have saved, and what the drafter may cost, less what it took
+    """
 
     def __init__(self) -> None:
+        self.balance_s = 0.0
+        self._pays = True
+        self._num_tried, self._tried_s = 0, 0.0  # calls by which it is seen whether it saves something, and what it did
         self._chance = _USUAL_CHANCE
         self._calls: dict[int, float] = {}  # seconds by size of rows
         self._steps: dict[int, dict[int, float]] = {}  # and by drafts a row
 
-    def note_step(self, num_rows: int, num_drafts: int, seconds: float) -> None:
-        """The target has computed rows of one token and so many drafts, all together."""
+    def note_step(self, num_rows: int, num_drafts: int, num_tokens: int, seconds: float) -> None:
+        """The target has computed rows of one token and so many drafts, all together, which gave so many tokens."""
         known, number = self._steps.setdefault(num_rows.bit_length(), {}), round(num_drafts / num_rows)
+        number = max(number, min(num_drafts, 1))
         _note(known, number, seconds)
         for other in known.keys() - {0, number}:
             known[other] -= _FADES * (known[other] - known.get(0, 0.0))
+        if num_drafts and 0 in known:
+            saved_s = num_tokens / num_rows * known[0] - min(seconds, _FAR * known[number])
+            self.balance_s += saved_s
+            self._tried_s += saved_s
+        self.balance_s = min(self.balance_s, _MOST_SAVED * seconds)
+
+    def note_share(self, seconds: float) -> None:
+        """The target has computed for so long, prompts or other rows."""
+        self.balance_s += _SHARE * seconds
+        if self.balance_s >= 0:
+            self._pays, self._num_tried, self._tried_s = True, 0, 0.0
+
+    @property
+    def pays(self) -> bool:
+        """Whether the drafter is to be called."""
+        return self._pays
+
+    def note_spent(self, seconds: float, step_s: float, *, is_try: bool) -> None:
+        """The drafter took so long behind a step of step_s. is_try: it drafted."""
+        spent_s = min(seconds, _MOST_SPENT * step_s)
+        self.balance_s -= spent_s
+        if is_try:
+            self._num_tried += 1
+            self._tried_s -= spent_s
+        if self._num_tried == _TRIED:
+            self._pays = self.balance_s >= 0 or (self._tried_s > 0 and self.balance_s > -_MOST_LOST * step_s)
+            self._num_tried, self._tried_s = 0, 0.0
 
     def note_call(self, num_rows: int, seconds: float, chances: Sequence[float]) -> None:
         """The drafter has computed a token for so many, of which each is right with such a chance."""

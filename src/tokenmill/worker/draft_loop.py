@@ -21,9 +21,6 @@ from .draft_draws import HowItDraws, how_they_draw
 from .draft_length import DraftLength, Rest
 from .model_drafter import ComputedStep
 
-LONGEST_REST, LONGEST_OF_ALL = 32, 128
-"""Steps until a sequence that rests is tried again, and all, at most. For all it may cost a prompt."""
-
 
 class Drafted(Protocol):
     """A sequence that is drafted for."""
@@ -70,21 +67,32 @@ class DraftLoop:
         self._speculation = speculation
         self._vocab_size = vocab_size
         self._length = DraftLength()
-        self._rest = Rest()
+        self._step_s = self._began_s = self._ended_s = 0.0
 
     def begin(self, step: ComputedStep) -> bool:
-        """Take in a step; whether tokens are to be drafted after it."""
-        plan = step.plan
-        num_drafts = sum([len(row.drafts) for row in plan.rows])
-        if plan.rows and plan.num_tokens == len(plan.rows) + num_drafts:
-            self._length.note_step(len(plan.rows), num_drafts, step.duration_s)
-        return self._rest.note_step(num_drafts > 0)
+        """Take in a step; whether the drafter is to compute something behind it, by what it has saved and cost."""
+        rows, began_s = step.plan.rows, time.perf_counter()
+        num_drafts = sum([len(row.drafts) for row in rows])
+        waited_s = began_s - step.duration_s - self._ended_s  # between the steps, longer where there was nothing to do
+        self._step_s, self._began_s, self._ended_s = step.duration_s, began_s, began_s
+        self._length.note_share(step.duration_s)
+        if rows and step.plan.num_tokens == len(rows) + num_drafts:
+            seconds = step.duration_s + (waited_s if 0 < waited_s < step.duration_s else 0.0)
+            self._length.note_step(len(rows), num_drafts, sum(map(len, step.drawn)), seconds)
+        return self._length.pays or not self._speculation.adaptive
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether the drafter has cost more than it has saved, and is only to show if that changes."""
+        return self._length.balance_s < 0
 
     def draft(
         self, runs: list[R], num_drafting: int, compute: Callable[[list[R], Draws | None], int]
     ) -> dict[int, Drafts]:
         """What may follow the first runs, by row; of the others something is computed and no more. compute: what the
         next token of each run is drawn from, and these draws; it gives the number of tokens that it took in."""
+        if not runs:
+            return {}
         drafting, costs = runs[:num_drafting], self._length.costs(num_drafting)
         while runs:
             drawn = self._draw(runs, num_drafting, compute)
@@ -97,9 +105,9 @@ class DraftLoop:
             ]
             num_drafting = len(runs)
         for run in drafting:
-            run.seq.rest.note_proposal(LONGEST_REST)
-        if drafting:
-            self._rest.note_proposal(LONGEST_OF_ALL)
+            run.seq.rest.note_proposal()
+        self._ended_s = time.perf_counter()
+        self._length.note_spent(self._ended_s - self._began_s, self._step_s, is_try=bool(drafting))
         return {run.row: Drafts(tuple(run.tokens), self._source, tuple(run.chances)) for run in drafting if run.tokens}
 
     def _take(self, run: Run, token: int, chance: float, costs: Sequence[float]) -> bool:

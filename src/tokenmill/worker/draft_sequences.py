@@ -98,9 +98,18 @@ class DraftSequences:
         """Of the pool."""
         return self.pool.num_blocks * self.pool.group.bytes_per_block
 
+    @property
+    def num_sequences(self) -> int:
+        """That are followed."""
+        return len(self._sequences)
+
     def get(self, number: int) -> DraftSequence | None:
         """None where it is not followed: it cannot be drafted for."""
         return self._sequences.get(number)
+
+    def lose_all(self) -> None:
+        """Follow no sequence that there is now any more."""
+        self._sequences.clear()
 
     def forget_blocks(self, blocks: Sequence[int]) -> None:
         """Let the memory of these blocks go, which no sequence has."""

@@ -7,7 +7,7 @@ heads that are).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,14 +37,14 @@ class ComputedStep:
     """drawn       of each row the tokens that its sequence takes: one, and one for each draft that was right; () of a
                    row that draws none
     duration_s  what the step took without the drafter
-    aux         hidden states of all its tokens, valid until the next step; empty where the drafter asked for none. A
-                row that was cut into pieces has an entry for each, in order
+    aux         hidden states of all its tokens, to be gone through once, before the next step; empty where the drafter
+                asked for none. A row that was cut into pieces has an entry for each, in order
     """
 
     plan: StepPlan
     drawn: Sequence[tuple[int, ...]]
     duration_s: float
-    aux: Sequence[AuxRows] = ()
+    aux: Iterable[AuxRows] = ()
 
 
 class ModelDrafter(Protocol):

@@ -22,16 +22,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
 
 from ..core.step import Drafts, RowResult, StepPlan, StepResult, TokenLogprob
-from ..models.decoder import AuxHiddenStates
 from ..ops.api import Draws, Ops, Program, StepBatch, StepLimits
 from ..ops.draws import MASK_LATE, MASK_WAIT_S, NOT_FINITE
 from .adapters import Adapters
@@ -77,7 +76,6 @@ class PreparedStep:
     room      tokens that each of them can take at least before its block table must grow
     outgrown  drawn tokens of earlier steps, to be carried over before it computes
     work      what computes it
-    is_call   the work is a call of the program and no more
     has_drafts  some row draws more than one token
     proposed  by row, what a draft model or its grammar proposes to follow its tokens
     """
@@ -89,9 +87,13 @@ class PreparedStep:
     room: int = 0
     outgrown: np.ndarray | None = None
     work: Callable[[], Any] = lambda: None
-    is_call: bool = False
     has_drafts: bool = False
     proposed: dict[int, Drafts] = field(default_factory=dict)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether one call of the model draws and scores nothing."""
+        return len(self.micro_batches) == 1 and not self.micro_batches[0].known
 
 
 class Runner:
@@ -164,9 +166,8 @@ class Runner:
                 self._slots.drawn_step[latest.micro_batches[0].draws.slots_L] = latest.plan.step
             step = self._prepare_anew(plan)
         self._latest = step
-        is_alone = step.outgrown is None and self._draft_model is None
-        step.is_call = is_alone and len(step.micro_batches) == 1 and not step.micro_batches[0].known
-        step.work = step.micro_batches[0].call if step.is_call else partial(self.compute, step)
+        is_call = step.outgrown is None and self._draft_model is None and step.is_plain
+        step.work = step.micro_batches[0].call if is_call else partial(self.compute, step)
         return step
 
     def _carry_on(self, before: PreparedStep | None, plan: StepPlan) -> PreparedStep | None:
@@ -292,22 +293,24 @@ class Runner:
 
     def compute(self, step: PreparedStep) -> None:
         began_s, aux = time.perf_counter(), None if self._draft_model is None else self._draft_model.aux
-        aux_rows: list[AuxRows] = []
+        aux_rows: list[Iterator[AuxRows]] = []
         if step.outgrown is not None:
             for micro_batch in step.micro_batches:
                 micro_batch.draws.drawn[: len(step.outgrown)] = step.outgrown
         for micro_batch in step.micro_batches:
             logits_LV = micro_batch.call()
             if aux is not None:
-                aux_rows += _aux_rows(aux, micro_batch, is_last=micro_batch is step.micro_batches[-1])
+                is_last, num_tokens = micro_batch is step.micro_batches[-1], len(micro_batch.batch.tokens_T)
+                arrays = aux.arrays if is_last else tuple([array[:num_tokens].copy() for array in aux.arrays])
+                aux_rows.append(_aux_rows(arrays, micro_batch))
             if micro_batch.known:
                 known = np.array(micro_batch.known, np.int32)
                 micro_batch.scores = self._sampler.score(logits_LV, np.arange(len(known)), known, micro_batch.num_top)
         if self._draft_model is not None:
-            self._propose(step, self._draft_model, time.perf_counter() - began_s, aux_rows)
+            self._propose(step, self._draft_model, time.perf_counter() - began_s, chain.from_iterable(aux_rows))
 
     def _propose(
-        self, step: PreparedStep, draft_model: ModelDrafter, step_s: float, aux_rows: Sequence[AuxRows]
+        self, step: PreparedStep, draft_model: ModelDrafter, step_s: float, aux_rows: Iterable[AuxRows]
     ) -> None:
         """What the step has drawn stands, whatever becomes of drafts."""
         taken: list[tuple[int, ...]] = [()] * len(step.plan.rows)
@@ -332,8 +335,8 @@ class Runner:
 
     def _results(self, step: PreparedStep) -> tuple[RowResult, ...]:
         constrained = self._follow_grammars(step)
-        is_more = bool(constrained or step.proposed)
-        if step.is_call and step.micro_batches[0].draws.scores is None and not is_more:
+        is_more = constrained or step.proposed
+        if step.is_plain and step.micro_batches[0].draws.scores is None and not is_more:
             return self._plain_rows(step)
         tokens: dict[int, tuple[int, ...]] = {}
         failed: dict[int, RowResult] = {}
@@ -436,12 +439,10 @@ def _taken(step: PreparedStep, micro_batch: MicroBatch, drawn: Sequence[int]) ->
         first = next_row
 
 
-def _aux_rows(aux: AuxHiddenStates, micro_batch: MicroBatch, *, is_last: bool) -> Iterator[AuxRows]:
-    """Copies where another micro-batch is to follow."""
+def _aux_rows(arrays: Sequence[np.ndarray], micro_batch: MicroBatch) -> Iterator[AuxRows]:
     ends_S1, positions_T = micro_batch.batch.row_starts_S1.tolist(), micro_batch.batch.positions_T
     for row, (begin, end) in zip(micro_batch.rows, pairwise(ends_S1), strict=True):
-        states = tuple(array[begin:end] if is_last else array[begin:end].copy() for array in aux.arrays)
-        yield AuxRows(row, int(positions_T[begin]), states)
+        yield AuxRows(row, int(positions_T[begin]), tuple([array[begin:end] for array in arrays]))
 
 
 def _failed(seq: int, token: int) -> RowResult:
