@@ -23,6 +23,7 @@ from tokenmill.bench.speculation import (
     Given,
     add_arguments,
     best_fixed,
+    by_quarter,
     compare,
     is_loop,
     ratios,
@@ -109,6 +110,24 @@ def test_answers_that_repeat_themselves_are_counted_apart() -> None:
     assert [table.row_count for table in to_tables([outcome])] == [2, 2]
     assert engines[NONE].salts == engines[CHOSEN].salts and len(set(engines[NONE].salts)) == 4, "and one to warm up"
     assert compare(engines, [], replace(asked, num_repeats=1), 2).answers[PLAIN][NONE].num_answers == 2
+
+
+def test_a_long_run_is_told_by_quarters() -> None:
+    """A drafter that is right in the second half alone: the quarters tell, and few groups have none."""
+
+    class Learning(Scripted):
+        def answer(self, prompts: Sequence[Sequence[int]], *args: Any, **options: Any) -> Given:
+            self.accepted = 2 if prompts[0][0] > 4 else 0
+            return super().answer(prompts, *args, **options)
+
+    conversations = [[first, 1, 2, 3] for first in range(1, 10)]
+    engines = {NONE: Scripted(1.0), CHOSEN: Learning(1.0)}
+    outcome = compare(engines, [], Asked(conversations, num_repeats=2), 1)
+    assert outcome.answers[PLAIN][CHOSEN].quarters == [1.0, 1.0, 2.0, 2.0], "of the last repeat: 2, 2, 2 and 3 answers"
+    line = "1 at a time, plain, by quarter of the run: chosen 1.00, 1.00, 2.00, 2.00 tokens a row"
+    assert list(by_quarter([outcome])) == [line], "nothing is told of what drafts nothing"
+    few = compare(engines, [], Asked(conversations[4:7], num_repeats=1), 1)
+    assert few.answers[PLAIN][CHOSEN].accepted and list(by_quarter([few])) == []
 
 
 def test_a_conversation_goes_on_with_what_was_answered() -> None:

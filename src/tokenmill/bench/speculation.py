@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -37,6 +38,7 @@ RANDOM = "random"
 RANDOM_TOKENS = 128
 REPEATS, NUM_PROMPTS, MAX_TOKENS = 5, 12, 128
 LOOP_TOKENS, LOOP_TIMES = 16, 3
+QUARTERS = 4
 NONE, CHOSEN = "none", "chosen"
 """Engines: what drafts nothing, and what chooses how much. Others are called by the number they draft."""
 
@@ -94,10 +96,12 @@ class Asked:
 
 @dataclass(slots=True)
 class Sums:
-    """Of the answers of one kind by one engine. Seconds are by repeat, the others of the last one."""
+    """Of the answers of one kind by one engine. Seconds are by repeat, the others of the last one. groups: tokens and
+    accepted drafts of each group of answers, in the order in which they were asked for."""
 
     seconds: list[float]
     decode_s: list[float]
+    groups: list[tuple[int, int]] = field(default_factory=list)
     num_answers: int = 0
     num_tokens: int = 0
     drafted: int = 0
@@ -107,8 +111,10 @@ class Sums:
         self.seconds[repeat] += given.seconds
         self.decode_s[repeat] += given.decode_s
         if repeat == len(self.seconds) - 1:
+            num_tokens = sum(map(len, given.tokens))
+            self.groups.append((num_tokens, given.accepted))
             self.num_answers += len(given.tokens)
-            self.num_tokens += sum(map(len, given.tokens))
+            self.num_tokens += num_tokens
             self.drafted += given.drafted
             self.accepted += given.accepted
 
@@ -126,6 +132,13 @@ class Sums:
     def tokens_a_row(self) -> float:
         """In the mean, whether the row had drafts or none."""
         return self.num_tokens / (self.num_tokens - self.accepted)
+
+    @property
+    def quarters(self) -> list[float]:
+        """tokens_a_row of each quarter of the groups, none where these are too few."""
+        bounds = [len(self.groups) * number // QUARTERS for number in range(QUARTERS + 1)]
+        sums = [map(sum, zip(*self.groups[start:end], strict=True)) for start, end in pairwise(bounds) if start < end]
+        return [tokens / (tokens - accepted) for tokens, accepted in sums] if len(sums) == QUARTERS else []
 
 
 @dataclass(slots=True)
@@ -242,7 +255,7 @@ def run(
     for table in to_tables(outcomes):
         console.print(table)
     notes = {**machine.environment(), "other work while it ran": str(state)}
-    for line in (*best_fixed(outcomes), *(f"{name}: {value}" for name, value in notes.items())):
+    for line in (*by_quarter(outcomes), *best_fixed(outcomes), *(f"{name}: {value}" for name, value in notes.items())):
         console.print(line, markup=False, highlight=False)
     result = {
         "schema": SCHEMA,
@@ -360,6 +373,16 @@ def to_tables(outcomes: Sequence[Outcome]) -> Iterator[Table]:
 
 def _ratio(values: Sequence[float]) -> str:
     return f"{median(values):.3f} ({min(values):.2f}-{max(values):.2f})"
+
+
+def by_quarter(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Whether drafts are right as often late in a run as early, in a line for each engine that drafts."""
+    for outcome in outcomes:
+        for kind, engines in sorted(outcome.answers.items()):
+            for name, sums in engines.items():
+                if sums.accepted and sums.quarters:
+                    found = ", ".join(f"{rate:.2f}" for rate in sums.quarters)
+                    yield f"{outcome.streams} at a time, {kind}, by quarter of the run: {name} {found} tokens a row"
 
 
 def best_fixed(outcomes: Sequence[Outcome]) -> Iterator[str]:
