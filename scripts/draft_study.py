@@ -28,6 +28,7 @@ from tokenmill.core.terms import USUAL
 from tokenmill.engine.speculation import Candidate, Speculation
 from tokenmill.ops.drafts import Wanted
 from tokenmill.ops.native.drafter import NativeDrafter
+from tokenmill.sim.acceptance import num_equal
 
 COSTS = {
     "smollm2": (1.0, 1.05, 1.14, 1.15, 1.26, 1.32, 1.35, 1.37),
@@ -125,12 +126,6 @@ def replay(answers: Iterable[Answer], drafter: Drafter, config: SpeculationConfi
         drafter.end(seq, new)
     drafter.close()
     return num_tokens / seconds
-
-
-def num_equal(tokens: Sequence[int], others: Sequence[int]) -> int:
-    """Leading ones."""
-    pairs = enumerate(zip(tokens, others, strict=False))
-    return next((at for at, (token, other) in pairs if token != other), min(len(tokens), len(others)))
 
 
 def study_suffix(recorded: Recorded, costs: Sequence[float]) -> None:

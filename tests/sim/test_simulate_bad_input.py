@@ -49,6 +49,27 @@ CLUSTERS = {
     "price": (FINE + "[prices]\nh100-sxm = -1", "prices.h100-sxm: a number that is more than 0"),
     "router": (FINE + '[router]\nrouting_policy = "nearest"', "router.routing_policy: 'nearest' is unknown"),
     "rows": (FINE + "[engine]\nmax_num_seqs = 0", "engine.max_num_seqs: a whole number of 1 or more"),
+    "no acceptance": (FINE + "[engine.speculative_config]", "engine.speculative_config.acceptance: a record's file"),
+    "sure drafts": (
+        FINE + "[engine.speculative_config]\nacceptance = [0.5, 2]",
+        "engine.speculative_config.acceptance: a record's file, a rate from 0 to 1",
+    ),
+    "no record": (
+        FINE + "[engine.speculative_config]\nacceptance = 'none.jsonl'",
+        "engine.speculative_config.acceptance: none.jsonl cannot be read",
+    ),
+    "drafts": (
+        FINE + "[engine.speculative_config]\nacceptance = 0.5\nnum_speculative_tokens = 65",
+        "engine.speculative_config.num_speculative_tokens: 64 at most",
+    ),
+    "few drafts": (
+        FINE + "[engine.speculative_config]\nacceptance = 0.5\nnum_speculative_tokens = 2\nn_min = 3",
+        "engine.speculative_config.n_min: n_min of speculative_config must be at most num_speculative_tokens (2)",
+    ),
+    "drafter": (
+        FINE + "[engine.speculative_config]\nacceptance = 0.5\nmethod = 'suffix'",
+        "engine.speculative_config.method: no such key",
+    ),
     "nan": (FINE + "[network]\nlatency_s = nan", "network.latency_s: a number that is 0 or more is needed, not nan"),
     "endless": (FINE + "[network]\nlatency_s = inf", "network.latency_s: a number that is 0 or more"),
     "a word": (FINE + '[network]\nlatency_s = "fast"', "network.latency_s: a number that is 0 or more"),

@@ -16,6 +16,7 @@ from tokenmill.core.events import Drain, Submit
 from tokenmill.core.flight import SIZE as FLIGHT_SIZE
 from tokenmill.core.flight import FlightWriter, read_flight
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.speculation import SpeculationConfig
 from tokenmill.core.step import StepPlan, StepResult
 from tokenmill.core.step_records import (
     MAGIC,
@@ -32,7 +33,7 @@ from tokenmill.core.step_records import (
 from tokenmill.engine.build import build_engine, local_link
 from tokenmill.engine.recorders import FlightRecorder, StepLog
 from tokenmill.net.mapped_files import NUM_STEP_LOGS, step_file
-from tokenmill.sim.executor import ToyExecutor
+from tokenmill.sim.executor import NO_DRAFTER, ToyDrafter, ToyExecutor
 from tokenmill.sim.loop import VirtualLoop
 
 FACTS = LogFacts("toy", "id", "cpu", "avx2", 2, 16, 100, 8, 64, 0.25)
@@ -104,14 +105,18 @@ def test_a_bad_log_is_one_line(data: bytes, told: str) -> None:
     assert "some.log" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_shell_logs_the_work_and_times_of_its_steps() -> None:
-    """Chunks of prompts beside decodes: each record has the sums that its plan's rows come to, and the executor's
-    times; what a flight recorder is told stays the same."""
-    config = EngineConfig(groups=full_groups(64), max_model_len=128, max_num_seqs=4, max_num_batched_tokens=24)
+@pytest.mark.parametrize("drafter", [NO_DRAFTER, ToyDrafter(most=3)])
+def test_a_shell_logs_the_work_and_times_of_its_steps(drafter: ToyDrafter) -> None:
+    """Chunks of prompts beside decodes, which may have drafts: each record has the sums that its plan's rows come to,
+    and the executor's times; what a flight recorder is told stays the same."""
+    speculation = SpeculationConfig(num_speculative_tokens=3, adaptive=False) if drafter.most else None
+    config = EngineConfig(
+        groups=full_groups(64), max_model_len=128, max_num_seqs=4, max_num_batched_tokens=24, speculation=speculation
+    )
     loop = VirtualLoop(limit_s=1e4)
     data, flown = bytearray(SIZE), bytearray(FLIGHT_SIZE)
     recorder = FlightRecorder(FlightWriter(flown, pid=1, began_s=0.0, unix_s=0.0, model="toy"))
-    executor = _Watched(config, loop)
+    executor = _Watched(config, loop, drafter)
     end, front = local_link()
     shell = build_engine(config, executor, end, loop, flight=StepLog(StepWriter(data, FACTS), recorder))
 
@@ -127,10 +132,11 @@ def test_a_shell_logs_the_work_and_times_of_its_steps() -> None:
     assert [each.number for each in found.steps] == [plan.step for plan in plans]
     for each, plan in zip(found.steps, plans, strict=True):
         assert each.work == work_of(plan.rows)
-        ones = [row.start for row in plan.rows if row.num_tokens == 1]
+        ones = [row.start for row in plan.rows if row.num_tokens - len(row.drafts) == 1]
         assert (each.num_decode_rows, each.num_decode_context) == (len(ones), sum(ones))
         assert 0 <= each.planned_s <= each.submitted_s <= each.ended_s <= each.committed_s and each.duration_s > 0
     assert any(each.num_decode_rows not in (0, each.num_rows) for each in found.steps), "no mixed step"
+    assert any(each.num_drawn > each.num_rows for each in found.steps) == (drafter.most > 0)
     assert sorted((one.num_prompt, one.num_output) for one in found.requests) == [(30 + n, 6) for n in range(5)]
     assert all(one.arrival_s <= one.scheduled_s < one.first_token_s <= one.ended_s for one in found.requests)
     flight = read_flight(bytes(flown)).steps
@@ -142,8 +148,8 @@ def test_a_shell_logs_the_work_and_times_of_its_steps() -> None:
 class _Watched(ToyExecutor):
     plans: list[StepPlan]
 
-    def __init__(self, config: EngineConfig, loop: VirtualLoop) -> None:
-        super().__init__(config, loop, vocab_size=50)
+    def __init__(self, config: EngineConfig, loop: VirtualLoop, drafter: ToyDrafter) -> None:
+        super().__init__(config, loop, vocab_size=50, drafter=drafter)
         self.plans = []
 
     async def execute(self, plan: StepPlan) -> StepResult:

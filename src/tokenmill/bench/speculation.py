@@ -207,6 +207,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="flags of such a server, as --peer-flags='--spec-type ngram-mod' (repeatable: a server for each)",
     )
+    group.add_argument("--acceptance", type=Path, metavar="FILE", help="write what came of drafts, for simulations")
     group.add_argument("--json", type=Path, metavar="FILE", help="write every measured value; -: to standard output")
 
 

@@ -247,6 +247,8 @@ def _add_draft(commands: _Commands, argv: Sequence[str]) -> None:
     index = _command(kinds, "index", "index a corpus, so that its texts are drafted", "draft.index", "index")
     add_model(index)
     _add_arguments(argv, "draft", "cli.draft.index", index)
+    record = _command(kinds, "acceptance", "record what came of drafts", "draft.acceptance", "acceptance")
+    _add_arguments(argv, "draft", "cli.draft.acceptance", record)
     train = _command(kinds, "train", "train an EAGLE-3 head on what the model answers", "draft.train", "train")
     add_model(train)
     _add_arguments(argv, "draft", "cli.draft.train", train)

@@ -95,9 +95,10 @@ _LATELY = 1 / 32
 
 class Work(NamedTuple):
     """What a step has to do. num_positions: summed over its tokens, how many positions come before each; num_context:
-    the same summed over its rows, for the first token of each. num_drawn: rows whose last token's logits are computed;
-    0 where nobody counted them. num_shared: of num_context, positions that another row of the step reads as well, so
-    that a kernel that knows may read them once. What is expected need not be whole numbers."""
+    the same summed over its rows, for the first token of each. num_drawn: tokens whose logits are computed, of each row
+    that draws its last one and its drafts; 0 where nobody counted them. num_shared: of num_context, positions that
+    another row of the step reads as well, so that a kernel that knows may read them once. What is expected need not be
+    whole numbers."""
 
     num_rows: float
     num_tokens: float

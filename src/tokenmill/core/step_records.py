@@ -74,7 +74,7 @@ class TimedStep(NamedTuple):
     ended_s       its result was taken up
     duration_s    by the worker's own measure
     committed_s   its outputs were ready to be sent
-    num_decode_rows: rows of one token; the others are chunks of prompts. num_drawn: rows that drew a token.
+    num_decode_rows: rows of one token, and drafts; the others are chunks of prompts. num_drawn: see core.cost.Work.
     num_positions, num_context: see core.cost.Work; num_decode_context: of the rows of one token.
     num_running, num_waiting, num_free_blocks: when it had been planned.
     """

@@ -123,7 +123,7 @@ class StepLog:
         rows, num_free = step.rows, 0
         for pool in state.blocks.pools:
             num_free += pool.num_free
-        num_drawn = sum([row[6] for row in rows])
+        num_drawn = sum([row[6] for row in rows]) + step.num_drafts
         if step.num_more_tokens:
             one = [row[1] for row in rows if len(row[2]) < 2]
             num_decode, num_decode_context = len(one), sum(one)

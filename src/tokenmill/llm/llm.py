@@ -23,6 +23,7 @@ from ..core.errors import ConfigError, InvalidRequest
 from ..core.events import Ready
 from ..core.experts import ExpertLoad
 from ..core.request import SamplingParams
+from ..engine.journal import Recorder
 from ..formats.hub import Progress
 from ..node.resolve import EngineSettings
 from ..server.adapters import ServedAdapter
@@ -57,6 +58,7 @@ class LLM:
               nothing here are warned of
     seed      requests that bring no seed draw theirs from it, in order; None: fresh ones
     progress  called with (bytes so far, bytes in all) while the model is fetched
+    record    hears of all that the engine is told, plans and gives (engine.journal), in the engine's thread
 
     Raises ConfigError, FetchError and BadCheckpoint. Close it, or use it as a context manager.
     """
@@ -67,12 +69,13 @@ class LLM:
         *,
         seed: int | None = None,
         progress: Progress | None = None,
+        record: Recorder | None = None,
         **options: Any,
     ) -> None:
         if not isinstance(model, (str, os.PathLike)):
             raise ConfigError(f"model must be a name or a path, got {type(model).__name__}.", param="model")
         engine_options, text_options, tiers = read_options(options)
-        self._runtime = Runtime(os.fspath(model), engine_options, text_options, seed, progress, tiers)
+        self._runtime = Runtime(os.fspath(model), engine_options, text_options, seed, progress, tiers, record)
         self._calls = Calls(self._runtime)
 
     @property

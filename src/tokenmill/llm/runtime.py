@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from ..core.errors import InvalidRequest
 from ..core.events import Abort, Drain
 from ..engine.build import build_engine, local_link
+from ..engine.journal import Recorder
 from ..formats.checkpoint import open_checkpoint
 from ..formats.hub import Progress, ResolvedModel, default_cache_dir, resolve_model
 from ..kv.store.child import machine_beside, own_store
@@ -45,6 +46,7 @@ class Runtime:
         seed: int | None = None,
         progress: Progress | None = None,
         tiers: TierOptions | None = None,
+        record: Recorder | None = None,
     ) -> None:
         tiers = tiers or TierOptions()
         found = resolve_model(model, progress=progress)
@@ -56,6 +58,7 @@ class Runtime:
         self.new_seed: Callable[[], int] = new_seed if seed is None else seeds_from(seed)
         self._loop = new_event_loop()
         self._closing = asyncio.Event()
+        self._record = record
         self._door = threading.Lock()
         self._calls: set[asyncio.Task[Any]] = set()
         self._is_open = True
@@ -140,7 +143,7 @@ class Runtime:
         # The server's bound on its queue is not one on a list that the caller holds already.
         config = replace(self.engine.config, max_num_waiting=sys.maxsize)
         first = self.engine.first_events()
-        shell = build_engine(config, self.engine.worker.executor, engine_end, self.clock, first=first)
+        shell = build_engine(config, self.engine.worker.executor, engine_end, self.clock, self._record, first)
         running = asyncio.create_task(shell.run())
         joining = contextlib.AsyncExitStack()
         await joining.enter_async_context(joining_later(self.engine, self.ready, shell.hear))

@@ -23,6 +23,7 @@ from ..formats.hub import local_model
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
 from ..models.summary import model_summary
+from ..sim.acceptance import Acceptance, Recorded, read_record
 from ..sim.calibrated import Calibrated
 from ..sim.cluster_file import parse, read_deployment
 from ..sim.deployment import Deployment
@@ -124,7 +125,12 @@ def sources_beside(folder: Path) -> Sources:
         except ConfigError as error:
             raise ConfigError(f"{path}: {error.message}") from None
 
-    return Sources(calibration, shape, hardware, topology)
+    def acceptance(name: str) -> Acceptance:
+        path = folder / name
+        text = _text(path, "write one by tokenmill draft acceptance")
+        return Recorded(read_record(text.splitlines(), str(path)))
+
+    return Sources(calibration, shape, hardware, topology, acceptance)
 
 
 def read_machine(name: str, where: str = "hardware") -> Hardware:

@@ -53,7 +53,7 @@ def read_deployment(table: Mapping[str, Any] | str, sources: Sources = NO_SOURCE
     """From a file's text or its tables. Raises ConfigError, which names the field."""
     fields = Fields(parse(table) if isinstance(table, str) else table)
     model = read_model_section(fields.table("model"), sources)
-    engine = read_engine(fields.table("engine"), {})
+    engine = read_engine(fields.table("engine"), {}, sources)
     prices = _read_prices(fields.table("prices"))
     parts = read_parts(fields, sources.topology)
     groups = _read_workers(fields, model, engine, prices, sources, parts)
@@ -177,6 +177,8 @@ def _facts(model: Model, groups: list[Group]) -> tuple[tuple[str, str], ...]:
         price = f", {plan.price_per_h:.2f} $ an hour" if plan.price_per_h else ""
         names = f"workers {plan.name}..{group.plans[-1].name}" if len(group.plans) > 1 else f"worker {plan.name}"
         most = f"{config.max_num_seqs} sequences and {config.max_num_batched_tokens} tokens a step"
+        if config.speculation is not None:
+            most += f", {config.speculation.num_speculative_tokens} drafts of each sequence at most"
         kept = f"{num_blocks} blocks of KV ({num_tokens} tokens)"
         facts.append((names, f"{len(group.plans)} {plan.pool}, each {where}{price}: {kept}, {most}"))
         if isinstance(plan.cost_model, Roofline):

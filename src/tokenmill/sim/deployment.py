@@ -21,6 +21,7 @@ from ..cluster.router import ROUTING_POLICIES, USUAL_ROUTING
 from ..core.config import EngineConfig
 from ..core.cost import CostModel
 from ..core.terms import NUM_PRIORITY_CLASSES, USUAL, Terms
+from .acceptance import Acceptance
 from .fields import Fields
 from .network import Shape
 from .parts import NO_PARTS, ColdStart, PartsPlan, Site
@@ -125,7 +126,8 @@ class WorkerPlan:
     """One worker. name: its address on the network, too; node: the machine it stands in; cost_model: what its steps
     take; start_s: from the beginning of the run until it is ready; price_per_h: in dollars, of all its hardware, 0
     where nobody has said. gpus: of the node, where the topology has some; threads: of its steps, where cores are
-    shared; cold: how a further life begins, None: as the first one."""
+    shared; cold: how a further life begins, None: as the first one; acceptance: what comes of drafts, where config has
+    some."""
 
     name: str
     pool: str
@@ -137,6 +139,7 @@ class WorkerPlan:
     gpus: tuple[int, ...] = ()
     threads: int = 1
     cold: ColdStart | None = None
+    acceptance: Acceptance | None = None
 
     @property
     def site(self) -> Site:

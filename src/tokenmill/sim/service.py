@@ -57,6 +57,8 @@ class ServiceReport:
     carried_bytes        of each link of the topology
     queues               (when, requests that wait for an engine, that wait in engines, that run)
     num_fast_forwarded   steps of decodes that were made in `fast_forward`
+    num_draws            rows that drew where something drafts
+    num_drafted, num_accepted   drafts that were verified, and that were right
     unseen               (rows, tokens) -> steps that the cost model of steps was not measured on
     """
 
@@ -77,6 +79,9 @@ class ServiceReport:
     queues: list[tuple[float, int, int, int]] = field(default_factory=list)
     unseen: Counter[tuple[int, int]] = field(default_factory=Counter)
     num_fast_forwarded: int = 0
+    num_draws: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 class Service:
@@ -153,6 +158,9 @@ class Service:
             report.busy_s[name] = report.busy_s.get(name, 0.0) + executor.busy_s
             report.steps[name] = report.steps.get(name, 0) + executor.num_steps
             report.unseen += executor.unseen
+            report.num_draws += executor.num_draws
+            report.num_drafted += executor.num_drafted
+            report.num_accepted += executor.num_accepted
             if executor.tiers is not None:
                 report.num_fetched += executor.tiers.num_fetched
                 report.num_spoilt += executor.tiers.num_bad
@@ -324,7 +332,7 @@ class Service:
             executor = TimedExecutor(
                 config, plan.cost_model, self._lengths, self._loop, carrier, peers, address, incarnation, own, process
             )
-            executor.trace = self.trace
+            executor.trace, executor.acceptance = self.trace, plan.acceptance
             self._present[address] = executor
             self._made.append((address, executor))
             return executor, first

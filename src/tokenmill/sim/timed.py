@@ -1,6 +1,6 @@
 """The executor of a simulated worker where only time counts: steps take what a cost model says of their rows, one after
-the other, and tokens mean nothing. KV that moves takes its bytes over the network. A `Trace` is told steps and
-transfers with their virtual times.
+the other, and tokens mean nothing. Drafts are right as `acceptance` says. KV that moves takes its bytes over the
+network. A `Trace` is told steps and transfers with their virtual times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from ..core.cost import CostModel, Work, work_of
 from ..core.effects import Job
 from ..core.errors import EngineFailed
 from ..core.moves import EndMove, PullBlocks, SendBlocks
-from ..core.step import RowResult, StepPlan, StepResult
+from ..core.step import Drafts, RowResult, StepPlan, StepResult
+from .acceptance import Acceptance
 from .cores import Process
 from .loop import VirtualLoop
 from .peers import ToyNetwork, ToyPeer
@@ -39,6 +40,9 @@ END_TOKEN = 256
 
 DRAWN = 1
 """All others of an answer."""
+
+_WRONG = 2
+"""Drafted, and never drawn."""
 
 _ENDS, _DRAWS = (END_TOKEN,), (DRAWN,)
 _ENDLESS = 2**62
@@ -63,11 +67,14 @@ class _NoPool:
 
 
 class _Drawing(NamedTuple):
-    """A sequence. last: of how many tokens its last is drawn; draws, ends: what its rows give before, and then."""
+    """A sequence. last: of how many tokens its last is drawn; draws, ends: what its rows give before, and then. seed:
+    of its request, whose prompt has so many tokens."""
 
     last: int
     draws: RowResult
     ends: RowResult
+    seed: int
+    num_prompt: int
 
 
 class UnderWay(NamedTuple):
@@ -100,7 +107,9 @@ class TimedExecutor:
     them; those that are not there end at their limits. num_steps: that were made; busy_s: what they took; unseen: of a
     cost model that knows what it was measured on (`is_seen`), kinds of steps beyond that, as (rows, tokens) rounded up
     to powers of two -> how many. process: computes the steps where cores are shared, None where they are its own.
-    slowness: how many times as long as by the cost model steps take now. A cost model with `gap_s` says what the engine
+    slowness: how many times as long as by the cost model steps take now. acceptance: what comes of drafts, of which
+    most_drafted are proposed at a time; None: nothing drafts. num_draws: rows that drew where something drafts, whose
+    num_drafted drafts were verified and num_accepted were right. A cost model with `gap_s` says what the engine
     itself takes after a step, on one core; one with `crowd_s`, what a step takes longer beside steps of others that
     have all other cores; one with `predict_decodes` knows steps of decodes at once."""
 
@@ -124,6 +133,11 @@ class TimedExecutor:
         self.process = process
         self.slowness = 1.0
         self.trace: Trace | None = None
+        self.acceptance: Acceptance | None = None
+        self.num_draws = self.num_drafted = self.num_accepted = 0
+        self._most_drafted = 0
+        if config.speculation is not None:  # what is proposed loses its first tokens to steps that are under way
+            self._most_drafted = config.speculation.num_speculative_tokens + config.steps_in_flight - 1
         self._gap_s: Callable[[Work], float] | None = getattr(cost_model, "gap_s", None)
         self._crowd_s = float(getattr(cost_model, "crowd_s", 0.0))
         self._predict = cost_model.predict
@@ -148,15 +162,21 @@ class TimedExecutor:
             self._sequences.pop(number, None)
         for row in plan.rows:
             if row.intro is not None:
-                last = len(row.intro.prompt_tokens) + self._lengths.get(row.intro.seed, _ENDLESS) - 1
-                self._sequences[row.seq] = _Drawing(last, RowResult(row.seq, _DRAWS), RowResult(row.seq, _ENDS))
+                num_prompt, seed = len(row.intro.prompt_tokens), row.intro.seed
+                last = num_prompt + self._lengths.get(seed, _ENDLESS) - 1
+                draws, ends = RowResult(row.seq, _DRAWS), RowResult(row.seq, _ENDS)
+                self._sequences[row.seq] = _Drawing(last, draws, ends, seed, num_prompt)
         work = work_of(plan.rows)
         if self.process is not None:
             return self._execute_shared(plan, work, self.process)
         took_s, gap_s = self._cost(work)
-        end_s = max(self._free_s, self._loop.time()) + took_s
+        end_s = max(self._free_s, self._loop.time() + self._waiting_s(bool(self.under_way))) + took_s
         self.note(work, end_s, took_s, end_s + gap_s)
         return self._begin(plan, end_s, took_s)
+
+    def _waiting_s(self, is_busy: bool) -> float:
+        """By how much a step is late that is handed over now, for want of one before it."""
+        return 0.0 if is_busy or self.acceptance is None else self.acceptance.wait_s
 
     def _cost(self, work: Work) -> tuple[float, float]:
         """What a step takes, and the engine after it."""
@@ -170,18 +190,42 @@ class TimedExecutor:
 
     def _rows(self, plan: StepPlan) -> tuple[RowResult, ...]:
         rows, sequences = [], self._sequences
-        for seq, start, tokens, from_step, _, _, is_drawing, _, _ in plan.rows:
+        for seq, start, tokens, from_step, _, _, is_drawing, _, drafts in plan.rows:
             if is_drawing:
-                last, draws, ends = sequences[seq]
-                num_tokens = 1 if from_step >= 0 else len(tokens)
-                rows.append(draws if start + num_tokens < last else ends)
+                known = sequences[seq]
+                at = start + (1 if from_step >= 0 else len(tokens))
+                if self.acceptance is not None:
+                    rows.append(self._drafted(known, at, drafts, self.acceptance))
+                else:
+                    rows.append(known.draws if at < known.last else known.ends)
             else:
                 rows.append(RowResult(seq))
         return tuple(rows)
 
+    def _drafted(self, known: _Drawing, at: int, drafts: tuple[int, ...], acceptance: Acceptance) -> RowResult:
+        """What a row draws at position `at` and, as far as its drafts are right, behind; with what may follow."""
+        num_right = min(drafts.index(_WRONG) if _WRONG in drafts else len(drafts), known.last - at)
+        self.num_draws += 1
+        self.num_drafted += len(drafts)
+        self.num_accepted += num_right
+        at += num_right
+        if at >= known.last:
+            return known.ends._replace(tokens=_DRAWS * num_right + _ENDS)
+        row = known.draws._replace(tokens=_DRAWS * (num_right + 1))
+        proposed = acceptance.proposed(known.seed, at + 1 - known.num_prompt)
+        if proposed is None:
+            return row
+        source, chances, num_right = proposed
+        chances = chances[: self._most_drafted]
+        num_right = min(num_right, len(chances))
+        tokens = _DRAWS * num_right + (_WRONG,) * (len(chances) - num_right)
+        return row._replace(drafts=Drafts(tokens, source, chances))
+
     async def _execute_shared(self, plan: StepPlan, work: Work, process: Process) -> StepResult:
         self._count(work)
         rows = self._rows(plan)
+        if waiting_s := self._waiting_s(bool(self._awaited)):
+            await asyncio.sleep(waiting_s)
         took_s = await self._compute(process, *self._cost(work))
         self.busy_s += took_s
         if self.trace is not None:

@@ -16,6 +16,7 @@ from ..core.cost import CostModel, Costs
 from ..core.errors import ConfigError, Infeasible
 from ..kv.blocks.eviction import EVICTIONS
 from ..sched.policies import SCHEDULING_POLICIES
+from .acceptance import Acceptance, no_acceptance, read_drafts
 from .calibrated import Calibrated
 from .deployment import WorkerPlan
 from .fields import Fields
@@ -59,13 +60,14 @@ class Model:
 @dataclass(frozen=True, slots=True)
 class Sources:
     """What a file may name beside the tables. calibration: the cost model in such a file; shape: of a checkpoint;
-    hardware: of the table or of a file, by its name and the place of the field; topology: in such a file. All raise
-    ConfigError."""
+    hardware: of the table or of a file, by its name and the place of the field; topology, acceptance: in such a file.
+    All raise ConfigError."""
 
     calibration: Callable[[str], CostModel]
     shape: Callable[[str], ModelShape]
     hardware: Callable[[str, str], Hardware] = hardware_named
     topology: Callable[[str], Topology] = no_topology
+    acceptance: Callable[[str], Acceptance] = no_acceptance
 
 
 def read_model_section(fields: Fields, sources: Sources) -> Model:
@@ -89,8 +91,9 @@ def read_model_section(fields: Fields, sources: Sources) -> Model:
     return Model(name, shape, Precision(weights, kv))
 
 
-def read_engine(fields: Fields, usual: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of engines that the table has, over those there are already, by the names of EngineConfig."""
+def read_engine(fields: Fields, usual: Mapping[str, Any], sources: Sources) -> dict[str, Any]:
+    """Settings of engines that the table has, over those there are already, by the names of EngineConfig; and, where
+    something drafts, its `acceptance`."""
     found = dict(usual)
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "steps_in_flight"):
         if fields.has(name):
@@ -104,6 +107,9 @@ def read_engine(fields: Fields, usual: Mapping[str, Any]) -> dict[str, Any]:
         found["scheduling_policy"] = SCHEDULING_POLICIES[asked]
     if fields.has("eviction_policy"):
         found["eviction_policy"] = fields.text("eviction_policy", among=tuple(EVICTIONS))
+    if fields.has("speculative_config"):
+        drafting = read_drafts(fields.table("speculative_config"), sources.acceptance)
+        found["speculation"], found["acceptance"] = drafting
     fields.end()
     return found
 
@@ -139,7 +145,8 @@ def read_group(
         **_usual(cost_model, hardware),
         **engine,
     }
-    settings = read_engine(fields.table("engine"), settings)
+    settings = read_engine(fields.table("engine"), settings, sources)
+    acceptance = settings.pop("acceptance", None)
     block_size = settings.get("block_size", BLOCK_SIZE)
     num_blocks, token_bytes = _read_kv(fields, model, cost_model, block_size)
     settings.setdefault("max_model_len", min(LONGEST, num_blocks * block_size))
@@ -160,7 +167,19 @@ def read_group(
     placed = placer.place(fields, num_gpus, count)
     fields.end()
     plans = tuple(
-        WorkerPlan(f"{name}{first + number}", pool, config, cost_model, node, start_s, price, gpus, threads, cold)
+        WorkerPlan(
+            f"{name}{first + number}",
+            pool,
+            config,
+            cost_model,
+            node,
+            start_s,
+            price,
+            gpus,
+            threads,
+            cold,
+            acceptance,
+        )
         for number, (node, gpus) in enumerate(placed)
     )
     return Group(plans, devices, hardware)

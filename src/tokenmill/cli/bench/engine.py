@@ -30,7 +30,9 @@ from ...llm.llm import LLM
 from ...node.load import Engine, load_engine
 from ...node.machine import read_machine
 from ...node.resolve import EngineSettings
+from ...sim.acceptance import AcceptanceRecorder
 from ...text.grammar.build import to_grammar
+from ..draft.acceptance import write_record
 from ..expert_load import write_load
 from ..models import progress_bar
 from ..options import engine_options
@@ -161,9 +163,12 @@ def speculation(args: argparse.Namespace) -> int:
     needed = {"max_num_seqs": max(args.streams), "kv_cache_memory_bytes": _KV_BYTES}
     settings: list[EngineSettings] = []
 
+    recorder = None if args.acceptance is None else AcceptanceRecorder()
+
     def make(drafting: Mapping[str, Any] | None) -> Answerer:
         more = {} if drafting is None else {"speculative_config": {**config, **drafting}}
-        llm = LLM(str(path), **{**needed, **asked, **more})
+        record = recorder if drafting == {} else None
+        llm = LLM(str(path), record=record, **{**needed, **asked, **more})
         settings.append(llm.settings)
         return Answerer(llm, args.temperature)
 
@@ -172,7 +177,10 @@ def speculation(args: argparse.Namespace) -> int:
         options = {"threads": threads, "streams": max(args.streams), "max_tokens": max_tokens}
         return LlamaServer(args.peer_llama_server, flags, path, temperature=args.temperature, **options)
 
-    return drafts.run(args, make, make_peer)
+    code = drafts.run(args, make, make_peer)
+    if recorder is not None:
+        write_record(args.acceptance, recorder.end())
+    return code
 
 
 class RowSteps:

@@ -22,7 +22,7 @@ from ...bench.report import console_beside, write_json
 from ...bench.result import Result, Run
 from ...core.errors import ConfigError
 from ...plan.config import Changes, Config, read_config, read_tables
-from ...plan.evaluate import cost_usd, lines_of, warnings_of
+from ...plan.evaluate import cost_usd, drafts_of, lines_of, warnings_of
 from ...plan.fidelity import hold_against, on_deployment
 from ...plan.load import add_load_arguments
 from ...plan.play import digest_of
@@ -149,6 +149,9 @@ def _tell(console: Console, result: Result, services: Sequence[Service], took_s:
     for service in services[-1:]:
         for line in (*_lines(service.report), *lines_of(service)):
             console.print(line, highlight=False)
+    for service, run in zip(services[:-1], runs, strict=False):
+        if told := drafts_of(service):
+            console.print(f"{run.name}: {told}", highlight=False)
     for run in runs:
         cost = cost_of(run)
         if cost:
