@@ -286,6 +286,20 @@ def test_a_sequence_that_cannot_be_drafted_for_is_left_alone(make_worker: Callab
     assert sum(each is not None for each in proposed[4:]) <= 9
 
 
+def test_what_the_drafter_had_missed_is_told_apart(make_worker: Callable[..., Worker]) -> None:
+    """A prompt takes time that steps with its drafts do not; what was drawn is not missed."""
+    worker = make_worker(drafter=tiny_checkpoint(), make_ops=ReferenceOps, kv_dtype="f32")
+    (request,) = requests(1)
+    prompt = request.prompt_tokens
+    intro = Introduction(prompt, (), request.sampling, 1, 0, ())
+    row = PlanRow(0, 0, prompt, blocks=tuple(range(8)), intro=intro, sample=True)
+    result = worker.executor.execute_now(StepPlan(0, (row,)))
+    assert 0 < result.late_s < result.duration_s
+    (given,) = result.rows
+    row = PlanRow(0, len(prompt), given.tokens, sample=True, drafts=given.drafts.tokens)
+    assert worker.executor.execute_now(StepPlan(1, (row,))).late_s == 0
+
+
 def test_a_step_outlives_its_draft_model(
     make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -173,8 +173,10 @@ class RowResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Results in the order of the plan's rows; `duration_s` is the worker's own measure of the step."""
+    """Results in the order of the plan's rows; `duration_s` is the worker's own measure of the step, and `late_s` what
+    it took in this for tokens of earlier steps that its drafter had missed, which says nothing of such steps."""
 
     step: int
     rows: tuple[RowResult, ...]
     duration_s: float = 0.0
+    late_s: float = 0.0

@@ -50,11 +50,12 @@ def commit_step(state: EngineState, saves: Saves, result: StepResult, now: float
     before_s, state.last_commit_s = state.last_commit_s, now
     if not step.is_void:
         assert len(result.rows) == len(step.rows), f"step {step.number}: {len(result.rows)} results"
-        _count(state, step, result.duration_s)
+        _count(state, step, result.duration_s, result.late_s)
         if state.speculation is not None and _is_measured(step):
             has_waited = not (step.num_drafts or step.is_ahead)
             costs = state.costs.costs
-            state.speculation.note_step(step.work, step.num_drafts, costs, now - before_s, has_waited=has_waited)
+            seconds = now - before_s - result.late_s
+            state.speculation.note_step(step.work, step.num_drafts, costs, seconds, has_waited=has_waited)
         _commit_rows(state, saves, step, result.rows, now)
     state.blocks.end_step(step.number)
     state.kv_events.flush()
@@ -89,13 +90,13 @@ def _take_oldest(state: EngineState, step_number: int) -> Step:
     return step
 
 
-def _count(state: EngineState, step: Step, duration_s: float) -> None:
+def _count(state: EngineState, step: Step, duration_s: float, late_s: float) -> None:
     counters = state.counters
     counters.num_steps += 1
     counters.last_step_tokens = step.num_tokens
     counters.last_step_s = duration_s
     if not step.num_drafts:
-        state.costs.note(step.work, duration_s)
+        state.costs.note(step.work, duration_s - late_s)
 
 
 def _is_measured(step: Step) -> bool:

@@ -65,6 +65,7 @@ class MedusaDrafter:
         speculation: SpeculationConfig,
     ) -> None:
         self.aux = aux
+        self.late_s = 0.0
         self.kv = None
         self.weights_bytes = model.num_bytes
         most_runs = min(max_seqs, MOST_DRAFTS)

@@ -12,6 +12,7 @@ A step is followed by one thread, that which computes it, in the order of the pl
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -29,6 +30,10 @@ from .model_drafter import ComputedStep
 
 CATCH_UP = 128
 """Tokens a step that the drafter computes behind the target, all sequences together: it must not hold up the rest."""
+
+_USUAL = 2
+"""Tokens of a sequence that are computed before its next draft, at most, where the one before it was verified: what was
+drawn, and the last draft."""
 
 
 class DraftModel:
@@ -50,6 +55,7 @@ class DraftModel:
         target_vocab: int,
     ) -> None:
         self.aux = None
+        self.late_s = self._began_s = 0.0
         self.weights_bytes = model.num_bytes
         self._limits = limits
         self._most_drafts = speculation.num_speculative_tokens
@@ -64,12 +70,19 @@ class DraftModel:
         return self._program.scratch_bytes
 
     def propose(self, step: ComputedStep) -> dict[int, Drafts]:
+        self.late_s = 0.0
         if not self._runner.begin(step):
             return {}
         runs, num_drafting = self._runs(step.plan, step.drawn)
-        return self._runner.draft(runs, num_drafting, lambda runs: None, self._note)
+        return self._runner.draft(runs, num_drafting, self._begin, self._note)
+
+    def _begin(self, runs: list[DraftRun]) -> None:
+        self._began_s = time.perf_counter()
 
     def _note(self, runs: list[DraftRun]) -> None:
+        num_tokens, num_usual = sum([run.end - run.start for run in runs]), _USUAL * len(runs)
+        if num_tokens > num_usual:
+            self.late_s += (time.perf_counter() - self._began_s) * (1 - num_usual / num_tokens)
         for run in runs:
             self.kv.note(run.seq, run.start, run.end)
 

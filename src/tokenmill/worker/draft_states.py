@@ -81,6 +81,7 @@ class StateDrafter:
         join: JoinStates | None = None,
     ) -> None:
         self.aux = aux
+        self.late_s = 0.0
         self.weights_bytes = model.num_bytes
         self._limits = limits
         self._most_drafts = speculation.num_speculative_tokens

@@ -49,13 +49,17 @@ class ComputedStep:
 
 class ModelDrafter(Protocol):
     """aux: hidden states of the target that it looks at; None: it takes none. kv: its own, of which nobody else knows;
-    None: it keeps none. One thread calls it, that which computes steps."""
+    None: it keeps none. late_s: what the latest call took for tokens that it had missed. One thread calls it, that
+    which computes steps."""
 
     @property
     def aux(self) -> AuxHiddenStates | None: ...
 
     @property
     def kv(self) -> DraftSequences | None: ...
+
+    @property
+    def late_s(self) -> float: ...
 
     @property
     def weights_bytes(self) -> int: ...

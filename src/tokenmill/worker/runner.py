@@ -78,6 +78,7 @@ class PreparedStep:
     work      what computes it
     has_drafts  some row draws more than one token
     proposed  by row, what a draft model or its grammar proposes to follow its tokens
+    late_s    seconds that a draft model took for tokens of earlier steps
     """
 
     plan: StepPlan
@@ -89,6 +90,7 @@ class PreparedStep:
     work: Callable[[], Any] = lambda: None
     has_drafts: bool = False
     proposed: dict[int, Drafts] = field(default_factory=dict)
+    late_s: float = 0.0
 
     @property
     def is_plain(self) -> bool:
@@ -320,6 +322,7 @@ class Runner:
                 taken[row] = tuple(drawn[index] for index in draws)
         try:
             step.proposed = draft_model.propose(ComputedStep(step.plan, taken, step_s, aux_rows))
+            step.late_s = draft_model.late_s
         except Exception:
             log.exception("The draft model has failed. It drafts no more until the server is started again.")
             self._draft_model = None
@@ -331,7 +334,7 @@ class Runner:
         rows = self._results(step)
         if self._drafters is not None:
             rows = self._drafters.propose(step.plan.step, rows)
-        return StepResult(step.plan.step, rows, duration_s)
+        return StepResult(step.plan.step, rows, duration_s, step.late_s)
 
     def _results(self, step: PreparedStep) -> tuple[RowResult, ...]:
         constrained = self._follow_grammars(step)
