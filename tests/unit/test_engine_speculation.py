@@ -247,9 +247,9 @@ def test_a_step_without_drafts_is_measured_first() -> None:
     assert choose(speculation, work=ROW._replace(num_rows=8, num_tokens=8)) == 0
 
 
-def takes_unlikely(speculation: Speculation) -> bool:
-    """Whether it verifies a draft that is right in two of five."""
-    candidate = Candidate(0, Proposal(Drafts((1,), "test", (0.4,)), 1.0), 9, 10, Terms())
+def takes_unlikely(speculation: Speculation, chance: float = 0.4) -> bool:
+    """Whether it verifies a draft that is right so often."""
+    candidate = Candidate(0, Proposal(Drafts((1,), "test", (chance,)), 1.0), 9, 10, Terms())
     return speculation.choose([candidate], ROW, KNOWN, 9) == [1]
 
 
@@ -265,15 +265,28 @@ def test_wrong_predictions_of_steps_change_nothing(off: float) -> None:
 
 
 def test_one_slow_step_keeps_drafts_away_for_a_while() -> None:
-    """Twice as long after each that was slow."""
+    """Twice as long after each that was slow. And likely drafts not at all."""
     speculation, plain_s, rests = plain_measured(), KNOWN.predict(ROW), []
     for _ in range(3):
         speculation.note_step(ROW, 1, KNOWN, 4 * plain_s)
         rests.append(0)
-        while not takes_unlikely(speculation):
+        assert takes_unlikely(speculation)
+        while not takes_unlikely(speculation, 0.2):
             speculation.note_step(ROW, 0, KNOWN, plain_s)
             rests[-1] += 1
     assert rests == [33, 65, 129]
+
+
+def test_steps_that_are_held_up_now_and_then_keep_no_drafts_away() -> None:
+    """One step in ten takes three times as long, with and without drafts. A draft adds a twentieth."""
+    speculation, plain_s, rng = plain_measured(), KNOWN.predict(ROW), random.Random(1)
+    num_taken = 0
+    for _ in range(1000):
+        is_taken = takes_unlikely(speculation)
+        num_taken += is_taken
+        seconds = plain_s * (1.05 if is_taken else 1.0) * (3.0 if rng.random() < 0.1 else 1.0)
+        speculation.note_step(ROW, int(is_taken), KNOWN, seconds)
+    assert num_taken > 980
 
 
 def test_steps_with_drafts_that_are_too_fast_correct_the_others() -> None:

@@ -44,9 +44,9 @@ _PRIOR = 4.0
 _MOST_SURE = 0.99
 _LEAST_LIKELY = 0.02
 """No draft that is less likely to be right is worth a row of a step."""
-_NEW, _FIRST = 0.25, 0.5
-"""Of a measured step, in what is known of such steps."""
-_FAR = 2.0
+_NEW, _FIRST = 0.1, 0.5
+"""Of a measured step, in what is known of such steps: the least, of one of many, and of the first one."""
+_FAR = 1.5
 """A step that took so many times what was expected, or the inverse, counts as that."""
 _TOO_SHORT = 0.9
 """Times what a step without drafts is expected to take: one with drafts that takes less shows that this is wrong."""
@@ -91,22 +91,32 @@ class _Record:
         self.judged = kept * self.judged + 1
 
 
+class _Point(NamedTuple):
+    """What steps with so many drafts take, as a multiple of one without, from num_steps measured ones, until
+    last_step."""
+
+    num_drafts: int
+    multiple: float
+    num_steps: int
+    last_step: int
+
+
 class _Curve:
     """What steps with the same number of rows take by their number of drafts, as a multiple of what one without takes.
 
     It goes in straight lines through what was measured lately: a point for each power of two of drafts."""
 
     def __init__(self) -> None:
-        self._points: dict[int, tuple[int, float, int]] = {}  # by bit length: drafts, the multiple, until which step
+        self._points: dict[int, _Point] = {}  # by bit length of the number of drafts
         self._lives: dict[int, int] = {}
 
     def multiples(self, most: int, first: float, step: int) -> list[float]:
         """For 0 to `most` drafts, or as many as may be tried. first: what the first draft adds where none was
         measured."""
-        for size in [size for size, known in self._points.items() if step > known[2]]:
+        for size in [size for size, known in self._points.items() if step > known.last_step]:
             del self._points[size]
         found, last, slope = [1.0], 0, first
-        for _, (num_drafts, multiple, _) in sorted(self._points.items()):
+        for _, (num_drafts, multiple, _, _) in sorted(self._points.items()):
             slope = (multiple - found[-1]) / (num_drafts - last)
             found += [found[-1] + slope * more for more in range(1, num_drafts - last + 1)]
             slope, last = (multiple - 1) / num_drafts, num_drafts
@@ -120,11 +130,10 @@ class _Curve:
         multiple = min(max(multiple, expected / _FAR), expected * _FAR)
         size = num_drafts.bit_length()
         life = self._lives[size] = min(2 * self._lives.get(size, _SOON // 2), _FORGOTTEN)
-        known = self._points.get(size)
-        if known is None:
-            self._points[size] = (num_drafts, expected + _FIRST * (multiple - expected), step + life)
-        else:
-            self._points[size] = (known[0], known[1] + _NEW * (multiple - expected), step + life)
+        known = self._points.get(size) or _Point(num_drafts, expected, 0, 0)
+        share = max(_NEW, 1 / (1 / _FIRST + known.num_steps))
+        moved = known.multiple + share * (multiple - expected)
+        self._points[size] = _Point(known.num_drafts, moved, known.num_steps + 1, step + life)
 
 
 def _best(chances: Many[float], multiples: Many[float], num_rows: float) -> tuple[int, float]:
