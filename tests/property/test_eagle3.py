@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from tokenmill.core.speculation import EAGLE3, SpeculationConfig
 from tokenmill.core.step import Introduction, PlanRow, StepPlan
 from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.models.decoder import AuxHiddenStates
-from tokenmill.models.eagle3 import eagle3_checkpoint
+from tokenmill.models.eagle3 import eagle3_checkpoint, is_eagle3
 from tokenmill.models.loader import load_model
 from tokenmill.ops.api import StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
@@ -305,6 +306,14 @@ def test_a_head_that_does_not_fit_is_one_line(change: Callable[[Checkpoint], Non
     with pytest.raises(BadCheckpoint, match=said) as caught:
         eagle3_checkpoint(head, target_model())
     assert "\n" not in str(caught.value)
+
+
+def test_a_head_in_a_gguf_file_is_told() -> None:
+    """As llama.cpp's converter writes one."""
+    head = Checkpoint("gguf", Path("head.gguf"), {"general.architecture": "eagle3"}, {})
+    assert is_eagle3(head.metadata)
+    with pytest.raises(BadCheckpoint, match=r"head\.gguf is an EAGLE-3 head in a GGUF file; name the folder"):
+        eagle3_checkpoint(head, target_model())
 
 
 def test_a_head_without_embeddings_needs_those_of_its_model() -> None:

@@ -65,8 +65,9 @@ _BESIDE = ("fc.", "fc_norm.", "input_norm.", "lm_head.", "d2t", "t2d", "verifier
 
 
 def is_eagle3(metadata: Mapping[str, Any]) -> bool:
-    """Whether this is the config.json of such a head."""
-    return metadata.get("speculators_model_type") == "eagle3" or "eagle3" in architecture_of(metadata).lower()
+    """Whether this is the config.json of such a head, or what llama.cpp's converter says of one."""
+    names = metadata.get("speculators_model_type"), metadata.get("general.architecture")
+    return "eagle3" in names or "eagle3" in architecture_of(metadata).lower()
 
 
 def eagle3_checkpoint(head: Checkpoint, target: Checkpoint) -> Checkpoint:
@@ -74,7 +75,9 @@ def eagle3_checkpoint(head: Checkpoint, target: Checkpoint) -> Checkpoint:
     draft_vocab_size, eagle_aux_hidden_state_layer_ids, and which norms there are. Raises BadCheckpoint where it is no
     such head, or not one for this target."""
     given = head.metadata
-    if head.kind != "hf" or not is_eagle3(given):
+    if head.kind != "hf" and is_eagle3(given):
+        raise BadCheckpoint(f"{head.path} is an EAGLE-3 head in a GGUF file; name the folder that it was made of.")
+    if not is_eagle3(given):
         named = given.get("speculators_model_type") or architecture_of(given) or given.get("general.architecture")
         raise BadCheckpoint(
             f"{head.path} is no folder of an EAGLE-3 head but of {named!r}; those of EAGLE 1 and 2 are not supported."
