@@ -166,7 +166,7 @@ def test_settings_are_swept_and_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     none, three = json.loads(out.read_text())["runs"]
     assert three["tpot_s"]["mean"] < 0.6 * none["tpot_s"]["mean"]
     told = re.sub(r"\s+", " ", capsys.readouterr().out)
-    assert len(re.findall(r"drafts: \d+ verified", told)) == 1
+    assert len(re.findall(r"tokens 3: drafts: \d+ verified", told)) == 1 and "tokens 0: drafts" not in told
     assert re.search(r"drafts: \d+ verified, [89]\d\.\d% of them right, 3\.\d\d tokens a row", told), told
 
 

@@ -19,7 +19,7 @@ from ...bench.load.fidelity import Fidelity
 from ...bench.load.load_file import apply_load, given_flags
 from ...bench.load.show import runs_of
 from ...bench.report import console_beside, write_json
-from ...bench.result import Result, Run
+from ...bench.result import Result, Run, Sweep
 from ...core.errors import ConfigError
 from ...plan.config import Changes, Config, read_config, read_tables
 from ...plan.evaluate import cost_usd, drafts_of, lines_of, warnings_of
@@ -149,7 +149,7 @@ def _tell(console: Console, result: Result, services: Sequence[Service], took_s:
     for service in services[-1:]:
         for line in (*_lines(service.report), *lines_of(service)):
             console.print(line, highlight=False)
-    for service, run in zip(services[:-1], runs, strict=False):
+    for service, run in zip(services, runs, strict=True) if isinstance(result, Sweep) else ():
         if told := drafts_of(service):
             console.print(f"{run.name}: {told}", highlight=False)
     for run in runs:
