@@ -292,13 +292,45 @@ enum tm_stored {
   TM_STORED_IQ4_NL = 9, /* q8_0 */
   TM_STORED_IQ4_XS = 10,/* q8_0 */
   TM_STORED_MXFP4 = 11, /* q8_0 */
-  TM_STORED_TQ2_0 = 12  /* q4_0 */
+  TM_STORED_TQ2_0 = 12, /* q4_0 */
+  TM_STORED_TQ1_0 = 13, /* q4_0 */
+  TM_STORED_NVFP4 = 14, /* q8_h */
+  /* With a book: int8 rows of 8 codes, of 4 for iq3. */
+  TM_STORED_IQ1_S = 15,   /* q8_0 */
+  TM_STORED_IQ1_M = 16,   /* q8_h */
+  TM_STORED_IQ2_XXS = 17, /* q8_0 */
+  TM_STORED_IQ2_XS = 18,  /* q8_h */
+  TM_STORED_IQ2_S = 19,   /* q8_h */
+  TM_STORED_IQ3_XXS = 20, /* q8_0 */
+  TM_STORED_IQ3_S = 21    /* q8_0 */
 };
 
 /* Blocks of a stored format as blocks of `to_kind`. *fits becomes 0 where rounding scales or minima to float16 loses more
- * than float16's own precision of the largest of them; out is of no use then. */
+ * than float16's own precision of the largest of them; out is of no use then. book: of a format that has one. */
 TM_API int32_t tm_recode(tm_team* team, int32_t stored, int32_t to_kind, const uint8_t* data, int64_t num_bytes,
-                         uint8_t* out, int64_t out_bytes, int32_t* fits);
+                         uint8_t* out, int64_t out_bytes, int32_t* fits, const int8_t* book, int64_t book_bytes);
+
+/* Integer codes of a matrix [num_rows, num_cols] as other tools pack them: 2, 4 or 8 bits each, lowest first, in lines of
+ * 32-bit words, none in two of them. */
+enum tm_codes_layout {
+  TM_CODES_BY_ROW = 0,    /* a line is a row: codes of neighbouring columns in a word */
+  TM_CODES_BY_COLUMN = 1, /* a line holds one word for each row: codes of neighbouring columns */
+  TM_CODES_AWQ = 2        /* a line is a column: a word holds rows 0 2 4 6 1 3 5 7 of eight; 4 bits */
+};
+
+typedef struct {
+  const uint32_t* words;
+  const int32_t* order; /* null, or where each column of the matrix lies among those that are stored */
+  int64_t line_words, num_words;
+  int32_t layout, bits, minus; /* minus: what is taken from each code */
+  int32_t num_rows, num_cols;
+  int32_t group_size; /* columns that share a scale, a multiple of 16 */
+  const uint16_t* scales; /* float16 [num_rows, num_cols / group_size] */
+  const uint16_t* minima; /* likewise; of kinds that have them */
+} tm_codes;
+
+/* That matrix as blocks of a quantised kind. */
+TM_API int32_t tm_recode_integers(tm_team* team, const tm_codes* from, int32_t to_kind, uint8_t* out, int64_t out_bytes);
 
 /* Bytes of a buffer of that form. */
 TM_API int64_t tm_buffer_bytes(int32_t form, int64_t max_rows, int64_t width);

@@ -12,6 +12,7 @@
 #include "program.h"
 #include "queue.h"
 #include "recode.h"
+#include "recode_integers.h"
 #include "sample.h"
 #include "team.h"
 
@@ -105,14 +106,25 @@ int32_t tm_quantise(tm_team* team, int32_t from_kind, int32_t to_kind, int64_t n
 }
 
 int32_t tm_recode(tm_team* team, int32_t stored, int32_t to_kind, const uint8_t* data, int64_t num_bytes,
-                  uint8_t* out, int64_t out_bytes, int32_t* fits) {
+                  uint8_t* out, int64_t out_bytes, int32_t* fits, const int8_t* book, int64_t book_bytes) {
   return guarded([&] {
     if (stored < 0 || stored >= mill::kNumStored) return fail("unknown block format");
     if (to_kind != mill::recoded_kind(stored)) return fail("the format becomes another kind");
     const int64_t num_blocks = num_bytes / mill::stored_bytes(stored);
     if (num_bytes < 0 || num_bytes % mill::stored_bytes(stored) != 0) return fail("not whole blocks");
     if (out_bytes != num_blocks * mill::raw_row_bytes(to_kind, mill::stored_values(stored))) return fail("bad size");
-    *fits = mill::recode(&team->team, stored, num_blocks, data, out);
+    const int needed = mill::book_bytes(stored);
+    if (needed != 0 && (book == nullptr || book_bytes != needed)) return fail("the format's book has another size");
+    *fits = mill::recode(&team->team, stored, book, num_blocks, data, out);
+    return 0;
+  });
+}
+
+int32_t tm_recode_integers(tm_team* team, const tm_codes* from, int32_t to_kind, uint8_t* out, int64_t out_bytes) {
+  return guarded([&] {
+    if (const char* wrong = mill::wrong_codes(*from, to_kind)) return fail(wrong);
+    if (out_bytes != from->num_rows * mill::raw_row_bytes(to_kind, from->num_cols)) return fail("bad size");
+    mill::recode_integers(&team->team, *from, to_kind, out);
     return 0;
   });
 }

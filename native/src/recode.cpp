@@ -2,6 +2,7 @@
 // those of ggml's blocks, as formats/blocks.py tells them; it also defines the values, so products are made in its order.
 #include "recode.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -17,10 +18,13 @@ namespace {
 constexpr int kMostValues = 256;
 constexpr int kBlocksPerUnit = 512;
 
-// value = scale * code + minimum; scales and minima for equal runs of values.
+constexpr int kMostScales = kMostValues / 16;
+
+// value = scale * code + minimum; scales and minima for equal runs of values. book: of a format of indices.
 struct Decoded {
   int8_t codes[kMostValues];
-  float scales[kMostValues / 16], minima[kMostValues / 16];
+  float scales[kMostScales] = {}, minima[kMostScales] = {};
+  const int8_t* book = nullptr;
 };
 
 using Reader = void (*)(const uint8_t* block, Decoded* to);
@@ -29,6 +33,23 @@ float half_of(const uint8_t* p) {
   uint16_t bits;
   std::memcpy(&bits, p, 2);
   return half_to_float(bits);
+}
+
+// Eight codes at a time, one a byte: the builds that this file is for have no shifts of bytes.
+constexpr uint64_t kOnes = 0x0101010101010101u;
+
+uint64_t load(const void* from) {
+  uint64_t word;
+  std::memcpy(&word, from, 8);
+  return word;
+}
+
+void store(void* to, uint64_t word) { std::memcpy(to, &word, 8); }
+
+// The bits of a byte, lowest first, each as a byte of 0 or 1.
+uint64_t spread(uint8_t bits) {
+  const uint64_t each = (bits * kOnes) & 0x8040201008040201u;
+  return (each + 0x00406070787c7e7fu) >> 7 & kOnes;
 }
 
 // n bytes -> n low nibbles, then n high nibbles.
@@ -41,7 +62,16 @@ void nibbles(const uint8_t* from, int n, int8_t* codes) {
 void crumbs(const uint8_t* from, int8_t* codes) {
   for (int run = 0; run < 2; run++)
     for (int shift = 0; shift < 4; shift++)
-      for (int i = 0; i < 32; i++) codes[run * 128 + shift * 32 + i] = static_cast<int8_t>(from[run * 32 + i] >> 2 * shift & 3);
+      for (int i = 0; i < 32; i += 8) store(codes + run * 128 + shift * 32 + i, load(from + run * 32 + i) >> 2 * shift & 3 * kOnes);
+}
+
+// 32 bytes -> to 256 codes, whose place it is, the bits of value `bit`: bit r of byte i is for code i of run r.
+void add_bits(const uint8_t* from, int bit, int8_t* codes) {
+  for (int run = 0; run < 8; run++)
+    for (int i = 0; i < 32; i += 8) {
+      int8_t* at = codes + run * 32 + i;
+      store(at, load(at) | (load(from + i) >> run & kOnes) << bit);
+    }
 }
 
 void add(int8_t* codes, int n, int what) {
@@ -49,7 +79,7 @@ void add(int8_t* codes, int n, int what) {
 }
 
 void fifth_bits(const uint8_t* from, int8_t* codes) {
-  for (int i = 0; i < 32; i++) codes[i] = static_cast<int8_t>(codes[i] | (from[i / 8] >> i % 8 & 1) << 4);
+  for (int i = 0; i < 32; i += 8) store(codes + i, load(codes + i) | spread(from[i / 8]) << 4);
 }
 
 void read_q5_0(const uint8_t* block, Decoded* to) {
@@ -82,11 +112,8 @@ void read_q2_k(const uint8_t* block, Decoded* to) {
 
 void read_q3_k(const uint8_t* block, Decoded* to) {
   crumbs(block + 32, to->codes);
-  for (int bit = 0; bit < 8; bit++)
-    for (int i = 0; i < 32; i++) {
-      int8_t* code = to->codes + bit * 32 + i;
-      *code = static_cast<int8_t>((*code | (block[i] >> bit & 1) << 2) - 4);
-    }
+  add_bits(block, 2, to->codes);
+  add(to->codes, 256, -4);
   const uint8_t* packed = block + 96;
   const float scale = half_of(block + 108);
   for (int i = 0; i < 16; i++) {
@@ -116,11 +143,7 @@ void read_q4_k(const uint8_t* block, Decoded* to) {
 void read_q5_k(const uint8_t* block, Decoded* to) {
   affine_scales(block, to);
   for (int run = 0; run < 4; run++) nibbles(block + 48 + run * 32, 32, to->codes + run * 64);
-  for (int run = 0; run < 8; run++)
-    for (int i = 0; i < 32; i++) {
-      int8_t* code = to->codes + run * 32 + i;
-      *code = static_cast<int8_t>(*code | (block[16 + i] >> run & 1) << 4);
-    }
+  add_bits(block + 16, 4, to->codes);
 }
 
 void read_q6_k(const uint8_t* block, Decoded* to) {
@@ -173,10 +196,136 @@ void read_tq2_0(const uint8_t* block, Decoded* to) {
   to->scales[0] = half_of(block + 64);
 }
 
+void read_nvfp4(const uint8_t* block, Decoded* to) {
+  for (int i = 0; i < 4; i++) {
+    const int exponent = block[i] >> 3 & 15;
+    const float fraction = static_cast<float>(block[i] & 7);
+    const float scale = exponent == 0 ? fraction * 0x1p-9f : std::ldexp(1 + fraction / 8, exponent - 7);
+    to->scales[i] = block[i] == 0x7f ? 0 : scale * 0.5f;
+    nibbles(block + 4 + i * 8, 8, to->codes + i * 16);
+  }
+  look_up(kE2M1Values, 64, to->codes);
+}
+
+// A byte is a fraction of 256 whose ternary digits are the codes, the first one highest: times 3, the carry is the next.
+void read_tq1_0(const uint8_t* block, Decoded* to) {
+  constexpr uint8_t kPowers[] = {1, 3, 9, 27, 81};
+  int8_t* codes = to->codes;
+  const auto digits = [&](const uint8_t* from, int run, int count) {
+    for (int digit = 0; digit < count; digit++)
+      for (int i = 0; i < run; i++) *codes++ = static_cast<int8_t>((static_cast<uint8_t>(from[i] * kPowers[digit]) * 3 >> 8) - 1);
+  };
+  digits(block, 32, 5);
+  digits(block + 32, 16, 5);
+  digits(block + 48, 4, 4);
+  to->scales[0] = half_of(block + 52);
+}
+
+// Formats of indices into a book of rows of 8 codes, or of 4 (iq3), and signs.
+
+uint16_t word_of(const uint8_t* p) { return static_cast<uint16_t>(p[0] | p[1] << 8); }
+uint32_t long_of(const uint8_t* p) { return word_of(p) | static_cast<uint32_t>(word_of(p + 2)) << 16; }
+
+// Seven sign bits and an eighth that makes their number even.
+uint8_t signs_of_seven(uint32_t seven) { return static_cast<uint8_t>(seven | __builtin_parity(seven) << 7); }
+
+// Negates those of 8 codes whose bit is set.
+void sign(uint8_t bits, int8_t* codes) {
+  int8_t minus[8];
+  store(minus, spread(bits) * 255);
+  for (int i = 0; i < 8; i++) codes[i] = static_cast<int8_t>((codes[i] ^ minus[i]) - minus[i]);
+}
+
+void row_of_8(const Decoded& from, int index, int8_t* codes) { std::memcpy(codes, from.book + index * 8, 8); }
+void row_of_4(const Decoded& from, int index, int8_t* codes) { std::memcpy(codes, from.book + index * 4, 4); }
+
+int nibble(const uint8_t* p, int i) { return p[i / 2] >> 4 * (i % 2) & 15; }
+
+void read_iq2_xxs(const uint8_t* block, Decoded* to) {
+  const float scale = half_of(block);
+  for (int run = 0; run < 8; run++) {
+    const uint8_t* at = block + 2 + run * 8;
+    const uint32_t signs = long_of(at + 4);
+    to->scales[run] = scale * (0.5f + static_cast<float>(signs >> 28)) * 0.25f;
+    for (int i = 0; i < 4; i++) {
+      int8_t* codes = to->codes + run * 32 + i * 8;
+      row_of_8(*to, at[i], codes);
+      sign(signs_of_seven(signs >> 7 * i & 127), codes);
+    }
+  }
+}
+
+void read_iq2_xs(const uint8_t* block, Decoded* to) {
+  const float scale = half_of(block);
+  for (int i = 0; i < 16; i++) to->scales[i] = scale * (0.5f + static_cast<float>(nibble(block + 66, i))) * 0.25f;
+  for (int i = 0; i < 32; i++) {
+    const uint16_t field = word_of(block + 2 + 2 * i);
+    row_of_8(*to, field & 511, to->codes + i * 8);
+    sign(signs_of_seven(field >> 9), to->codes + i * 8);
+  }
+}
+
+void read_iq2_s(const uint8_t* block, Decoded* to) {
+  const float scale = half_of(block);
+  for (int i = 0; i < 16; i++) to->scales[i] = scale * (0.5f + static_cast<float>(nibble(block + 74, i))) * 0.25f;
+  for (int i = 0; i < 32; i++) {
+    row_of_8(*to, block[2 + i] | (block[66 + i / 4] >> 2 * (i % 4) & 3) << 8, to->codes + i * 8);
+    sign(block[34 + i], to->codes + i * 8);
+  }
+}
+
+void read_iq3_xxs(const uint8_t* block, Decoded* to) {
+  const float scale = half_of(block);
+  for (int i = 0; i < 64; i++) row_of_4(*to, block[2 + i], to->codes + i * 4);
+  for (int run = 0; run < 8; run++) {
+    const uint32_t signs = long_of(block + 66 + run * 4);
+    to->scales[run] = scale * (0.5f + static_cast<float>(signs >> 28)) * 0.5f;
+    for (int i = 0; i < 4; i++) sign(signs_of_seven(signs >> 7 * i & 127), to->codes + run * 32 + i * 8);
+  }
+}
+
+void read_iq3_s(const uint8_t* block, Decoded* to) {
+  const float scale = half_of(block);
+  for (int i = 0; i < 8; i++) to->scales[i] = scale * static_cast<float>(1 + 2 * nibble(block + 106, i));
+  for (int i = 0; i < 64; i++) row_of_4(*to, block[2 + i] | (block[66 + i / 8] >> i % 8 & 1) << 8, to->codes + i * 4);
+  for (int i = 0; i < 32; i++) sign(block[74 + i], to->codes + i * 8);
+}
+
+// Codes of the ternary book plus or minus an eighth, times eight; 8 of them.
+void shifted_row(const Decoded& from, int index, bool minus, int8_t* codes) {
+  row_of_8(from, index, codes);
+  for (int i = 0; i < 8; i++) codes[i] = static_cast<int8_t>(codes[i] * 8 + (minus ? -1 : 1));
+}
+
+void read_iq1_s(const uint8_t* block, Decoded* to) {
+  const float scale = half_of(block);
+  for (int run = 0; run < 8; run++) {
+    const uint16_t field = word_of(block + 34 + 2 * run);
+    to->scales[run] = scale * static_cast<float>(2 * (field >> 12 & 7) + 1) / 8;
+    for (int i = 0; i < 4; i++)
+      shifted_row(*to, block[2 + run * 4 + i] | (field >> 3 * i & 7) << 8, field >> 15 != 0, to->codes + run * 32 + i * 8);
+  }
+}
+
+void read_iq1_m(const uint8_t* block, Decoded* to) {
+  uint16_t bits = 0;
+  for (int i = 0; i < 4; i++) bits = static_cast<uint16_t>(bits | word_of(block + 48 + 2 * i) >> 12 << 4 * i);
+  const float scale = half_to_float(bits);
+  for (int i = 0; i < 16; i++) {
+    const int own = word_of(block + 48 + i / 4 * 2) >> 3 * (i % 4) & 7;
+    to->scales[i] = scale * static_cast<float>(2 * own + 1) / 8;
+  }
+  for (int i = 0; i < 32; i++) {
+    const int field = nibble(block + 32, i);
+    shifted_row(*to, block[i] | (field & 7) << 8, field >> 3 != 0, to->codes + i * 8);
+  }
+}
+
 struct Format {
   Reader read;
   int values, bytes, scales;
   int32_t kind;
+  int book = 0;  // bytes of the one that it needs
 };
 
 constexpr Format kFormats[kNumStored] = {
@@ -184,25 +333,58 @@ constexpr Format kFormats[kNumStored] = {
     {read_q2_k, 256, 84, 16, kQ8_HM}, {read_q3_k, 256, 110, 16, kQ6_H}, {read_q4_k, 256, 144, 8, kQ4_1},
     {read_q5_k, 256, 176, 8, kQ8_M},  {read_q6_k, 256, 210, 16, kQ6_H}, {read_q8_k, 256, 292, 1, kQ8_0},
     {read_iq4_nl, 32, 18, 1, kQ8_0},  {read_iq4_xs, 256, 136, 8, kQ8_0}, {read_mxfp4, 32, 17, 1, kQ8_0},
-    {read_tq2_0, 256, 66, 1, kQ4_0},
+    {read_tq2_0, 256, 66, 1, kQ4_0},  {read_tq1_0, 256, 54, 1, kQ4_0},  {read_nvfp4, 64, 36, 4, kQ8_H},
+    {read_iq1_s, 256, 50, 8, kQ8_0, 2048 * 8},   {read_iq1_m, 256, 56, 16, kQ8_H, 2048 * 8},
+    {read_iq2_xxs, 256, 66, 8, kQ8_0, 256 * 8},  {read_iq2_xs, 256, 74, 16, kQ8_H, 512 * 8},
+    {read_iq2_s, 256, 82, 16, kQ8_H, 1024 * 8},  {read_iq3_xxs, 256, 98, 8, kQ8_0, 256 * 4},
+    {read_iq3_s, 256, 110, 8, kQ8_0, 512 * 4},
 };
 
-// The largest value that was rounded to float16, and the largest difference that made.
+// The largest value that was rounded to float16, and the largest difference that made: as bits, which have the order of
+// the numbers, with what is not a number above all.
 struct Loss {
-  float largest = 0, lost = 0;
+  int32_t largest = 0, lost = 0;
 
   void merge(const Loss& other) {
-    largest = other.largest > largest ? other.largest : largest;
-    if (other.lost > lost || other.lost != other.lost) lost = other.lost;  // what is not a number stays
+    largest = std::max(largest, other.largest);
+    lost = std::max(lost, other.lost);
   }
-  bool fits() const { return lost <= largest * 0x1p-11f; }
+  bool fits() const { return bits_to_float(lost) <= bits_to_float(largest) * 0x1p-11f; }
 };
 
-void write_half(float value, Loss* loss, uint8_t* to) {
-  const uint16_t half = float_to_half(value);
-  std::memcpy(to, &half, 2);
-  loss->merge({std::fabs(value), std::fabs(half_to_float(half) - value)});
+int32_t size_bits(float value) { return static_cast<int32_t>(float_to_bits(value) & 0x7fffffffu); }
+
+void to_halves(const float* values, int n, uint16_t* halves, Loss* loss) {
+  Loss all = *loss;
+  for (int i = 0; i < n; i++) {
+    const uint16_t half = float_to_half(values[i]);
+    halves[i] = half;
+    all.merge({size_bits(values[i]), size_bits(half_to_float(half) - values[i])});
+  }
+  *loss = all;
 }
+
+struct BlockLoss {
+  Loss scales, minima;
+};
+
+void write_blocks(const Format& format, const Decoded& from, BlockLoss* loss, uint8_t* out) {
+  const int32_t kind = format.kind;
+  const int halves = has_halves(kind) ? 2 : 1, per_scale = format.values / format.scales;
+  uint16_t scales[kMostScales], minima[kMostScales];
+  to_halves(from.scales, format.scales, scales, &loss->scales);
+  if (has_minima(kind)) to_halves(from.minima, format.scales, minima, &loss->minima);
+  for (int group = 0; group < format.values / kGroup; group++) {
+    for (const uint16_t* values : {scales, minima}) {
+      if (values == minima && !has_minima(kind)) continue;
+      for (int half = 0; half < halves; half++, out += 2) std::memcpy(out, values + (group * kGroup + half * 16) / per_scale, 2);
+    }
+    write_codes(kind, from.codes + group * kGroup, out);
+    out += code_bytes(kind);
+  }
+}
+
+}  // namespace
 
 void write_codes(int32_t kind, const int8_t* codes, uint8_t* to) {
   if (is_wide(kind)) {
@@ -214,41 +396,20 @@ void write_codes(int32_t kind, const int8_t* codes, uint8_t* to) {
   for (int i = 0; i < kGroup; i++) raw[i] = static_cast<uint8_t>(codes[i] + offset);
   for (int i = 0; i < 16; i++) to[i] = static_cast<uint8_t>((raw[i] & 15) | raw[i + 16] << 4);
   if (kind != kQ6_H) return;
-  for (int half = 0; half < 2; half++)
-    for (int i = 0; i < 4; i++) {
-      const uint8_t* at = raw + half * 16 + i;
-      to[16 + half * 4 + i] = static_cast<uint8_t>(at[0] >> 4 | at[4] >> 4 << 2 | at[8] >> 4 << 4 | at[12] >> 4 << 6);
-    }
-}
-
-struct BlockLoss {
-  Loss scales, minima;
-};
-
-void write_blocks(const Format& format, const Decoded& from, BlockLoss* loss, uint8_t* out) {
-  const int32_t kind = format.kind;
-  const int halves = has_halves(kind) ? 2 : 1, per_scale = format.values / format.scales;
-  for (int group = 0; group < format.values / kGroup; group++) {
-    for (int half = 0; half < halves; half++)
-      write_half(from.scales[(group * kGroup + half * 16) / per_scale], &loss->scales, out + 2 * half);
-    out += 2 * halves;
-    if (has_minima(kind)) {
-      for (int half = 0; half < halves; half++)
-        write_half(from.minima[(group * kGroup + half * 16) / per_scale], &loss->minima, out + 2 * half);
-      out += 2 * halves;
-    }
-    write_codes(kind, from.codes + group * kGroup, out);
-    out += code_bytes(kind);
+  for (int half = 0; half < 2; half++) {  // four codes at a time
+    uint32_t words[4], upper = 0;
+    std::memcpy(words, raw + half * 16, 16);
+    for (int i = 0; i < 4; i++) upper |= (words[i] >> 4 & 0x03030303u) << 2 * i;
+    std::memcpy(to + 16 + half * 4, &upper, 4);
   }
 }
-
-}  // namespace
 
 int stored_values(int32_t stored) { return kFormats[stored].values; }
 int stored_bytes(int32_t stored) { return kFormats[stored].bytes; }
 int32_t recoded_kind(int32_t stored) { return kFormats[stored].kind; }
+int book_bytes(int32_t stored) { return kFormats[stored].book; }
 
-bool recode(Team* team, int32_t stored, int64_t num_blocks, const uint8_t* data, uint8_t* out) {
+bool recode(Team* team, int32_t stored, const int8_t* book, int64_t num_blocks, const uint8_t* data, uint8_t* out) {
   const Format& format = kFormats[stored];
   const int64_t out_bytes = raw_row_bytes(format.kind, format.values);
   const int num_units = static_cast<int>((num_blocks + kBlocksPerUnit - 1) / kBlocksPerUnit);
@@ -257,6 +418,7 @@ bool recode(Team* team, int32_t stored, int64_t num_blocks, const uint8_t* data,
     const int64_t first = static_cast<int64_t>(unit) * kBlocksPerUnit;
     const int64_t end = first + kBlocksPerUnit < num_blocks ? first + kBlocksPerUnit : num_blocks;
     Decoded decoded;
+    decoded.book = book;
     for (int64_t block = first; block < end; block++) {
       format.read(data + block * format.bytes, &decoded);
       write_blocks(format, decoded, &losses[unit], out + block * out_bytes);

@@ -6,16 +6,18 @@ The packers are written from the layouts' definitions, one code at a time, and k
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tokenmill.core.errors import BadCheckpoint
 from tokenmill.formats.blocks import READERS
 from tokenmill.formats.ggml import dequantise
-from tokenmill.formats.integers import IntegerMatrix, read_quantised
+from tokenmill.formats.integers import IntegerMatrix, PackedCodes, read_quantised
 from tokenmill.formats.quantization_config import join_quantised
 from tokenmill.formats.tensor import BLOCK_LAYOUT, Tensor
-from tokenmill.models.repack import BLOCK_KINDS, in_input_order, raw_matrix
+from tokenmill.models.repack import BLOCK_KINDS, from_integers, in_input_order, raw_matrix
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import STORED
 from tokenmill.ops.reference_weights import dequantise as dequantise_raw
@@ -263,8 +265,67 @@ def test_native_recoding_gives_the_same_bytes(kind: str) -> None:
     if kind in ("q8_k", "mxfp4"):
         data[:, :4] = np.full(1, 3e-7, np.float32).view(np.uint8) if kind == "q8_k" else 90
         flat = data.reshape(-1)
-        assert ops.recode(kind, flat, raw.kind, num_blocks, block_values) is None
+        assert ops.recode(kind, flat, raw.kind, num_blocks, block_values, None) is None
         assert raw_matrix(Tensor("t", kind, (num_blocks, block_values), memoryview(flat.tobytes())), ops).kind == "f32"
+    ops.close()
+
+
+def integer_case(
+    layout: str, bits: int, group: int, affine: bool, ordered: bool, shape: tuple[int, int]
+) -> IntegerMatrix:
+    """Codes of random words, of which the last line and word may hold more than the matrix."""
+    rng = np.random.default_rng([bits, group, affine, ordered, *shape])
+    (num_rows, num_cols), per_word = shape, 32 // bits
+    lines = {"by row": (num_rows, -(-num_cols // per_word) + 1), "by column": (-(-num_cols // per_word), num_rows)}
+    size = (num_cols, num_rows // 8) if layout == "awq" else lines[layout]
+    words = rng.integers(0, 1 << 32, size, dtype=np.uint32)
+    minus = 0 if affine and bits <= 4 else 1 << (bits - 1)
+    scales = rng.uniform(0.001, 0.02, (num_rows, num_cols // group)).astype(np.float32)
+    minimums = rng.uniform(-0.1, 0.1, scales.shape).astype(np.float32) if affine else None
+    order = rng.permutation(num_cols).astype(np.int32) if ordered else None
+    codes = PackedCodes(words, layout, bits, shape, True, minus, order)
+    return IntegerMatrix(4 if bits <= 4 else 8, codes, scales, minimums)
+
+
+@pytest.mark.skipif(available() is not None, reason=str(available()))
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("group", [16, 32, 128])
+@pytest.mark.parametrize(
+    ("layout", "bits"),
+    [("by row", 2), ("by row", 4), ("by row", 8), ("by column", 2), ("by column", 4), ("by column", 8), ("awq", 4)],
+)
+def test_native_recoding_of_integers_gives_the_same_bytes(
+    layout: str, bits: int, group: int, affine: bool, ordered: bool
+) -> None:
+    """Packed codes by each layout, of more rows and columns than a thread takes at a time, and of few."""
+    ops = NativeOps(2)
+    for shape in ((200, 384), (8, 128)) if layout == "awq" else ((203, 384), (3, 128)):
+        matrix = integer_case(layout, bits, group, affine, ordered, shape)
+        found, expected = from_integers(matrix, ops), from_integers(matrix, None)
+        assert found.kind == expected.kind and (found.order is None) == (not ordered)
+        np.testing.assert_array_equal(found.data, expected.data)
+        assert isinstance(matrix.codes, PackedCodes)
+        scales = matrix.scales_NG.astype(np.float16)
+        minimums = None if matrix.minimums_NG is None else matrix.minimums_NG.astype(np.float16)
+        native = ops.recode_integers(found.kind, matrix.codes, scales, minimums)
+        assert native is not None and np.array_equal(native.data, found.data)
+    ops.close()
+
+
+@pytest.mark.skipif(available() is not None, reason=str(available()))
+def test_native_recoding_of_integers_checks_what_it_is_told() -> None:
+    """Words that are too few, and an order that leads out of the matrix, are refused before anything is read."""
+    ops = NativeOps(1)
+    matrix = integer_case("by column", 4, 32, False, True, (24, 128))
+    codes, scales = matrix.codes, matrix.scales_NG.astype(np.float16)
+    assert isinstance(codes, PackedCodes) and codes.order_K is not None
+    with pytest.raises(AssertionError, match="too few words"):
+        ops.recode_integers("q4_0", replace(codes, words=codes.words[:-1]), scales, None)
+    with pytest.raises(AssertionError, match="outside of the matrix"):
+        ops.recode_integers("q4_0", replace(codes, order_K=codes.order_K + np.int32(1)), scales, None)
+    with pytest.raises(AssertionError, match="minima do not go"):
+        ops.recode_integers("q4_1", codes, scales, None)
     ops.close()
 
 

@@ -165,6 +165,12 @@ def book(kind: str) -> NDArray[np.int8]:
     return np.array(values, np.int8)[places].reshape(-1, width)
 
 
+def book_of(kind: str) -> NDArray[np.int8] | None:
+    """The code book that indices of a block format lead into; None of one that has none."""
+    name = "iq1_s" if kind == "iq1_m" else kind
+    return book(name) if name in _BOOKS else None
+
+
 def signs_of_seven() -> NDArray[np.uint8]:
     """uint8 [128]: seven sign bits and an eighth that makes their number even."""
     seven = np.arange(128, dtype=np.uint8)

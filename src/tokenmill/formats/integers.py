@@ -7,7 +7,7 @@ N outputs  K inputs  G groups of inputs
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,18 +22,61 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 @dataclass(frozen=True, slots=True)
-class IntegerMatrix:
-    """weight = scale * code + minimum: int8 codes_NK, float32 scales_NG and minimums_NG (None: all zero).
+class PackedCodes:
+    """Unsigned codes [N, K] of `bits` bits in 32-bit words, lowest first; each stands for itself less `minus`.
 
-    bits     4, where codes lie in -8..7, or in 0..15 where there are minimums; else 8
-    order_K  None: as they come; else column k belongs to input order_K[k], so that groups are runs of columns
+    layout   "by row": words [N, ceil(K / p)] for p codes in a word; "by column": [K / p, N]; "awq": [K, N / 8]
+    whole    no code lies in two words
+    order_K  None: columns come as they are stored; else column k is stored as the one of input order_K[k]
+    """
+
+    words: NDArray[np.uint32]
+    layout: str
+    bits: int
+    shape: tuple[int, int]
+    whole: bool = True
+    minus: int = 0
+    order_K: NDArray[np.int32] | None = None
+
+    def unsigned(self) -> NDArray[np.uint8]:
+        """[N, K], as they are stored."""
+        if self.layout == "awq":
+            return _unpack_awq(self.words).T
+        unpack = _unpack if self.whole else _unpack_dense
+        if self.layout == "by column":
+            return unpack(self.words, self.bits, 0).T
+        return unpack(self.words, self.bits, 1)[:, : self.shape[1]]
+
+    def values(self) -> NDArray[np.int8]:
+        """[N, K], in order."""
+        stored_NK = self.unsigned()
+        if self.order_K is not None:
+            stored_NK = stored_NK[:, self.order_K]
+        return np.subtract(stored_NK, np.uint8(self.minus), order="C").view(np.int8)
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerMatrix:
+    """weight = scale * code + minimum: float32 scales_NG and minimums_NG (None: all zero).
+
+    bits   4, where codes lie in -8..7, or in 0..15 where there are minimums; else 8
+    codes  int8 [N, K], or packed
     """
 
     bits: int
-    codes_NK: NDArray[np.int8]
+    codes: NDArray[np.int8] | PackedCodes
     scales_NG: NDArray[np.float32]
     minimums_NG: NDArray[np.float32] | None
-    order_K: NDArray[np.int32] | None = None
+
+    @property
+    def codes_NK(self) -> NDArray[np.int8]:
+        return self.codes.values() if isinstance(self.codes, PackedCodes) else self.codes
+
+    @property
+    def order_K(self) -> NDArray[np.int32] | None:
+        """None: columns come in the order of inputs; else column k belongs to input order_K[k], so that groups are runs
+        of columns."""
+        return self.codes.order_K if isinstance(self.codes, PackedCodes) else None
 
     def values(self) -> NDArray[np.float32]:
         """float32 [N, K], columns in the order of inputs"""
@@ -82,34 +125,29 @@ def expanded(tensor: QuantisedTensor) -> NDArray[np.generic]:
 
 def _gptq(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
     parts, bits = tensor.parts, tensor.bits
-    codes_KN = _unpack_dense(_words(parts["qweight"]), bits, 0)
+    codes = PackedCodes(_words(parts["qweight"]), "by column", bits, tensor.shape, whole=32 % bits == 0)
     zeros_GN = (
         _unpack_dense(_words(parts["qzeros"]), bits, 1)[:, : tensor.shape[0]].astype(np.int16) + tensor.zero_offset
     )
-    return _integer_matrix(bits, codes_KN.T, zeros_GN.T, _floats_of(parts["scales"]).T, parts.get("g_idx"))
+    return _integer_matrix(codes, zeros_GN.T, _floats_of(parts["scales"]).T, parts.get("g_idx"))
 
 
 def _awq(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
-    def unpack(words: NDArray[np.uint32]) -> NDArray[np.uint8]:
-        out = np.empty((words.shape[0], tensor.shape[0]), np.uint8)
-        for place, column in enumerate(_AWQ_ORDER):
-            out[:, column::8] = words >> np.uint32(4 * place) & np.uint32(15)
-        return out
-
-    codes_KN, zeros_GN = unpack(_words(tensor.parts["qweight"])), unpack(_words(tensor.parts["qzeros"]))
-    return _integer_matrix(4, codes_KN.T, zeros_GN.astype(np.int16).T, _floats_of(tensor.parts["scales"]).T, None)
+    codes = PackedCodes(_words(tensor.parts["qweight"]), "awq", 4, tensor.shape)
+    zeros_GN = _unpack_awq(_words(tensor.parts["qzeros"])).astype(np.int16)
+    return _integer_matrix(codes, zeros_GN.T, _floats_of(tensor.parts["scales"]).T, None)
 
 
 def _packed(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
     parts, bits = tensor.parts, tensor.bits
-    num_outputs, num_inputs = tensor.shape
+    num_outputs = tensor.shape[0]
     unpack = _unpack if tensor.whole_codes else _unpack_dense
-    codes_NK = unpack(_words(parts["weight_packed"]), bits, 1)[:, :num_inputs]
+    codes = PackedCodes(_words(parts["weight_packed"]), "by row", bits, tensor.shape, tensor.whole_codes)
     scales_NG = _by_row(parts["weight_scale"], num_outputs)
     zeros_NG = np.full(scales_NG.shape, 1 << (bits - 1), np.int16)
     if "weight_zero_point" in parts:
         zeros_NG = unpack(_words(parts["weight_zero_point"]), bits, 0)[:num_outputs].astype(np.int16)
-    return _integer_matrix(bits, codes_NK, zeros_NG, scales_NG, parts.get("weight_g_idx"))
+    return _integer_matrix(codes, zeros_NG, scales_NG, parts.get("weight_g_idx"))
 
 
 def _int8(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
@@ -121,7 +159,8 @@ def _int8(tensor: QuantisedTensor) -> IntegerMatrix | NDArray[np.float32]:
     if "weight_zero_point" in parts:
         zeros_NG = _by_row(parts["weight_zero_point"], num_outputs).astype(np.int16)
     codes_NK = expanded(tensor).astype(np.uint8) ^ np.uint8(128)
-    return _integer_matrix(8, codes_NK, zeros_NG + np.int16(128), scales_NG, None)
+    words = np.pad(codes_NK, ((0, 0), (0, -tensor.shape[1] % 4))).view("<u4")
+    return _integer_matrix(PackedCodes(words, "by row", 8, tensor.shape), zeros_NG + np.int16(128), scales_NG, None)
 
 
 def _float(tensor: QuantisedTensor) -> NDArray[np.float32]:
@@ -175,34 +214,30 @@ def _mapped_scales(parts: Mapping[str, Tensor], runs: Runs) -> NDArray[np.float3
 
 
 def _integer_matrix(
-    bits: int,
-    codes_NK: NDArray[np.uint8],
+    codes: PackedCodes,
     zeros_NG: NDArray[np.int16],
     scales_NG: NDArray[np.float32],
     group_index: Tensor | None,
 ) -> IntegerMatrix | NDArray[np.float32]:
-    """From unsigned codes and zeros. Where every zero is the middle code there are no minimums."""
-    num_inputs, num_groups = codes_NK.shape[1], scales_NG.shape[1]
-    order_K: NDArray[np.int32] | None = None
+    """From codes and zeros. Where every zero is the middle code there are no minimums."""
+    num_inputs, num_groups = codes.shape[1], scales_NG.shape[1]
     if group_index is not None:
         group_of_K = np.frombuffer(group_index.data, "<i4")
         if not 0 <= group_of_K.min() <= group_of_K.max() < num_groups:
             raise BadCheckpoint(f"{group_index.name} holds an index outside the {num_groups} groups.")
         if (np.bincount(group_of_K, minlength=num_groups) * num_groups != num_inputs).any():
-            return (codes_NK - zeros_NG[:, group_of_K]).astype(np.float32) * scales_NG[:, group_of_K]
+            return (codes.unsigned() - zeros_NG[:, group_of_K]).astype(np.float32) * scales_NG[:, group_of_K]
         if (np.diff(group_of_K) < 0).any():
-            order_K = np.argsort(group_of_K, kind="stable").astype(np.int32)
-            codes_NK = codes_NK[:, order_K]
+            codes = replace(codes, order_K=np.argsort(group_of_K, kind="stable").astype(np.int32))
     _check_groups(num_inputs, num_groups)
-    middle = 1 << (bits - 1)
+    middle = 1 << (codes.bits - 1)
     scales_NG = np.ascontiguousarray(scales_NG, np.float32)
-    kept = 4 if bits <= 4 else 8
+    kept = 4 if codes.bits <= 4 else 8
     if kept == 8 or (zeros_NG == middle).all():
-        centred_NK = np.subtract(codes_NK, np.uint8(middle), order="C").view(np.int8)
         minimums_NG = (middle - zeros_NG) * scales_NG
-        return IntegerMatrix(kept, centred_NK, scales_NG, minimums_NG if minimums_NG.any() else None, order_K)
-    codes_i8 = np.ascontiguousarray(codes_NK).view(np.int8)
-    return IntegerMatrix(kept, codes_i8, scales_NG, -zeros_NG * scales_NG, order_K)
+        codes = replace(codes, minus=middle)
+        return IntegerMatrix(kept, codes, scales_NG, minimums_NG if minimums_NG.any() else None)
+    return IntegerMatrix(kept, codes, scales_NG, -zeros_NG * scales_NG)
 
 
 def _check_groups(num_inputs: int, num_groups: int) -> None:
@@ -212,6 +247,14 @@ def _check_groups(num_inputs: int, num_groups: int) -> None:
 
 def _words(tensor: Tensor) -> NDArray[np.uint32]:
     return np.frombuffer(tensor.data, "<u4").reshape(tensor.shape)
+
+
+def _unpack_awq(words: NDArray[np.uint32]) -> NDArray[np.uint8]:
+    """[K, N / 8] -> [K, N]"""
+    out = np.empty((words.shape[0], words.shape[1] * 8), np.uint8)
+    for place, column in enumerate(_AWQ_ORDER):
+        out[:, column::8] = words >> np.uint32(4 * place) & np.uint32(15)
+    return out
 
 
 def _unpack(words: NDArray[np.uint32], bits: int, axis: int) -> NDArray[np.uint8]:

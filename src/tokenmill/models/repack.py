@@ -41,7 +41,8 @@ from numpy.typing import NDArray
 from ..core.errors import BadCheckpoint
 from ..formats.blocks import READERS
 from ..formats.ggml import dequantise, read_codes
-from ..formats.integers import IntegerMatrix, expanded, read_quantised
+from ..formats.grids import book_of
+from ..formats.integers import IntegerMatrix, PackedCodes, expanded, read_quantised
 from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import BLOCK_LAYOUT, Tensor
 from ..ops.api import BLOCK_BYTES, GROUP, LatentGeometry, Ops, RawTensor
@@ -70,13 +71,15 @@ def raw_matrix(tensor: Tensor | QuantisedTensor, ops: Ops | None = None) -> RawT
     if isinstance(tensor, QuantisedTensor):
         matrix = read_quantised(tensor)
         if isinstance(matrix, IntegerMatrix):
-            return _from_integers(matrix)
+            return from_integers(matrix, ops)
         return _dense_from(matrix)
     if tensor.kind in DIRECT_KINDS:
         return RawTensor(tensor.kind, num_rows, num_cols, np.frombuffer(tensor.data, np.uint8))
     if tensor.kind in READERS and num_cols % GROUP == 0:
         data = np.frombuffer(tensor.data, np.uint8)
-        raw = ops.recode(tensor.kind, data, BLOCK_KINDS[tensor.kind], num_rows, num_cols) if ops is not None else None
+        raw = None
+        if ops is not None:
+            raw = ops.recode(tensor.kind, data, BLOCK_KINDS[tensor.kind], num_rows, num_cols, book_of(tensor.kind))
         raw = raw or _from_blocks(tensor)
         if raw is not None:
             return raw
@@ -120,13 +123,15 @@ def _from_blocks(tensor: Tensor) -> RawTensor | None:
     loss = _Loss()
     for first, codes in read_codes(tensor.kind, tensor.data, tensor.num_values):
         places = slice(first * per_block, (first + len(codes.codes_bv)) * per_block)
-        _encode(kind, codes.codes_bv, codes.scales_bg, codes.minimums_bg, out[places], loss)
+        scales, minimums = loss.rounded(codes.scales_bg, codes.minimums_bg)
+        _encode(kind, codes.codes_bv, scales, minimums, out[places])
     num_rows, num_cols = tensor.shape
     return RawTensor(kind, num_rows, num_cols, out.reshape(-1)) if loss.fits() else None
 
 
-def _from_integers(matrix: IntegerMatrix) -> RawTensor:
-    num_rows, num_cols = matrix.codes_NK.shape
+def from_integers(matrix: IntegerMatrix, ops: Ops | None) -> RawTensor:
+    """As blocks of integers where groups are whole halves of such; ops: as of `raw_matrix`."""
+    num_rows, num_cols = matrix.codes.shape
     group_size = num_cols // matrix.scales_NG.shape[1]
     if group_size % HALF == 0 and num_cols % GROUP == 0:
         affine = matrix.minimums_NG is not None
@@ -134,12 +139,17 @@ def _from_integers(matrix: IntegerMatrix) -> RawTensor:
             kind = "q8_hm" if affine else "q8_h"
         else:
             kind = ("q4_1" if affine else "q4_0") if matrix.bits == 4 else "q8_m" if affine else "q8_0"
-        out = np.empty((num_rows * (num_cols // GROUP), BLOCK_BYTES[kind]), np.uint8)
         loss = _Loss()
-        _encode(kind, matrix.codes_NK, matrix.scales_NG, matrix.minimums_NG, out, loss)
-        if loss.fits():
-            return RawTensor(kind, num_rows, num_cols, out.reshape(-1), matrix.order_K)
-        return dense("f32", matrix.values())
+        scales, minimums = loss.rounded(matrix.scales_NG, matrix.minimums_NG)
+        if not loss.fits():
+            return dense("f32", matrix.values())
+        if ops is not None and isinstance(matrix.codes, PackedCodes):
+            raw = ops.recode_integers(kind, matrix.codes, scales, minimums)
+            if raw is not None:
+                return raw
+        out = np.empty((num_rows * (num_cols // GROUP), BLOCK_BYTES[kind]), np.uint8)
+        _encode(kind, matrix.codes_NK, scales, minimums, out)
+        return RawTensor(kind, num_rows, num_cols, out.reshape(-1), matrix.order_K)
     return _dense_from(matrix.values())
 
 
@@ -149,10 +159,19 @@ class _Loss:
     def __init__(self) -> None:
         self._lost, self._largest = np.zeros(2, np.float32), np.zeros(2, np.float32)
 
-    def add(self, index: int, values: NDArray[np.float32], rounded: NDArray[np.float16]) -> None:
-        lost = np.abs(rounded.astype(np.float32) - values).max(initial=0)
-        self._lost[index] = np.maximum(self._lost[index], lost)
-        self._largest[index] = np.maximum(self._largest[index], np.abs(values).max(initial=0))
+    def rounded(
+        self, scales: NDArray[np.float32], minimums: NDArray[np.float32] | None
+    ) -> tuple[NDArray[np.float16], NDArray[np.float16] | None]:
+        """Both as float16, and adds up what that loses."""
+        return self._rounded(0, scales), None if minimums is None else self._rounded(1, minimums)
+
+    def _rounded(self, index: int, values: NDArray[np.float32]) -> NDArray[np.float16]:
+        with np.errstate(over="ignore", invalid="ignore"):
+            rounded = values.astype(np.float16)
+            lost = np.abs(rounded.astype(np.float32) - values).max(initial=0)
+            self._lost[index] = np.maximum(self._lost[index], lost)
+            self._largest[index] = np.maximum(self._largest[index], np.abs(values).max(initial=0))
+        return rounded
 
     def fits(self) -> bool:
         """Never more than float16's own precision of the largest value."""
@@ -162,22 +181,18 @@ class _Loss:
 def _encode(
     kind: str,
     codes: NDArray[np.int8],
-    scales: NDArray[np.float32],
-    minimums: NDArray[np.float32] | None,
+    scales: NDArray[np.float16],
+    minimums: NDArray[np.float16] | None,
     out: NDArray[np.uint8],
-    loss: _Loss,
 ) -> None:
-    """Write blocks of 32, and add up what that loses."""
+    """Write blocks of 32."""
     num_halves = 2 if kind in ("q8_h", "q8_hm", "q6_h") else 1
     repeats = codes.shape[1] // scales.shape[1] * num_halves // GROUP
     at = 0
-    for index, values in enumerate((scales, minimums)):
+    for values in (scales, minimums):
         if values is None:
             continue
-        with np.errstate(over="ignore", invalid="ignore"):
-            rounded = values.astype(np.float16)
-            loss.add(index, values, rounded)
-        halves = rounded.repeat(repeats, axis=1).reshape(len(out), num_halves)
+        halves = values.repeat(repeats, axis=1).reshape(len(out), num_halves)
         out[:, at : at + 2 * num_halves] = halves.view(np.uint8)
         at += 2 * num_halves
     codes = codes.reshape(len(out), GROUP)

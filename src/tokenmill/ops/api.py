@@ -25,6 +25,7 @@ from .weights import BLOCK_BYTES as BLOCK_BYTES
 from .weights import GROUP as GROUP
 from .weights import QUANTISATIONS as QUANTISATIONS
 from .weights import DiskOps
+from .weights import PackedCodes as PackedCodes
 from .weights import RawTensor as RawTensor
 from .weights import Stack as Stack
 from .weights import Weight as Weight
@@ -246,9 +247,18 @@ class Ops(DiskOps, Protocol):
         """
         ...
 
-    def recode(self, stored: str, data: np.ndarray, kind: str, num_rows: int, num_cols: int) -> RawTensor | None:
+    def recode(
+        self, stored: str, data: np.ndarray, kind: str, num_rows: int, num_cols: int, book: np.ndarray | None
+    ) -> RawTensor | None:
         """Blocks of a checkpoint's format (uint8) as blocks of `kind`, as models/repack.py defines it but faster. None
-        for a format that this backend leaves to it, and where scales or minimums cannot be rounded to float16."""
+        for a format that this backend leaves to it, and where scales or minimums cannot be rounded to float16. book:
+        int8 rows that the format's indices lead into, where it has such."""
+        ...
+
+    def recode_integers(
+        self, kind: str, codes: PackedCodes, scales_NG: np.ndarray, minimums_NG: np.ndarray | None
+    ) -> RawTensor | None:
+        """Likewise of codes [N, K], with float16 scales and minimums [N, G]."""
         ...
 
     def seal(self) -> None:

@@ -26,6 +26,7 @@ from .api import (
     HeadGeometry,
     LatentGeometry,
     LowRank,
+    PackedCodes,
     RawTensor,
     Routing,
     SampleBatch,
@@ -119,7 +120,14 @@ class ReferenceOps(AllInMemory):
     def quantise(self, part: RawTensor, kind: str) -> RawTensor:
         return quantise(part, kind)
 
-    def recode(self, stored: str, data: np.ndarray, kind: str, num_rows: int, num_cols: int) -> None:
+    def recode(
+        self, stored: str, data: np.ndarray, kind: str, num_rows: int, num_cols: int, book: np.ndarray | None
+    ) -> None:
+        return None
+
+    def recode_integers(
+        self, kind: str, codes: PackedCodes, scales_NG: np.ndarray, minimums_NG: np.ndarray | None
+    ) -> None:
         return None
 
     def vector(self, values: np.ndarray) -> np.ndarray:

@@ -48,6 +48,28 @@ class RawTensor:
         return self.data.size // self.num_rows
 
 
+class PackedCodes(Protocol):
+    """Unsigned codes of a matrix in 32-bit words; see formats/integers.py."""
+
+    @property
+    def words(self) -> np.ndarray: ...
+
+    @property
+    def layout(self) -> str: ...
+
+    @property
+    def bits(self) -> int: ...
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def minus(self) -> int: ...
+
+    @property
+    def order_K(self) -> np.ndarray | None: ...
+
+
 def same_order(parts: Sequence[RawTensor]) -> bool:
     """Whether the columns of matrices that are to be stacked are in one order."""
     orders = [None if part.order is None else part.order.tobytes() for part in parts]

@@ -18,7 +18,7 @@ import numpy as np
 from ...core.block import KVGroup
 from ...core.experts import WeightReads
 from ...core.speculation import SpeculationConfig
-from ..api import LowRank, Mask, RawTensor, SampleBatch, StepLimits
+from ..api import LowRank, Mask, PackedCodes, RawTensor, SampleBatch, StepLimits
 from ..drafts import Corpus
 from ..draws import COLUMN_DTYPES
 from ..forward import ForwardOps
@@ -142,8 +142,15 @@ class NativeOps:
     def quantise(self, part: RawTensor, kind: str) -> RawTensor:
         return self._packer.quantise(part, kind)
 
-    def recode(self, stored: str, data: np.ndarray, kind: str, num_rows: int, num_cols: int) -> RawTensor | None:
-        return self._packer.recode(stored, data, kind, num_rows, num_cols)
+    def recode(
+        self, stored: str, data: np.ndarray, kind: str, num_rows: int, num_cols: int, book: np.ndarray | None
+    ) -> RawTensor | None:
+        return self._packer.recode(stored, data, kind, num_rows, num_cols, book)
+
+    def recode_integers(
+        self, kind: str, codes: PackedCodes, scales_NG: np.ndarray, minimums_NG: np.ndarray | None
+    ) -> RawTensor | None:
+        return self._packer.recode_integers(kind, codes, scales_NG, minimums_NG)
 
     def lora_table(
         self, num_slots: int, max_rank: int, num_cols: int, widths: Sequence[int], *, by_token: bool = False

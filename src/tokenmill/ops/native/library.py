@@ -65,8 +65,12 @@ KINDS = {
 INTEGER_KINDS = {"q4_0": "w4", "q4_1": "w4m", "q8_0": "w8"}
 """What variants with tiles pack a kind as, where its scales allow that."""
 KV_TYPES = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3}
-STORED = ("q5_0", "q5_1", "q8_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k", "iq4_nl", "iq4_xs", "mxfp4", "tq2_0")
+STORED = (
+    "q5_0", "q5_1", "q8_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k", "iq4_nl", "iq4_xs", "mxfp4", "tq2_0",
+    "tq1_0", "nvfp4", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s",
+)  # fmt: skip
 """Block formats that the library can recode, by number."""
+CODE_LAYOUTS = {"by row": 0, "by column": 1, "awq": 2}
 PROBES = {"read": 0, "int8": 1, "f32": 2}
 ISAS = ("avx512bf16", "avx512", "avxvnni", "avx2", "neoni8mm", "neon", "scalar")
 TILE_ISAS = ("amx", "scalartiles")
@@ -81,6 +85,23 @@ class PartStruct(ctypes.Structure):
         ("num_cols", c_int32),
         ("data", c_void_p),
         ("num_bytes", c_int64),
+    )
+
+
+class CodesStruct(ctypes.Structure):
+    _fields_ = (
+        ("words", c_void_p),
+        ("order", c_void_p),
+        ("line_words", c_int64),
+        ("num_words", c_int64),
+        ("layout", c_int32),
+        ("bits", c_int32),
+        ("minus", c_int32),
+        ("num_rows", c_int32),
+        ("num_cols", c_int32),
+        ("group_size", c_int32),
+        ("scales", c_void_p),
+        ("minima", c_void_p),
     )
 
 
@@ -302,8 +323,9 @@ _SIGNATURES = {
     "tm_quantise": (c_int32, (c_void_p, c_int32, c_int32, c_int64, c_int64, c_void_p, c_void_p)),
     "tm_recode": (
         c_int32,
-        (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_void_p, c_int64, POINTER(c_int32)),
+        (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_void_p, c_int64, POINTER(c_int32), c_void_p, c_int64),
     ),
+    "tm_recode_integers": (c_int32, (c_void_p, POINTER(CodesStruct), c_int32, c_void_p, c_int64)),
     "tm_buffer_bytes": (c_int64, (c_int32, c_int64, c_int64)),
     "tm_program_new": (
         c_void_p,

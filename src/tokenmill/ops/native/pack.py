@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ..api import BLOCK_BYTES, QUANTISATIONS, LowRank, RawTensor, same_order
+from ..api import BLOCK_BYTES, QUANTISATIONS, LowRank, PackedCodes, RawTensor, same_order
 from .library import (
+    CODE_LAYOUTS,
     INTEGER_KINDS,
     KINDS,
     STORED,
+    CodesStruct,
     LoraStruct,
     LowRankStruct,
     PartStruct,
@@ -177,7 +179,9 @@ class Packer:
         check(self._library, done == 0)
         return RawTensor(kind, part.num_rows, part.num_cols, out)
 
-    def recode(self, stored: str, data: np.ndarray, kind: str, num_rows: int, num_cols: int) -> RawTensor | None:
+    def recode(
+        self, stored: str, data: np.ndarray, kind: str, num_rows: int, num_cols: int, book: np.ndarray | None
+    ) -> RawTensor | None:
         if stored not in STORED:
             return None
         assert data.dtype == np.uint8 and data.flags.c_contiguous, data.dtype
@@ -192,9 +196,42 @@ class Packer:
             out.ctypes.data,
             out.size,
             ctypes.byref(fits),
+            None if book is None else book.ctypes.data,
+            0 if book is None else book.nbytes,
         )
         check(self._library, done == 0)
         return RawTensor(kind, num_rows, num_cols, out) if fits.value else None
+
+    def recode_integers(
+        self, kind: str, codes: PackedCodes, scales_NG: np.ndarray, minimums_NG: np.ndarray | None
+    ) -> RawTensor | None:
+        if codes.bits not in (2, 4, 8):
+            return None
+        (num_rows, num_cols), order = codes.shape, codes.order_K
+        words, scales = np.ascontiguousarray(codes.words, np.uint32), np.ascontiguousarray(scales_NG, np.float16)
+        minimums = None if minimums_NG is None else np.ascontiguousarray(minimums_NG, np.float16)
+        assert scales.shape[0] == num_rows and (minimums is None or minimums.shape == scales.shape), scales.shape
+        assert order is None or (order.dtype == np.int32 and order.shape == (num_cols,)), order
+        struct = CodesStruct(
+            words.ctypes.data,
+            None if order is None else order.ctypes.data,
+            words.shape[1],
+            words.size,
+            CODE_LAYOUTS[codes.layout],
+            codes.bits,
+            codes.minus,
+            num_rows,
+            num_cols,
+            num_cols // scales.shape[1],
+            scales.ctypes.data,
+            None if minimums is None else minimums.ctypes.data,
+        )
+        out = np.empty(num_rows * _raw_row_bytes(kind, num_cols), np.uint8)
+        done = self._library.tm_recode_integers(
+            self._team, ctypes.byref(struct), KINDS[kind], out.ctypes.data, out.size
+        )
+        check(self._library, done == 0)
+        return RawTensor(kind, num_rows, num_cols, out, order)
 
     def _pack_kind(
         self,
