@@ -12,6 +12,8 @@ import os
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -321,6 +323,26 @@ def test_ctrl_c_says_what_it_waits_for_and_a_unix_socket_goes(tmp_path: Path) ->
         until(lambda: server.output.endswith("tokenmill: stopped"))
         raw.close()
         assert not os.path.exists(path) and "Traceback" not in server.output and "access" not in server.output
+
+
+def test_a_server_whose_output_nobody_reads_stops_when_it_is_told_to(tmp_path: Path) -> None:
+    """As where its log was piped into a program that has died."""
+    command = [sys.executable, "-m", "tokenmill.cli.main", "serve", "smollm2", "--threads", "1"]
+    process = subprocess.Popen(
+        [*command, "--uds", str(tmp_path / "api"), "--disable-access-log"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "TOKENMILL_STATE": str(tmp_path / "state")},
+    )
+    try:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            assert any(b"ready at" in line for line in lines)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 141
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_memory_that_a_flood_without_a_key_took_is_given_back() -> None:

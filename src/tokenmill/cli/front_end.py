@@ -404,7 +404,7 @@ class FrontEnd:
         if app.state.idle_time is not None:
             app.state.idle_time.open()
         console = f", console at {url}/console" if url.startswith("http") else ""
-        print(f"tokenmill: ready at {url} after {time.monotonic() - given.started_s:.2f} s{console}", flush=True)
+        _tell(f"ready at {url} after {time.monotonic() - given.started_s:.2f} s{console}")
         notify("READY=1")
         await self._warm_up(ready)
         if given.options.exit_idle_s:
@@ -418,7 +418,7 @@ class FrontEnd:
             return num_open, self.client.stats.num_steps
 
         await wait_idle(idle_s, use, self.registration.note_use)
-        print(f"tokenmill: no call for {idle_s:g} s", flush=True)
+        _tell(f"no call for {idle_s:g} s")
         os.kill(os.getpid(), signal.SIGTERM)
 
     async def _warm_up(self, ready: Ready | None) -> None:
@@ -446,7 +446,13 @@ class FrontEnd:
         if num_open:
             requests = f"{num_open} open request{' has' if num_open == 1 else 's have'}"
             waits = f": {requests} {drain_s:g} s to finish; again to stop at once"
-        print(f"tokenmill: stopping{waits}", flush=True)
+        _tell(f"stopping{waits}")
+
+
+def _tell(line: str) -> None:
+    """A server goes on, and stops when it is told to, where nobody reads its output any more."""
+    with contextlib.suppress(BrokenPipeError):
+        print(f"tokenmill: {line}", flush=True)
 
 
 def memory_beside(
