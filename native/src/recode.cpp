@@ -2,7 +2,6 @@
 // those of ggml's blocks, as formats/blocks.py tells them; it also defines the values, so products are made in its order.
 #include "recode.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -346,20 +345,32 @@ struct Loss {
   int32_t largest = 0, lost = 0;
 
   void merge(const Loss& other) {
-    largest = std::max(largest, other.largest);
-    lost = std::max(lost, other.lost);
+    largest = other.largest > largest ? other.largest : largest;
+    lost = other.lost > lost ? other.lost : lost;
   }
   bool fits() const { return bits_to_float(lost) <= bits_to_float(largest) * 0x1p-11f; }
 };
 
-int32_t size_bits(float value) { return static_cast<int32_t>(float_to_bits(value) & 0x7fffffffu); }
+int32_t bits_of(float value) { return static_cast<int32_t>(float_to_bits(value)); }
 
-void to_halves(const float* values, int n, uint16_t* halves, Loss* loss) {
+// As a choice of numbers, not of ways, which compilers make vectors of.
+int32_t either(bool first, int32_t one, int32_t other) { return other ^ ((one ^ other) & -static_cast<int32_t>(first)); }
+
+// float_to_half and half_to_float of half.h, in that way.
+template <int n>
+void to_halves(const float* values, uint16_t* halves, Loss* loss) {
   Loss all = *loss;
   for (int i = 0; i < n; i++) {
-    const uint16_t half = float_to_half(values[i]);
-    halves[i] = half;
-    all.merge({size_bits(values[i]), size_bits(half_to_float(half) - values[i])});
+    const int32_t bits = bits_of(values[i]), size = bits & 0x7fffffff;
+    const int32_t subnormal = bits_of(bits_to_float(size) + 0.5f) - 0x3f000000;
+    const int32_t normal = (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13;
+    int32_t half = either(size < 0x38800000, subnormal, normal);
+    half = either(size >= 0x477ff000, 0x7c00, half);
+    half = either(size > 0x7f800000, 0x7e00 | (size >> 13 & 0x3ff), half);
+    halves[i] = static_cast<uint16_t>(half | (bits >> 16 & 0x8000));
+    const int32_t finite = bits_of(bits_to_float(half << 13) * bits_to_float(0x77800000u));
+    const int32_t again = either(half >= 0x7c00, 0x7f800000 | (half & 0x3ff) << 13, finite);
+    all.merge({size, bits_of(bits_to_float(again) - bits_to_float(size)) & 0x7fffffff});
   }
   *loss = all;
 }
@@ -372,8 +383,10 @@ void write_blocks(const Format& format, const Decoded& from, BlockLoss* loss, ui
   const int32_t kind = format.kind;
   const int halves = has_halves(kind) ? 2 : 1, per_scale = format.values / format.scales;
   uint16_t scales[kMostScales], minima[kMostScales];
-  to_halves(from.scales, format.scales, scales, &loss->scales);
-  if (has_minima(kind)) to_halves(from.minima, format.scales, minima, &loss->minima);
+  // Of more than a format has, the others are zeros.
+  const auto convert = format.scales == 1 ? to_halves<1> : format.scales <= 8 ? to_halves<8> : to_halves<kMostScales>;
+  convert(from.scales, scales, &loss->scales);
+  if (has_minima(kind)) convert(from.minima, minima, &loss->minima);
   for (int group = 0; group < format.values / kGroup; group++) {
     for (const uint16_t* values : {scales, minima}) {
       if (values == minima && !has_minima(kind)) continue;
