@@ -10,7 +10,10 @@ namespace mill {
 
 namespace {
 
+// kKnown: n, or 0 where the compiler cannot know it.
+template <int kKnown>
 void widen(int32_t kind, const uint8_t* from, int n, float* x) {
+  if (kKnown != 0) n = kKnown;
   if (kind == kF32) {
     std::memcpy(x, from, static_cast<size_t>(n) * 4);
     return;
@@ -21,6 +24,12 @@ void widen(int32_t kind, const uint8_t* from, int n, float* x) {
     for (int i = 0; i < n; i++) x[i] = bf16_to_float(values[i]);
   else
     for (int i = 0; i < n; i++) x[i] = half_to_float(values[i]);
+}
+
+void narrow(int32_t kind, const float* x, int n, uint8_t* to) {
+  uint16_t values[kGroup];
+  for (int i = 0; i < n; i++) values[i] = kind == kF16 ? float_to_half(x[i]) : float_to_bf16(x[i]);
+  std::memcpy(to, values, static_cast<size_t>(n) * 2);
 }
 
 // Codes of (x - zero) / scale, rounded half to even and held to [least, most], plus an offset.
@@ -37,21 +46,24 @@ void codes_of(const float* x, float zero, float scale, float least, float most, 
 // 32 values as one block of a quantised kind: see quantise in ops/api.py for the numbers. A zero scale or minimum has
 // no sign, whichever zero came first among the values.
 void quantise_block(int32_t kind, const float* x, uint8_t* block) {
-  constexpr int kParts = 8;  // so that the compiler keeps the running extremes in vectors
-  float low[kParts], high[kParts], zeros[kParts];
-  for (int i = 0; i < kParts; i++) {
-    low[i] = high[i] = x[i];
-    zeros[i] = 0.0f * x[i];
+  using Lanes = float __attribute__((vector_size(16)));
+  constexpr int kWidth = 4;
+  Lanes low, high, zeros = {};
+  std::memcpy(&low, x, sizeof low);
+  high = low;
+  for (int at = 0; at < kGroup; at += kWidth) {
+    Lanes values;
+    std::memcpy(&values, x + at, sizeof values);
+    low = values < low ? values : low;
+    high = values > high ? values : high;
+    zeros += 0.0f * values;
   }
-  for (int at = kParts; at < kGroup; at += kParts)
-    for (int i = 0; i < kParts; i++) {
-      low[i] = x[at + i] < low[i] ? x[at + i] : low[i];
-      high[i] = x[at + i] > high[i] ? x[at + i] : high[i];
-      zeros[i] += 0.0f * x[at + i];
-    }
-  float zero = 0.0f;  // NaN where a value is not finite, and then the scale is
-  for (int i = 0; i < kParts; i++) zero += zeros[i] * zeros[i];
-  const float least = *std::min_element(low, low + kParts), most = *std::max_element(high, high + kParts);
+  float zero = 0.0f, least = low[0], most = high[0];  // zero: NaN where a value is not finite, and then the scale is
+  for (int i = 0; i < kWidth; i++) {
+    zero += zeros[i] * zeros[i];
+    least = low[i] < least ? low[i] : least;
+    most = high[i] > most ? high[i] : most;
+  }
   const float furthest = most >= -least ? most : least;
   uint8_t codes[kGroup];
   uint16_t d;
@@ -82,23 +94,23 @@ void quantise_block(int32_t kind, const float* x, uint8_t* block) {
 void quantise_rows(Team* team, int32_t from_kind, int32_t to_kind, int64_t num_rows, int64_t num_cols,
                    const uint8_t* data, uint8_t* out) {
   const int64_t from_bytes = raw_row_bytes(from_kind, num_cols), to_bytes = raw_row_bytes(to_kind, num_cols);
-  const int64_t value_bytes = from_kind == kF32 ? 4 : 2, step = to_kind <= kBF16 ? 2 : raw_row_bytes(to_kind, kGroup);
-  const int64_t per_step = to_kind <= kBF16 ? 1 : kGroup;
+  const int64_t value_bytes = from_kind == kF32 ? 4 : 2;
   team->for_each(static_cast<int>((num_rows + 15) / 16), [&](int block, int) {
     const int64_t end = std::min<int64_t>(num_rows, block * 16 + 16);
     for (int64_t row = block * 16; row < end; row++) {
       const uint8_t* from = data + row * from_bytes;
       uint8_t* to = out + row * to_bytes;
       float x[kGroup];
-      for (int64_t k = 0; k < num_cols; k += per_step) {
-        widen(from_kind, from + k * value_bytes, static_cast<int>(per_step), x);
+      for (int64_t k = 0; k < num_cols; k += kGroup) {
+        const int n = static_cast<int>(std::min<int64_t>(kGroup, num_cols - k));
+        if (n == kGroup) widen<kGroup>(from_kind, from + k * value_bytes, n, x);
+        else widen<0>(from_kind, from + k * value_bytes, n, x);
         if (to_kind == kF16 || to_kind == kBF16) {
-          const uint16_t value = to_kind == kF16 ? float_to_half(x[0]) : float_to_bf16(x[0]);
-          std::memcpy(to, &value, 2);
+          narrow(to_kind, x, n, to + k * 2);
         } else {
           quantise_block(to_kind, x, to);
+          to += raw_row_bytes(to_kind, kGroup);
         }
-        to += step;
       }
     }
   });

@@ -53,3 +53,18 @@ def test_native_gives_the_same_bytes(kind: str, to: str) -> None:
     assert (got.kind, got.num_rows, got.num_cols) == (to, NUM_ROWS, NUM_COLS)
     assert np.array_equal(got.data, expected.data.reshape(-1))
     ops.close()
+
+
+@pytest.mark.parametrize("to", ["f16", "bf16"])
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
+@pytest.mark.skipif(available() is not None, reason=str(available()))
+def test_native_rows_of_dense_kinds_may_have_any_length(kind: str, to: str) -> None:
+    """The rest of a row, behind its whole groups of 32, is converted like them, and rows stay apart."""
+    whole = matrix(kind)
+    num_cols = NUM_COLS - 13
+    row_bytes = whole.row_bytes // NUM_COLS * num_cols
+    rows = np.ascontiguousarray(whole.data.reshape(NUM_ROWS, -1)[:, -row_bytes:])
+    raw = RawTensor(kind, NUM_ROWS, num_cols, rows.reshape(-1))
+    ops = NativeOps(2)
+    assert np.array_equal(ops.quantise(raw, to).data, ReferenceOps().quantise(raw, to).data.reshape(-1))
+    ops.close()
