@@ -279,14 +279,14 @@ struct Kernels {
   float (*max_of)(const float* x, int n);
   int (*argmax)(const float* x, int n);
   float (*sum_exp)(const float* x, int n, float max);
-  void (*exp_mass)(const float* x, int n, float max, float inverse_temperature, float* mass);
+  uint64_t (*exp_mass)(const float* x, int n, float max, float inverse_temperature, float* mass);
   void (*entropy_terms)(const float* x, const float* mass, int n, float max, float inverse_temperature, float* out);
   void (*typicality)(const float* x, int n, float max, float inverse_temperature, float mean, float* out);
   uint64_t (*sum_mass)(const float* mass, const float* keys, int n, float least, int* count);
   void (*drop_below)(float* mass, const float* keys, int n, float least);
-  int (*race)(const float* mass, int n, const DrawName& name);
+  int (*low_words)(const DrawName& name, int first, int end, uint32_t limit, int32_t* ids, uint32_t* words);
   void (*chunk_max)(const float* x, int num_runs, float* out);
-  int (*collect)(const float* x, int n, float least, float below, int32_t* ids);
+  int (*collect)(const float* x, int n, float least, float below, int32_t* ids, int room);
 };
 
 // chunk_max gives 16 maxima, of 16 values each, per run of 256.

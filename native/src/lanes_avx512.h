@@ -85,8 +85,6 @@ inline I shift_right_7(I a) { return _mm512_srli_epi32(a, 7); }
 inline I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
 inline I shift_left_16(I a) { return _mm512_slli_epi32(a, 16); }
 inline I shift_left_15(I a) { return _mm512_slli_epi32(a, 15); }
-inline I shift_right_9(I a) { return _mm512_srli_epi32(a, 9); }
-inline I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
 inline void store_int(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
 inline I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
 inline void store_low_bytes(int8_t* p, I a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a)); }
@@ -103,6 +101,10 @@ inline D dxor3(D a, D b, D c) { return _mm512_ternarylogic_epi64(a, b, c, 0x96);
 inline D dmul(D a, D b) { return _mm512_mul_epu32(a, b); }
 inline D dupper(D a) { return _mm512_srli_epi64(a, 32); }
 inline D block_numbers() { return _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0); }
+inline bool any_up_to(D w0, D w1, D w2, D w3, uint32_t limit) {
+  const D least = _mm512_min_epu32(_mm512_min_epu32(w0, w1), _mm512_min_epu32(w2, w3));
+  return _mm512_mask_cmple_epu32_mask(0x5555, least, _mm512_set1_epi32((int)limit)) != 0;
+}
 inline void words_in_order(D w0, D w1, D w2, D w3, I* first, I* second) {
   const D low = _mm512_mask_mov_epi32(w0, 0xaaaa, _mm512_slli_epi64(w1, 32));
   const D high = _mm512_mask_mov_epi32(w2, 0xaaaa, _mm512_slli_epi64(w3, 32));

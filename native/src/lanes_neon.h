@@ -85,9 +85,6 @@ inline I shift_left_16(I x) { return TM_EACH1(up16, x); }
 inline I shift_left_15(I x) {
   return {vshlq_n_s32(x.a, 15), vshlq_n_s32(x.b, 15), vshlq_n_s32(x.c, 15), vshlq_n_s32(x.d, 15)};
 }
-inline int32x4_t right9(int32x4_t x) { return vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(x), 9)); }
-inline I shift_right_9(I x) { return TM_EACH1(right9, x); }
-inline I bit_or(I x, I y) { return TM_EACH2(vorrq_s32, x, y); }
 inline void store_int(int32_t* p, I x) {
   vst1q_s32(p, x.a);
   vst1q_s32(p + 4, x.b);
@@ -130,6 +127,15 @@ inline D dupper(D x) { return TM_EACH1(upper2, x); }
 inline D block_numbers() {
   const uint64_t numbers[8] = {0, 4, 1, 5, 2, 6, 3, 7};
   return {vld1q_u64(numbers), vld1q_u64(numbers + 2), vld1q_u64(numbers + 4), vld1q_u64(numbers + 6)};
+}
+inline uint32x4_t least_of(uint64x2_t x, uint64x2_t y) { return vminq_u32(vreinterpretq_u32_u64(x), vreinterpretq_u32_u64(y)); }
+inline uint32x4_t least_of_four(uint64x2_t w0, uint64x2_t w1, uint64x2_t w2, uint64x2_t w3) {
+  return vminq_u32(least_of(w0, w1), least_of(w2, w3));
+}
+inline bool any_up_to(D w0, D w1, D w2, D w3, uint32_t limit) {
+  const uint32x4_t low = vminq_u32(least_of_four(w0.a, w1.a, w2.a, w3.a), least_of_four(w0.b, w1.b, w2.b, w3.b));
+  const uint32x4_t high = vminq_u32(least_of_four(w0.c, w1.c, w2.c, w3.c), least_of_four(w0.d, w1.d, w2.d, w3.d));
+  return vminv_u32(vmovn_u64(vreinterpretq_u64_u32(vminq_u32(low, high)))) <= limit;
 }
 inline uint64x2_t word_pairs(uint64x2_t x, uint64x2_t y) { return vsliq_n_u64(x, y, 32); }
 inline int32x4_t first_of(uint64x2_t x, uint64x2_t y) { return vreinterpretq_s32_u64(vzip1q_u64(x, y)); }

@@ -95,8 +95,6 @@ inline I shift_right_7(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] >
 inline I bit_and(I a, I b) { I r; TM_EACH r.v[i] = a.v[i] & b.v[i]; return r; }
 inline I shift_left_16(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] << 16); return r; }
 inline I shift_left_15(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] << 15); return r; }
-inline I shift_right_9(I a) { I r; TM_EACH r.v[i] = (int32_t)((uint32_t)a.v[i] >> 9); return r; }
-inline I bit_or(I a, I b) { I r; TM_EACH r.v[i] = a.v[i] | b.v[i]; return r; }
 inline void store_int(int32_t* p, I a) { TM_EACH p[i] = a.v[i]; }
 inline I load_int(const int32_t* p) { I r; TM_EACH r.v[i] = p[i]; return r; }
 inline void store_low_bytes(int8_t* p, I a) { TM_EACH p[i] = (int8_t)(a.v[i] & 0xff); }
@@ -112,6 +110,15 @@ inline D dxor(D a, D b) { D r; TM_EACH_D r.v[i] = a.v[i] ^ b.v[i]; return r; }
 inline D dxor3(D a, D b, D c) { return dxor(dxor(a, b), c); }
 inline D dmul(D a, D b) { D r; TM_EACH_D r.v[i] = (a.v[i] & 0xffffffffu) * (b.v[i] & 0xffffffffu); return r; }
 inline D dupper(D a) { D r; TM_EACH_D r.v[i] = a.v[i] >> 32; return r; }
+// Whether the lower half of any lane is at most `limit`.
+inline bool any_up_to(D w0, D w1, D w2, D w3, uint32_t limit) {
+  bool any = false;
+  TM_EACH_D {
+    any |= (uint32_t)w0.v[i] <= limit || (uint32_t)w1.v[i] <= limit;
+    any |= (uint32_t)w2.v[i] <= limit || (uint32_t)w3.v[i] <= limit;
+  }
+  return any;
+}
 // The order in which the lanes hold blocks of four words, and the 32 words of eight blocks in the order of the blocks.
 inline D block_numbers() { return D{{0, 4, 1, 5, 2, 6, 3, 7}}; }
 inline void words_in_order(D w0, D w1, D w2, D w3, I* first, I* second) {

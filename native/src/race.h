@@ -11,7 +11,6 @@ namespace mill {
 namespace {
 
 // -log(1 - u) for u = (w + 1/2) / 2^32, within 2 ulp at both ends: 1 - u takes the place of u for words in the upper half.
-// Functions in this header are compiled for each instruction set and must give the same bits in all.
 inline float exponential_of(uint32_t w) {
   const bool is_upper = w >> 31;
   const float x = __builtin_fmaf((float)(int32_t)(is_upper ? ~w : w), 0x1p-32f, 0x1p-33f);  // u, or 1 - u; up to 1/2
@@ -49,12 +48,10 @@ struct Race {
     if (time < best || winner < 0) best = time, winner = id;
   }
 
-  // An id with (w >> 9) / 2^23 above this times its mass cannot win, for E is at least (w + 1/2) / 2^32. The factor covers
-  // what rounding takes from E, from the time and from the product.
-  float bound() const { return best * 1.0001f; }
+  // Whether this id cannot win, for E is at least (w + 1/2) / 2^32. The factor covers what rounding takes from E, from the
+  // time and from the product.
+  bool is_late(float mass, uint32_t w) const { return (float)w * 0x1p-32f > best * 1.0001f * mass; }
 };
-
-inline float at_least(uint32_t w) { return bits_to_float(0x3f800000u | w >> 9) - 1.0f; }
 
 }  // namespace
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -98,7 +99,7 @@ def test_instruction_sets_and_lists_draw_alike(num_ids: int) -> None:
     all_settings: list[dict[str, float]] = [
         {}, {"top_k": 5}, {"top_k": num_ids * 2 // 3}, {"min_p": 1e-7}, {"min_p": 0.2}, {"top_p": 0.999},
         {"top_p": 0.3}, {"typical_p": 0.8}, {"typical_p": 0.2, "top_p": 0.9, "min_p": 0.5},
-        {"top_k": 40, "typical_p": 0.5},
+        {"top_k": 40, "typical_p": 0.5}, {"xtc_probability": 1, "xtc_threshold": 0.02},
     ]  # fmt: skip
     for settings in all_settings:
         how = _how(num_draws, seed=num_ids, **settings)
@@ -107,6 +108,26 @@ def test_instruction_sets_and_lists_draw_alike(num_ids: int) -> None:
             backend = NativeOps(1, isa)
             assert np.array_equal(backend.sample(logits_LV, how), expected), (isa, settings)
             backend.close()
+
+
+@needs_native
+@pytest.mark.exact
+@pytest.mark.parametrize("largest", [0, 1e4, -1e30])
+@pytest.mark.parametrize("temperature", [1e-38, 1e-3, 0.7, 100, 1e38])
+def test_races_of_all_ids_bear_any_scale(temperature: float, largest: float) -> None:
+    """What bounds leave out of a race would not have won it, however steep or flat the row is and wherever it lies. Ids
+    that are ruled out come first, so that a worse id leads until others come."""
+    rng = np.random.default_rng(6)
+    num_draws, num_ids = 25, 20_000
+    logits_LV = (rng.normal(0, 3, (num_draws, num_ids)) + largest).astype(np.float32)
+    logits_LV[:, :700] = NEVER
+    logits_LV[::2, 9000] += 12
+    how = replace(_how(num_draws, seed=2), temperature_L=np.full(num_draws, temperature, np.float32))
+    expected = ReferenceOps().sample(logits_LV, how)
+    for isa in available_isas():
+        backend = NativeOps(1, isa)
+        assert np.array_equal(backend.sample(logits_LV, how), expected), isa
+        backend.close()
 
 
 @pytest.mark.parametrize("filter_", ["top_p", "typical_p"])
