@@ -146,7 +146,7 @@ def test_on_a_terminal_it_draws_over_itself_and_leaves_it_as_it_was(number: int)
         )  # fmt: skip
         os.close(theirs)
         data = b""
-        until_s = time.monotonic() + 30
+        until_s = time.monotonic() + 120
         while data.count(b"DECISIONS") < 3:
             assert time.monotonic() < until_s, data
             if select.select([ours], [], [], 0.1)[0]:

@@ -83,7 +83,7 @@ def test_no_row_waits_for_a_token_of_a_step_that_failed(when, worker, monkeypatc
         step = prepare(given)
         if given.step == 1:
             assert when == "computed" or 1 // 0
-            step.is_call, step.work = False, lambda: 1 // 0
+            step.work = lambda: 1 // 0
         return step
 
     monkeypatch.setattr(worker.executor._runner, "prepare", failing)
