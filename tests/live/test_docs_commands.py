@@ -108,7 +108,7 @@ PAGES = (
         is_shown=True,
     ),
     Page("docs/operate/operations.md", SERVER, skipped=("prometheus",)),
-    Page("docs/operate/simulate.md", f"ln -s {ROOT}/deploy deploy"),
+    Page("docs/operate/simulate.md", f"ln -s {ROOT}/deploy deploy", skipped=("tokenmill bench speculation",)),
     Page(
         "docs/use/terminal.md",
         "echo 'A mill grinds.' >notes.txt; trap 'run stop --all >&2 || true' EXIT",
