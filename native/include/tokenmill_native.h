@@ -248,6 +248,14 @@ TM_API int32_t tm_isa_available(const char* isa);
 /* A team of threads with one instruction set ("auto": the widest). Null on failure. */
 TM_API tm_team* tm_team_new(int32_t num_threads, const char* isa);
 TM_API void tm_team_free(tm_team* team);
+/* Steps of at most most_rows[i] rows, rising, are done by the first num_threads[i] threads; those of more rows by all. The
+ * others sleep meanwhile. No result depends on it. Not while a step is under way. */
+TM_API int32_t tm_team_limit(tm_team* team, int32_t num_limits, const int32_t* most_rows, const int32_t* num_threads);
+
+/* Let a thread of the team, from 1 on, run on these processors alone, as the system numbers them; nothing where it cannot be
+ * told so. Thread 0 is the caller's own. */
+TM_API void tm_team_place(tm_team* team, int32_t thread, const int32_t* processors, int32_t num_processors);
+
 TM_API const char* tm_team_isa(const tm_team* team);
 
 /* A number that changes with every unit of work that a thread of the team takes up. From any thread. */
@@ -400,11 +408,12 @@ TM_API int32_t tm_store_use(tm_store* store, int32_t place);
 TM_API int64_t tm_replay_experts(const int32_t* ids, int64_t num_steps, int32_t num_layers, int32_t top_k,
                                  int32_t num_experts, int32_t num_slots);
 
-enum tm_probe_kind { TM_PROBE_READ = 0, TM_PROBE_INT8 = 1, TM_PROBE_F32 = 2 };
+enum tm_probe_kind { TM_PROBE_READ = 0, TM_PROBE_INT8 = 1, TM_PROBE_F32 = 2, TM_PROBE_BF16 = 3, TM_PROBE_PHASE = 4 };
 
-/* What all threads of the team reach together, per second, repeating `rounds` times: bytes read of `data` (64-byte
- * aligned), byte dot-product operations, float32 operations. 0 where the instruction set has none; negative on failure. */
-TM_API double tm_probe(tm_team* team, int32_t kind, const uint8_t* data, int64_t num_bytes, int64_t rounds);
+/* What the threads of the team that do steps of one row reach together, per second, repeating `rounds` times: bytes read of
+ * `data` (64-byte aligned, a byte of each page written first), byte dot-product operations, float32 and bf16 operations, phases of a step that have nothing
+ * to do. 0 where the instruction set has none; negative on failure. */
+TM_API double tm_probe(tm_team* team, int32_t kind, uint8_t* data, int64_t num_bytes, int64_t rounds);
 
 /* Draw one token per row of logits [num_rows, num_cols]. scratch: num_threads * tm_sample_scratch(num_cols) bytes. */
 TM_API int64_t tm_sample_scratch(int64_t num_cols);

@@ -58,6 +58,23 @@ tm_team* tm_team_new(int32_t num_threads, const char* isa) {
 
 void tm_team_free(tm_team* team) { delete team; }
 
+int32_t tm_team_limit(tm_team* team, int32_t num_limits, const int32_t* most_rows, const int32_t* num_threads) {
+  return guarded([&] {
+    std::vector<mill::Team::Limit> limits;
+    for (int i = 0; i < num_limits; i++) {
+      if (num_threads[i] < 1 || num_threads[i] > team->team.num_threads()) return fail("the team has fewer threads");
+      if (i > 0 && most_rows[i] <= most_rows[i - 1]) return fail("rows must rise");
+      limits.push_back({most_rows[i], num_threads[i]});
+    }
+    team->team.limit(std::move(limits));
+    return 0;
+  });
+}
+
+void tm_team_place(tm_team* team, int32_t thread, const int32_t* processors, int32_t num_processors) {
+  team->team.place(thread, processors, num_processors);
+}
+
 const char* tm_team_isa(const tm_team* team) { return team->kernels->name; }
 
 uint64_t tm_team_progress(const tm_team* team) { return team->team.progress(); }
@@ -170,7 +187,7 @@ void tm_queue_close(tm_queue* queue) { queue->close(); }
 
 void tm_queue_free(tm_queue* queue) { delete queue; }
 
-double tm_probe(tm_team* team, int32_t kind, const uint8_t* data, int64_t num_bytes, int64_t rounds) {
+double tm_probe(tm_team* team, int32_t kind, uint8_t* data, int64_t num_bytes, int64_t rounds) {
   double found = -1;
   guarded([&] {
     if (kind < 0 || kind >= mill::kNumProbes) return fail("unknown probe");

@@ -112,7 +112,7 @@ void AttentionPlans::make_plan(const Workspace& w, const tm_op& o, AttentionPlan
   const int tile_queries = latent ? kLatentTile : w.kernels->tile_queries, most_tiles = latent ? kLatentPassTiles : pass_tiles(*w.kernels);
   const int least_tiles = latent ? std::min(most_tiles, ceil_div(sharing, tile_queries)) : 1;  // not to lay latents out for few heads
   const int units_per_thread = latent ? kLatentUnitsPerThread : kUnitsPerThread;
-  const int wanted = w.team->num_threads() > 1 ? units_per_thread * w.team->num_threads() : 1;
+  const int wanted = w.num_threads > 1 ? units_per_thread * w.num_threads : 1;
   int rows_per_pass = 1, units = 0;
   for (int tiles = most_tiles; tiles >= least_tiles; tiles /= 2) {
     plan->head_chunks = ceil_div(sharing, tiles * tile_queries);
@@ -217,7 +217,7 @@ void AttentionPlans::add_own_passes(const Workspace& w, int sequence, int rows_p
   // for each thread.
   if (num_rows > rows_per_pass) {
     int num_passes = ceil_div(num_rows, rows_per_pass);
-    const int threads = w.team->num_threads(), together = threads / std::gcd(threads, plan->num_kv_heads);
+    const int threads = w.num_threads, together = threads / std::gcd(threads, plan->num_kv_heads);
     if (w.step.num_seqs == 1 && together <= num_passes) num_passes = ceil_div(num_passes, together) * together;
     rows_per_pass = ceil_div(num_rows, num_passes);
   }

@@ -105,7 +105,7 @@ AttentionUnit attention_unit(const Workspace& w, int unit, int num_kv_heads) {
   int begin = 0, end = 0;
   for (int thread = 1; end * num_kv_heads <= at; thread++) {
     begin = end;
-    end = static_cast<int>(static_cast<int64_t>(num_passes) * thread / w.team->num_threads());
+    end = static_cast<int>(static_cast<int64_t>(num_passes) * thread / w.num_threads);
   }
   const int place = at - begin * num_kv_heads, count = end - begin;
   return {&plan.passes[end - 1 - place % count], place / count, chunk};

@@ -84,10 +84,10 @@ int plan_linear(Workspace& w, const Op& op, double* cost_ns) {
   const int most = gated ? (on_tiles ? 8 : 4) : 16;
   cut.rows_per_panel = wide ? kWidePanel : on_tiles ? kRoundedPanel : kPanel;
   const int least_blocks = ceil_div(rows, on_tiles ? kTileRowBlock : kRowBlock);
-  const int shares = std::min(w.team->num_threads(), least_blocks);
+  const int shares = std::min(w.num_threads, least_blocks);
   cut.blocks_per_share = ceil_div(least_blocks, shares);
   cut.num_row_blocks = shares * cut.blocks_per_share;
-  const int wanted = ceil_div((on_tiles ? 3 : 6) * w.team->num_threads(), cut.num_row_blocks);
+  const int wanted = ceil_div((on_tiles ? 3 : 6) * w.num_threads, cut.num_row_blocks);
   cut.tiles_per_unit = std::max(1, std::min(most, tiles / wanted));
   cut.tiles_per_unit = ceil_div(tiles, ceil_div(tiles, cut.tiles_per_unit));
   if (on_tiles && !gated) cut.tiles_per_unit += cut.tiles_per_unit % 2;  // their kernels take two at a time

@@ -193,7 +193,7 @@ int plan_up(Workspace& w, const Op& op, double* cost_ns) {
   if (experts.blocks.empty()) return 0;
   *cost_ns = experts_cost(w, *o.stack);
   const int groups = inner_width(o) % kGroup == 0 ? inner_width(o) / kGroup : 1;  // else an expert's are made together
-  const int wanted = ceil_div(10 * w.team->num_threads(), experts.num_blocks());
+  const int wanted = ceil_div(10 * w.num_threads, experts.num_blocks());
   experts.columns_per_unit = ceil_div(groups, std::min(groups, wanted));
   experts.num_column_blocks = ceil_div(groups, experts.columns_per_unit);
   return experts.num_blocks() * experts.num_column_blocks;
@@ -339,7 +339,7 @@ int plan_down(Workspace& w, const Op& op, double* cost_ns) {
   *cost_ns = experts_cost(w, *op.op.stack2) + static_cast<double>(w.num_rows(op.op)) * op.op.width * 0.1;
   const int tiles = ceil_div(op.op.width, kLanes);
   const bool few = static_cast<int>(experts.rows.size()) <= kFewRows * static_cast<int>(experts.runs.size());
-  const int wanted = std::min(tiles, (few ? 8 : 4) * w.team->num_threads());
+  const int wanted = std::min(tiles, (few ? 8 : 4) * w.num_threads);
   experts.columns_per_unit = ceil_div(tiles, wanted);
   experts.num_column_blocks = ceil_div(tiles, experts.columns_per_unit);
   return experts.num_column_blocks;

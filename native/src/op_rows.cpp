@@ -10,7 +10,7 @@ int plan_rows(Workspace& w, const Op& op, double* cost_ns) {
   const int rows = w.num_rows(op.op);
   const int64_t width = w.buffers[op.op.out >= 0 ? op.op.out : op.op.in0].width;
   *cost_ns = static_cast<double>(rows) * width * 0.5;
-  w.rows_per_unit = std::max<int64_t>(1, std::min<int64_t>(ceil_div(rows, 4 * w.team->num_threads()), 16384 / width + 1));
+  w.rows_per_unit = std::max<int64_t>(1, std::min<int64_t>(ceil_div(rows, 4 * w.num_threads), 16384 / width + 1));
   return ceil_div(rows, w.rows_per_unit);
 }
 

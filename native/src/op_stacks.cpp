@@ -38,7 +38,7 @@ int plan_linear_heads(Workspace& w, const Op& op, double* cost_ns) {
   *cost_ns = bytes / 20.0 + bytes * rows / 100.0;
   LinearCut& cut = w.linear;
   cut.num_row_blocks = ceil_div(rows, kRowBlock);
-  const int wanted = ceil_div(6 * w.team->num_threads(), stack.num_matrices * cut.num_row_blocks);
+  const int wanted = ceil_div(6 * w.num_threads, stack.num_matrices * cut.num_row_blocks);
   cut.tiles_per_unit = ceil_div(tiles, std::min(tiles, wanted));
   cut.num_tile_blocks = ceil_div(tiles, cut.tiles_per_unit);
   return cut.num_row_blocks * stack.num_matrices * cut.num_tile_blocks;

@@ -3,6 +3,8 @@
 // whose results nobody wants.
 #include "probe.h"
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 
@@ -18,6 +20,7 @@ namespace {
 
 constexpr int kChains = 12;  // latency x units of the multipliers so far, and within the 16 registers of AVX2
 constexpr int64_t kTurns = 4096;
+constexpr int64_t kTurnsOfThread = 16, kPage = 4096;
 
 using Body = void (*)(const uint8_t* data, int64_t num_bytes);
 
@@ -102,23 +105,32 @@ TM_AVX512 void int8_avx512(const uint8_t*, int64_t) {
 #undef step
 }
 
+__attribute__((target("avx512f,avx512bf16"))) void bf16_avx512(const uint8_t*, int64_t) {
+  const __m512i x = _mm512_set1_epi32(0x3f003f00);
+  const __m512 zero = _mm512_setzero_ps();
+#define step(c) _mm512_dpbf16_ps(c, (__m512bh)x, (__m512bh)x)
+  TM_CHAINS(TM_TURN_V)
+#undef step
+}
+
 #if defined(TM_HAS_AMX)
-// Four sums of full tiles; the kernels' use of tiles ends at their rest, before a probe.
+// Four sums of full tiles, of bytes; of bf16 half as many. The kernels' use of tiles ends at their rest, before a probe.
 constexpr double kTileOps = 4 * 2.0 * 16 * 16 * 64;
 
-__attribute__((target("amx-tile,amx-int8"))) void int8_amx(const uint8_t*, int64_t) {
-  alignas(64) uint8_t config[64] = {1};
-  for (int tile = 0; tile < 8; tile++) {
-    config[16 + 2 * tile] = 64;
-    config[48 + tile] = 16;
-  }
-  asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
-  for (int64_t i = 0; i < kTurns; i++)
-    asm volatile(
-        "tdpbssd %tmm5, %tmm4, %tmm0\n\ttdpbssd %tmm6, %tmm4, %tmm1\n\t"
-        "tdpbssd %tmm5, %tmm7, %tmm2\n\ttdpbssd %tmm6, %tmm7, %tmm3");
+#define TM_TILES(product)                                                                                        \
+  alignas(64) uint8_t config[64] = {1};                                                                          \
+  for (int tile = 0; tile < 8; tile++) {                                                                         \
+    config[16 + 2 * tile] = 64;                                                                                  \
+    config[48 + tile] = 16;                                                                                      \
+  }                                                                                                              \
+  asm volatile("ldtilecfg %0" ::"m"(config) : "memory");                                                         \
+  for (int64_t i = 0; i < kTurns; i++)                                                                           \
+    asm volatile(product " %tmm5, %tmm4, %tmm0\n\t" product " %tmm6, %tmm4, %tmm1\n\t"                           \
+                 product " %tmm5, %tmm7, %tmm2\n\t" product " %tmm6, %tmm7, %tmm3");                             \
   asm volatile("tilerelease");
-}
+
+__attribute__((target("amx-tile,amx-int8"))) void int8_amx(const uint8_t*, int64_t) { TM_TILES("tdpbssd") }
+__attribute__((target("amx-tile,amx-bf16"))) void bf16_amx(const uint8_t*, int64_t) { TM_TILES("tdpbf16ps") }
 #endif
 
 #endif
@@ -144,45 +156,90 @@ __attribute__((target("arch=armv8.2-a+dotprod"))) void int8_neon(const uint8_t*,
 
 struct Bodies {
   const char* isa;
-  Body read, int8, f32;
+  Body read, int8, f32, bf16;
   int lanes;  // of float32 in a vector; a byte dot product multiplies four times as many
 };
 
 constexpr Bodies kBodies[] = {
 #if defined(TM_ARM64)
-    {"neoni8mm", read_words, int8_neon, f32_neon, 4},
-    {"neon", read_words, int8_neon, f32_neon, 4},
+    {"neoni8mm", read_words, int8_neon, f32_neon, nullptr, 4},
+    {"neon", read_words, int8_neon, f32_neon, nullptr, 4},
 #endif
 #if defined(TM_X86)
 #if defined(TM_HAS_AMX)
-    {"amx", read_avx512, int8_amx, f32_avx512, 16},
+    {"amx", read_avx512, int8_amx, f32_avx512, bf16_amx, 16},
 #endif
-    {"avx512bf16", read_avx512, int8_avx512, f32_avx512, 16},
-    {"avx512", read_avx512, int8_avx512, f32_avx512, 16},
-    {"avxvnni", read_avx2, int8_avxvnni, f32_avx2, 8},
-    {"avx2", read_avx2, int8_avx2, f32_avx2, 8},
+    {"avx512bf16", read_avx512, int8_avx512, f32_avx512, bf16_avx512, 16},
+    {"avx512", read_avx512, int8_avx512, f32_avx512, nullptr, 16},
+    {"avxvnni", read_avx2, int8_avxvnni, f32_avx2, nullptr, 8},
+    {"avx2", read_avx2, int8_avx2, f32_avx2, nullptr, 8},
 #endif
-    {"scalar", read_words, nullptr, nullptr, 1},
-    {"scalartiles", read_words, nullptr, nullptr, 1},
+    {"scalar", read_words, nullptr, nullptr, nullptr, 1},
+    {"scalartiles", read_words, nullptr, nullptr, nullptr, 1},
 };
+
+// Phases in which each thread does a unit, and none ends before all have begun: the best of some in a row, for a thread that
+// has lost its processor keeps the others waiting. For a fifth of a second at most.
+double probe_phases(Team* team, int num_threads, int64_t rounds) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kInRow = 64;
+  struct Meeting final : Job {
+    int units;
+    int64_t left, done = 0;
+    std::atomic<int64_t> begun{0};
+    Clock::time_point first, last;
+    double best = 0;
+    int next_phase() override {
+      if (done % kInRow == 0) {
+        const Clock::time_point now = Clock::now();
+        if (done > 0) best = std::max(best, kInRow / std::chrono::duration<double>(now - last).count());
+        last = now;
+        if (left <= done || now - first > std::chrono::milliseconds(200)) return 0;
+      }
+      done++;
+      return units;
+    }
+    void run_unit(int, int) override {
+      begun.fetch_add(1);
+      while (begun.load() < done * units) {
+      }
+    }
+  } job;
+  job.units = num_threads;
+  job.left = rounds;
+  job.first = Clock::now();
+  team->run(&job, nullptr, num_threads);
+  return job.best;
+}
 
 }  // namespace
 
-double probe(Team* team, const Kernels* kernels, int32_t what, const uint8_t* data, int64_t num_bytes, int64_t rounds) {
+double probe(Team* team, const Kernels* kernels, int32_t what, uint8_t* data, int64_t num_bytes, int64_t rounds) {
+  const int threads = team->num_threads_for(1);
+  if (what == kProbePhase) return probe_phases(team, threads, rounds);
   const Bodies* bodies = kBodies;
   while (std::strcmp(bodies->isa, kernels->name) != 0) bodies++;
-  const Body body = what == kProbeRead ? bodies->read : what == kProbeInt8 ? bodies->int8 : bodies->f32;
+  const Body body = what == kProbeRead ? bodies->read : what == kProbeInt8 ? bodies->int8 : what == kProbeBf16 ? bodies->bf16 : bodies->f32;
   if (body == nullptr) return 0;
-  const int threads = team->num_threads();
   const int64_t share = num_bytes / threads / 256 * 256;
+  // Whoever writes a page first has it near.
+  const auto write = [&](int unit, int) {
+    for (int64_t at = unit * share; at < (unit + 1) * share; at += kPage) data[at] = 1;
+  };
+  if (what == kProbeRead) team->for_each(threads, write, threads);
+  // In turns, so that a core that is done early helps with the rest.
+  const int turns = static_cast<int>(std::min(rounds, kTurnsOfThread));
+  const auto run = [&](int unit, int) {
+    const int turn = unit % turns;
+    for (int64_t round = rounds * turn / turns; round < rounds * (turn + 1) / turns; round++) body(data + unit / turns * share, share);
+  };
   const auto start = std::chrono::steady_clock::now();
-  team->for_each(threads, [&](int unit, int) {
-    for (int64_t round = 0; round < rounds; round++) body(data + unit * share, share);
-  });
+  team->for_each(threads * turns, run, threads);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  double per_turn = 2.0 * kChains * bodies->lanes * (what == kProbeInt8 ? 4 : 1);
+  double per_turn = 2.0 * kChains * bodies->lanes * (what == kProbeInt8 ? 4 : what == kProbeBf16 ? 2 : 1);
 #if defined(TM_HAS_AMX)
   if (body == int8_amx) per_turn = kTileOps;
+  if (body == bf16_amx) per_turn = kTileOps / 2;
 #endif
   const double amount = what == kProbeRead ? static_cast<double>(share) : per_turn * kTurns;
   return amount * static_cast<double>(rounds) * threads / seconds;

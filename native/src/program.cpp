@@ -157,7 +157,8 @@ std::string Program::run(const tm_step& step, const tm_draws* draws, const std::
   current_ = nullptr;
   is_under_way_ = false;
   space_.attention.plans.clear();
-  space_.team->run(this, aside);
+  space_.num_threads = space_.team->num_threads_for(step.num_tokens);
+  space_.team->run(this, aside, space_.num_threads);
   return find_lost_weights();
 }
 
@@ -196,7 +197,7 @@ int Program::next_phase() {
       units = draws_ == nullptr ? 0 : draws_->num_rows;
       cost_ns = units * kDrawNs;
     }
-    if (units > 1 && cost_ns > kInlineNs && space_.team->num_threads() > 1) return units;
+    if (units > 1 && cost_ns > kInlineNs && space_.num_threads > 1) return units;
     for (int unit = 0; unit < units; unit++) {
       run_unit(unit, space_.team->num_threads());
       space_.team->tick();

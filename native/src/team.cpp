@@ -6,6 +6,10 @@
 
 #include <chrono>
 
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
 #endif
@@ -29,7 +33,7 @@ inline uint32_t left_of(uint64_t ticket) { return static_cast<uint32_t>(ticket);
 
 }  // namespace
 
-Team::Team(int num_threads, void (*rest)()) : rest_(rest), runs_(new Run[num_threads]) {
+Team::Team(int num_threads, void (*rest)()) : rest_(rest), taking_part_(num_threads), runs_(new Run[num_threads]) {
   for (int i = 1; i < num_threads; i++) workers_.emplace_back([this, i] { participate(i); });
 }
 
@@ -39,11 +43,26 @@ Team::~Team() {
     stopping_.store(true);
   }
   workers_wake_.notify_all();
+  part_begins_.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
+void Team::place(int thread, const int32_t* processors, int num_processors) {
+#if defined(__linux__)
+  if (thread < 1 || thread >= num_threads()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int i = 0; i < num_processors; i++)
+    if (processors[i] >= 0 && processors[i] < CPU_SETSIZE) CPU_SET(processors[i], &set);
+  // Refused where none of them may be used any longer: the thread then stays where it was.
+  pthread_setaffinity_np(workers_[thread - 1].native_handle(), sizeof(set), &set);
+#else
+  (void)thread, (void)processors, (void)num_processors;
+#endif
+}
+
 void Team::publish(int num_units) {
-  const int threads = num_threads();
+  const int threads = taking_part_.load(std::memory_order_relaxed);
   for (int t = 0; t < threads; t++) {
     runs_[t].taken.store(static_cast<int>(static_cast<int64_t>(num_units) * t / threads), std::memory_order_relaxed);
     runs_[t].end = static_cast<int>(static_cast<int64_t>(num_units) * (t + 1) / threads);
@@ -65,7 +84,7 @@ void Team::publish(int num_units) {
 
 // For a thread that holds a claim: there are as many claims as units, so it finds one.
 int Team::next_unit(int thread) {
-  const int threads = num_threads();
+  const int threads = taking_part_.load(std::memory_order_relaxed);
   for (int turn = thread;; turn = turn + 1 == threads ? 0 : turn + 1) {
     Run& run = runs_[turn];
     if (run.taken.load(std::memory_order_relaxed) >= run.end) continue;
@@ -80,6 +99,12 @@ void Team::advance() { publish(job_->next_phase()); }
 void Team::participate(int thread) {
   for (;;) {
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    // Of this ticket's job, or of a later one: then the claim fails.
+    if (thread >= taking_part_.load(std::memory_order_relaxed)) {
+      if (stopping_.load(std::memory_order_acquire)) return;
+      wait_for_part(thread);
+      continue;
+    }
     if (left_of(ticket) > 0) {
       if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) continue;
       job_->run_unit(next_unit(thread), thread);
@@ -113,9 +138,21 @@ void Team::wait_for_change(uint64_t seen, bool is_caller) {
   sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
-void Team::run(Job* job, const std::function<void()>& aside) {
+void Team::wait_for_part(int thread) {
+  rest_();
+  std::unique_lock<std::mutex> lock(mutex_);
+  part_begins_.wait(lock, [&] { return thread < taking_part_.load(std::memory_order_relaxed) || stopping_.load(); });
+}
+
+void Team::run(Job* job, const std::function<void()>& aside, int num_threads) {
   job_ = job;
-  const bool is_alone = workers_.empty();  // then `advance` does all of the job, which may wait for what `aside` leads to
+  const int threads = num_threads == 0 ? this->num_threads() : num_threads, before = taking_part_.load(std::memory_order_relaxed);
+  if (threads != before) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    taking_part_.store(threads, std::memory_order_relaxed);
+    if (threads > before) part_begins_.notify_all();
+  }
+  const bool is_alone = threads == 1;  // then `advance` does all of the job, which may wait for what `aside` leads to
   if (aside && is_alone) aside();
   advance();
   if (aside && !is_alone) aside();

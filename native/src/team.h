@@ -6,7 +6,11 @@
 //
 // Each thread begins with a run of units of its own and helps with the others' runs after that. So phases of equal shape
 // give a thread neighbouring units, and mostly those that touch what is in its caches.
+//
+// A job may be for the first threads alone: where memory keeps fewer busy, more only wait for each other. The others sleep
+// until a job has a part for them.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -14,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace mill {
@@ -36,20 +41,37 @@ class Team {
   // Another number with every unit that is claimed, or told of by `tick`.
   uint64_t progress() const { return ticket_.load(std::memory_order_relaxed); }
 
-  // A job runs a unit by itself, within next_phase: no worker waits for it where there is none.
+  // A job runs a unit by itself, within next_phase: where it is for one thread, no other waits for it.
   void tick() {
-    if (workers_.empty()) ticket_.store(ticket_.load(std::memory_order_relaxed) + kPhase, std::memory_order_relaxed);
+    if (taking_part_.load(std::memory_order_relaxed) == 1) ticket_.store(ticket_.load(std::memory_order_relaxed) + kPhase, std::memory_order_relaxed);
   }
 
   int num_threads() const { return 1 + static_cast<int>(workers_.size()); }
 
-  // Run the job to its end. One caller at a time, who does `aside`, if there is such, once the others have work, or at
-  // once where there are no others: it may cost the caller its processor.
-  void run(Job* job, const std::function<void()>& aside = nullptr);
+  // How many threads are for steps of so many rows, where `limit` has said so; else all.
+  int num_threads_for(int num_rows) const {
+    for (const Limit& limit : limits_)
+      if (num_rows <= limit.most_rows) return std::min(limit.num_threads, num_threads());
+    return num_threads();
+  }
 
-  // `function(unit, thread)` for every unit in [0, num_units).
+  // Steps of at most so many rows, rising, take so many threads, those of more take all. Between jobs.
+  struct Limit {
+    int most_rows, num_threads;
+  };
+  void limit(std::vector<Limit> limits) { limits_ = std::move(limits); }
+
+  // Lets a thread run on these processors alone, as the system numbers them, where the system can be told so. Thread 0 is
+  // whoever calls `run`: its place is its own affair.
+  void place(int thread, const int32_t* processors, int num_processors);
+
+  // Run the job to its end, with the first `num_threads` threads; 0: all. One caller at a time, who does `aside`, if there
+  // is such, once the others have work, or at once where there are no others: it may cost the caller its processor.
+  void run(Job* job, const std::function<void()>& aside = nullptr, int num_threads = 0);
+
+  // `function(unit, thread)` for every unit in [0, num_units), by the first `num_threads` threads; 0: all.
   template <class Function>
-  void for_each(int num_units, const Function& function) {
+  void for_each(int num_units, const Function& function, int num_threads = 0) {
     struct Loop final : Job {
       int units;
       const Function* body;
@@ -62,7 +84,7 @@ class Team {
     } loop;
     loop.units = num_units;
     loop.body = &function;
-    run(&loop);
+    run(&loop, nullptr, num_threads);
   }
 
  private:
@@ -71,6 +93,7 @@ class Team {
   void publish(int num_units);
   int next_unit(int thread);
   void wait_for_change(uint64_t seen, bool is_caller);
+  void wait_for_part(int thread);
 
   // The units [taken, end) of a thread's run are left.
   struct alignas(64) Run {
@@ -79,18 +102,20 @@ class Team {
   };
 
   void (*const rest_)();
+  std::vector<Limit> limits_;
   // High half: phase number. Low half: units not yet claimed.
   static constexpr uint64_t kPhase = uint64_t{1} << 32;
   alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<int> unfinished_{0};
   alignas(64) std::atomic<int> sleeping_workers_{0};
+  std::atomic<int> taking_part_;  // threads of the job; set before its first ticket
   std::atomic<int> caller_sleeps_{0};
   std::atomic<uint32_t> finished_phase_{0};  // the phase number that announced the end of the latest job
   std::atomic<bool> stopping_{false};
   Job* job_ = nullptr;
   std::unique_ptr<Run[]> runs_;  // of each thread
   std::mutex mutex_;
-  std::condition_variable workers_wake_, caller_wakes_;
+  std::condition_variable workers_wake_, caller_wakes_, part_begins_;
   std::vector<std::thread> workers_;
 };
 

@@ -57,6 +57,7 @@ class Workspace {
   // ---- the step under way
 
   tm_step step = {};
+  int num_threads = 1;                // that it is cut for
   std::vector<int> row_sequence;      // of each token row
   std::vector<LoraRun> lora_runs[2];  // of token rows and of logit rows
   AttentionState attention;

@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from tokenmill import __version__
+from tokenmill.cli import doctor
 from tokenmill.cli import main as cli
 from tokenmill.cli.options import engine_options
 from tokenmill.core.errors import ConfigError
+from tokenmill.node.processors import ThreadOptions
+from tokenmill.ops.native import available
 
 
 def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -145,6 +148,23 @@ def test_a_model_in_the_place_of_a_command_is_told_what_takes_one(capsys):
 def test_python_runs_it_as_a_module():
     done = subprocess.run([sys.executable, "-m", "tokenmill", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"tokenmill {__version__}\n"
+
+
+def test_doctor_says_which_threads_and_measures_them(capsys, monkeypatch):
+    """With one and with as many as there may be; where there are no native kernels, nothing can be measured."""
+    monkeypatch.setattr(doctor, "READ_PER_PROBE", 1 << 20)
+    monkeypatch.setattr(doctor, "READ_BYTES", (1 << 16,))
+    monkeypatch.setattr(doctor, "PROBE_TURNS", 2)
+    monkeypatch.setattr(doctor, "thread_options", lambda *given: ThreadOptions((3,), 3, (), "3 cores"))
+    status = cli.main(["doctor", "--measure"])
+    said = capsys.readouterr().out
+    assert "threads    3, one for each core: 3 cores" in said
+    if available() is not None:
+        assert status == 1
+        return
+    header, one, three = said[said.index("\n\nthreads") :].split("\n")[2:5]
+    assert (status, one.split()[0], three.split()[0]) == (0, "1", "3")
+    assert len(header.split("  ")) == len(three.split()) == 6, three
 
 
 def test_a_report_has_facts_and_neither_folders_nor_secrets(capsys, monkeypatch, tmp_path):

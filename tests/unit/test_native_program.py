@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from contextlib import closing
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from ops_cases import Sequences, TinyDecoder, raw_tensor
 
 from tokenmill.core.errors import ConfigError
-from tokenmill.ops.api import NEVER, HeadGeometry, SampleBatch, StepLimits
+from tokenmill.ops.api import NEVER, HeadGeometry, RawTensor, SampleBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.fuse import fuse
 from tokenmill.ops.native.library import available_isas
@@ -260,6 +261,61 @@ def test_more_threads_than_processors_make_progress() -> None:
     crowd.close()
     one.close()
     assert not wrong
+
+
+@needs_native
+@pytest.mark.exact
+def test_steps_of_few_rows_take_few_threads_and_give_the_same_bits() -> None:
+    """One, two or all four, turn by turn: those without a part sleep, wake when they have one, and change nothing."""
+    rng = np.random.default_rng(0)
+    raw = [raw_tensor(rng, "q4_1", 640, 640) for _ in "ab"]
+    x = rng.standard_normal((40, 640)).astype(np.float32)
+    with closing(NativeOps(1)) as one, closing(NativeOps(4)) as crowd:
+        programs = []
+        for ops in (one, crowd):
+            first, second = (ops.pack([each]) for each in raw)
+            table = ops.pack([RawTensor("f32", 40, 640, x.view(np.uint8))])
+
+            def forward(rec: Any, batch: Any, table: Any = table, first: Any = first, second: Any = second) -> Any:
+                return rec.linear(rec.linear(rec.embed(table, batch.tokens_T), first), second)
+
+            programs.append(ops.compile(forward, StepLimits(40, 1, 3, 1)))
+        sequences = Sequences(16, [np.arange(3, dtype=np.int32)])
+        for limits in ([(1, 1), (8, 2)], [], [(4, 3)], [(2**31 - 1, 1)]):
+            crowd.limit_threads(limits)
+            for rows in (1, 40, 1, 5, 40, 5, 1, 1, 40) * 4:
+                batch = sequences.batch([(0, list(range(rows)), 0)], logit_rows=[])
+                before = crowd.progress()
+                assert np.array_equal(programs[1](batch), programs[0](batch)), (limits, rows)
+                assert crowd.progress() != before
+        for wrong in ([(1, 5)], [(1, 0)], [(8, 2), (8, 1)]):
+            with pytest.raises(AssertionError, match=r"fewer threads|must rise"):
+                crowd.limit_threads(wrong)
+
+
+@needs_native
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system places no threads")
+def test_threads_run_where_they_are_placed() -> None:
+    """All but the first, which is the caller's own. Processors that there are none of are no reason to fail."""
+    known, own = set(os.listdir("/proc/self/task")), os.sched_getaffinity(0)
+    processor = max(own)
+    with closing(NativeOps(1)) as ops:
+        ops.use_threads(3, [[processor], [processor], [1 << 20]])
+        made = {int(thread) for thread in set(os.listdir("/proc/self/task")) - known}
+        assert sorted(map(sorted, map(os.sched_getaffinity, made))) == sorted([[processor], sorted(own)])
+        assert os.sched_getaffinity(0) == own and "threads 3" in str(ops.describe()).replace("': '", " ")
+
+
+@needs_native
+def test_probes_are_of_the_threads_that_take_part(ops: NativeOps) -> None:
+    """Each is a rate, or 0 where the instruction set has no such instruction."""
+    ops.limit_threads([(1, 1)])
+    try:
+        found = {what: ops.probe(what, 1 << 16, 4) for what in ("read", "int8", "f32", "bf16", "phase")}
+    finally:
+        ops.limit_threads([])
+    assert found["read"] > 0 and found["phase"] > 0 and all(rate >= 0 for rate in found.values())
+    assert (found["bf16"] > 0) == (ops.isa in ("amx", "avx512bf16"))
 
 
 def _how(rng: np.random.Generator, num_rows: int) -> SampleBatch:

@@ -21,7 +21,7 @@ def test_a_plain_host_has_no_limits(tmp_path):
     machine = read_machine(lay(tmp_path, {}))
     assert machine.memory_available == machine.usable_memory == 20_000_000 * 1024
     assert machine.cgroup_headroom is None and machine.cpu_quota is None
-    assert machine.usable_cpus == machine.num_cpus
+    assert machine.usable_cores == machine.num_cpus
     assert (machine.cpu_model, machine.cpu_features) == ("Some CPU", ("avx2", "fma", "avx512f", "avx512_vnni"))
 
 
@@ -44,7 +44,7 @@ def test_version_2_takes_the_tightest_limit_on_the_way_up(tmp_path):
     )
     assert machine.cgroup_headroom == machine.usable_memory == 500_000
     assert machine.cpu_quota == 1.5
-    assert machine.usable_cpus == 1
+    assert machine.usable_cores == 1
 
 
 def test_version_1_reads_its_own_files_and_ignores_no_limit(tmp_path):

@@ -49,7 +49,7 @@ def test_engines_of_one_machine_divide_it():
     machine = dataclasses.replace(MACHINE, num_sharing=3)
     settings = resolve(EngineOptions(), machine, MODEL)
     assert settings.threads == 2
-    assert chosen(settings, "threads").reason == "8 usable CPUs for 3 engines"
+    assert chosen(settings, "threads").reason == "8 usable cores for 3 engines"
     whole = resolve(EngineOptions(), MACHINE, MODEL).config.groups[0].num_blocks
     assert settings.config.groups[0].num_blocks == whole // 3
     assert "for each of 3 engines" in chosen(settings, "kv_cache").reason

@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .. import __version__
-from ..core.units import format_bytes
+from ..core.units import MiB, format_bytes
 from ..formats.hub import default_cache_dir
 from ..node.load import describe_kernels
 from ..node.machine import MachineFacts, read_machine
 from ..node.options import KV_SHARE
-from ..ops.native import available
+from ..node.processors import ThreadOptions, read_processors, thread_options
+from ..ops.native import NativeOps, available
 from ..ops.select import select_ops
 from ..plugins.load import VARIABLE, are_on, installed
 from .servers import running
@@ -66,7 +67,51 @@ def doctor(args: argparse.Namespace) -> int:
         return 0
     for name, value in _facts(machine, kernels, args.port):
         print(f"{name:<10} {value}")
+    if args.measure:
+        return _measure(thread_options(read_processors(), machine.cpu_quota))
     return 0
+
+
+READ_BYTES = (4 * MiB, 32 * MiB, 256 * MiB)
+"""Working sets: such as caches hold, and such as they do not."""
+
+READ_PER_PROBE = 512 * MiB
+PROBE_TURNS = 2000
+PHASES = 20000
+ARITHMETIC = ("int8", "bf16", "f32")
+
+
+def _measure(threads: ThreadOptions) -> int:
+    """What the kernels' own instructions reach, for each number of threads worth trying, and with one. About a second
+    for each."""
+    if available() is not None:
+        print("nothing to measure: the native kernels cannot be used", file=sys.stderr)
+        return 1
+    reads = [f"read {format_bytes(size)}" for size in READ_BYTES]
+    header = ("threads", *(f"{name} GB/s" for name in reads), *(f"{name} GOP/s" for name in ARITHMETIC), "phase us")
+    print("\n" + "  ".join(header))
+    ops = NativeOps(threads.most)
+    ops.use_threads(threads.most, threads.places)
+    try:
+        for count in sorted({1, *threads.counts}):
+            ops.limit_threads([(1, count)])
+            found = [ops.probe("read", size, max(2, READ_PER_PROBE // size)) / 1e9 for size in READ_BYTES]
+            found += [ops.probe(what, rounds=PROBE_TURNS) / 1e9 for what in ARITHMETIC]
+            cells = [str(count), *(f"{value:.1f}" if value else "none" for value in found)]
+            cells.append(f"{1e6 / ops.probe('phase', rounds=PHASES):.2f}")
+            print("  ".join(f"{cell:>{len(name)}}" for cell, name in zip(cells, header, strict=True)))
+    finally:
+        ops.close()
+    print("a phase: from the end of one operation to the next, all threads taking part")
+    return 0
+
+
+def _threads(threads: ThreadOptions) -> str:
+    """What an engine will take where --threads does not say."""
+    if len(threads.counts) == 1:
+        return f"{threads.default}, one for each core: {threads.about}"
+    counts = ", ".join(map(str, threads.counts))
+    return f"{threads.default}, or what steps timed at start choose of {counts}: {threads.about}"
 
 
 def _facts(machine: MachineFacts, kernels: str, port: int) -> Iterator[tuple[str, str]]:
@@ -74,6 +119,7 @@ def _facts(machine: MachineFacts, kernels: str, port: int) -> Iterator[tuple[str
     yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}"
     quota = "" if machine.cpu_quota is None else f", of which the container grants {machine.cpu_quota:g}"
     yield "cpu", f"{machine.cpu_model}, {machine.num_cpus} usable{quota}"
+    yield "threads", _threads(thread_options(read_processors(), machine.cpu_quota))
     yield "features", " ".join(machine.cpu_features) or "none that the kernels know"
     limit = "no container limit" if machine.cgroup_headroom is None else format_bytes(machine.cgroup_headroom) + " left"
     yield "memory", f"{format_bytes(machine.memory_available)} available, {limit}"
@@ -114,7 +160,7 @@ def _kernels(machine: MachineFacts) -> str:
     if reason is not None:
         remedy = "install a C++ compiler, then tokenmill again, or a wheel built elsewhere"
         return f"numpy reference, slow: the native kernels cannot be used ({reason}); {remedy}"
-    ops = select_ops("native", machine.usable_cpus)
+    ops = select_ops("native", machine.usable_cores)
     try:
         return describe_kernels(ops)
     finally:

@@ -120,7 +120,7 @@ class Hosting:
         --max-model-len bounds all, also those that were made for less."""
         async with self._turn:
             left = left_of(self._machine, await self._taken_bytes())
-            options = replace(self._launch.options, threads=self._launch.options.threads or left.granted_cpus)
+            options = replace(self._launch.options, threads=self._launch.options.threads or left.granted_cores)
             machine = replace(left, num_sharing=_sharing(listed, options, left, num_sharing))
             if options.max_model_len is not None:
                 text = await asyncio.to_thread(self._load_text, listed.path)
@@ -135,7 +135,7 @@ class Hosting:
         options = replace(self._launch.options, kv_cache_memory_bytes=kv_cache_memory_bytes)
         num_models = 1 + len(self._models.local()) + num_to_come
         if options.threads is None:
-            options = replace(options, threads=max(1, self._machine.granted_cpus // num_models))
+            options = replace(options, threads=max(1, self._machine.granted_cores // num_models))
         machine = replace(left_of(self._machine, await self._taken_bytes()), num_sharing=num_to_come)
         return await self._start(name, str(found.path), options, machine)
 

@@ -407,6 +407,9 @@ def _add_doctor(commands: _Commands) -> None:
     doctor.add_argument("--port", type=argument_type(port_number), default=8000, help="port to try (default: 8000)")
     add_plugins(doctor)
     forms = doctor.add_mutually_exclusive_group()
+    forms.add_argument(
+        "--measure", action="store_true", help="also probe memory, arithmetic and the way from phase to phase"
+    )
     forms.add_argument("--brief", action="store_true", help="one line: which kernels will be used")
     forms.add_argument(
         "--report", action="store_true", help="Markdown for an issue: more facts, without names, folders and secrets"

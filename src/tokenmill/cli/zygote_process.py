@@ -66,6 +66,7 @@ def _load(launch: Launch, control: socket.socket) -> tuple[Loaded, int]:
     from ..formats.checkpoint import open_checkpoint
     from ..node.load import load_model
     from ..node.machine import read_machine
+    from ..node.processors import as_asked
     from .models import progress_bar
 
     base_bytes = private_bytes()
@@ -81,7 +82,7 @@ def _load(launch: Launch, control: socket.socket) -> tuple[Loaded, int]:
 
         checkpoint = open_checkpoint(launch.path)
         loaded = load_model(
-            checkpoint, launch.options, launch.machine or read_machine(), 1, note, Path(launch.cache_dir)
+            checkpoint, launch.options, launch.machine or read_machine(), as_asked(1), note, Path(launch.cache_dir)
         )
     loaded.ops.seal()
     _import_all()

@@ -1,6 +1,7 @@
 """One node: what this machine offers, what was asked for, and one worker set up from both.
 
     machine     what this machine offers (the only reader of cgroups)
+    processors  its cores, and how many threads steps of few and of many rows take
     process     which process is which, and whether one has ended
     options     what may be asked of a node, each option declared once
     resolve     options + machine + model -> settings, each with its reason (pure), and the split of the KV pool

@@ -5,6 +5,7 @@ The engine process and the in-process `LLM` both start here, so that they comput
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,7 @@ from ..worker.memory import HeldBytes, MemoryPlan, plan_memory, step_limits
 from .machine import MachineFacts
 from .model_warnings import NOTE, model_warnings
 from .options import KV_CACHE_DTYPES, EngineOptions
+from .processors import ThreadOptions, as_asked, choose_threads, read_processors, thread_options
 from .resolve import DrafterFacts, EngineSettings, ModelFacts, resolve
 from .speculation import read_speculation
 
@@ -260,23 +262,31 @@ def load_engine(
 ) -> Engine:
     """Loads the weights and makes the pool; the checkpoint may be closed afterwards. Raises ConfigError and
     BadCheckpoint. queue_bytes: what waiting requests may hold, for the printed plan."""
-    threads = options.threads or machine.usable_cpus
-    return make_engine(load_model(checkpoint, options, machine, threads, progress, cache_dir), cache_dir, queue_bytes)
+    threads = _thread_options(options, machine)
+    loaded = load_model(checkpoint, options, machine, threads, progress, cache_dir)
+    return make_engine(loaded, cache_dir, queue_bytes, threads)
+
+
+def _thread_options(options: EngineOptions, machine: MachineFacts) -> ThreadOptions:
+    """Engines that share a machine cannot be timed: nobody knows what the others do meanwhile."""
+    if options.threads is not None or machine.num_sharing > 1 or options.backend == "numpy":
+        return as_asked(options.threads or machine.usable_cores)
+    return thread_options(read_processors(), machine.cpu_quota)
 
 
 def load_model(
     checkpoint: Checkpoint,
     options: EngineOptions,
     machine: MachineFacts,
-    threads: int,
+    threads: ThreadOptions,
     progress: Progress | None = None,
     cache_dir: Path | None = None,
 ) -> Loaded:
-    """Packs the weights with so many threads; with one, there is none beside the caller's afterwards. cache_dir: see
-    build_worker. Raises
-    ConfigError and BadCheckpoint."""
+    """Packs the weights with the most of these threads; with one, there is none beside the caller's afterwards.
+    cache_dir: see build_worker. Raises ConfigError and BadCheckpoint."""
     pooling = choose_pooling(checkpoint, options.runner, options.pooling)
-    ops = select_ops(options.backend, threads)
+    ops = select_ops(options.backend, threads.most)
+    ops.use_threads(threads.most, threads.places)
     drafts = open_drafter(checkpoint, options, cache_dir)
     try:
         facts = model_facts(checkpoint, pooling, options, drafts)
@@ -374,10 +384,13 @@ def _check_vocabulary(target: Checkpoint, drafter: Checkpoint) -> None:
             )
 
 
-def make_engine(loaded: Loaded, cache_dir: Path, queue_bytes: int = 0) -> Engine:
-    """An engine of this process with these weights; see load_engine."""
+def make_engine(loaded: Loaded, cache_dir: Path, queue_bytes: int = 0, threads: ThreadOptions | None = None) -> Engine:
+    """An engine of this process with these weights; see load_engine. threads: that it has been loaded with; None: none
+    but those of the settings are wanted."""
     checkpoint, settings, ops = loaded.checkpoint, loaded.settings, loaded.ops
-    ops.use_threads(settings.threads)
+    if threads is None:
+        threads = as_asked(settings.threads)
+        ops.use_threads(threads.most)
     worker = build_worker(
         checkpoint,
         ops,
@@ -389,8 +402,20 @@ def make_engine(loaded: Loaded, cache_dir: Path, queue_bytes: int = 0) -> Engine
         queue_bytes=queue_bytes,
         cache_dir=cache_dir,
     )
+    settings = _choose_threads(settings, ops, worker, threads)
     said = tuple(model_warnings(checkpoint, settings.spec.quantization))
     return Engine(settings, worker, ops, describe_kernels(ops), loaded.pooling, said)
+
+
+def _choose_threads(settings: EngineSettings, ops: Ops, worker: Worker, threads: ThreadOptions) -> EngineSettings:
+    """Where there is a choice, that of steps that are timed; the settings say so."""
+    if len(threads.counts) == 1 or worker.time_step is None:
+        ops.limit_threads([] if threads.default == threads.most else [(2**31 - 1, threads.default)])
+        return settings
+    plan = choose_threads(threads, worker.time_step, time.perf_counter, settings.config.max_num_batched_tokens)
+    ops.limit_threads([*plan.limits, (2**31 - 1, plan.num_threads)])
+    counts = ", ".join(map(str, threads.counts))
+    return settings.with_threads(plan.num_threads, str(plan), f"of {counts}, measured at start; {threads.about}")
 
 
 def model_facts(

@@ -12,6 +12,8 @@ import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from .processors import num_fast_cores, read_processors
+
 CPU_FEATURES = (
     "avx2",
     "fma",
@@ -43,7 +45,8 @@ class MachineFacts:
     memory_available   bytes the kernel could hand out without swapping
     cgroup_headroom    bytes left under the tightest memory limit above this process; None: no limit
     cpu_model, cpu_features    for `doctor`; features in the kernel's spelling
-    num_sharing     engines that divide the usable CPUs and memory equally"""
+    num_sharing     engines that divide the usable cores and memory equally
+    num_cores       fast cores among those CPUs, whose hardware threads and slow cores count apart; None: not known"""
 
     num_cpus: int
     cpu_quota: float | None
@@ -52,15 +55,17 @@ class MachineFacts:
     cpu_model: str = ""
     cpu_features: tuple[str, ...] = ()
     num_sharing: int = 1
+    num_cores: int | None = None
 
     @property
-    def granted_cpus(self) -> int:
-        """Of all that share them."""
-        return max(1, min(self.num_cpus, math.floor(self.cpu_quota) if self.cpu_quota is not None else self.num_cpus))
+    def granted_cores(self) -> int:
+        """Of all that share them: never more than the container's quota keeps running all the time."""
+        cores = self.num_cores or self.num_cpus
+        return max(1, min(cores, math.floor(self.cpu_quota) if self.cpu_quota is not None else cores))
 
     @property
-    def usable_cpus(self) -> int:
-        return max(1, self.granted_cpus // self.num_sharing)
+    def usable_cores(self) -> int:
+        return max(1, self.granted_cores // self.num_sharing)
 
     @property
     def usable_memory(self) -> int:
@@ -72,13 +77,15 @@ class MachineFacts:
 
 def read_machine(root: Path = Path("/")) -> MachineFacts:
     model, features = _cpu(root)
+    processors = read_processors(root)
     return MachineFacts(
-        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        num_cpus=len(processors),
         cpu_quota=_cpu_quota(root),
         memory_available=_memory_available(root),
         cgroup_headroom=_cgroup_headroom(root),
         cpu_model=model,
         cpu_features=features,
+        num_cores=num_fast_cores(processors),
     )
 
 

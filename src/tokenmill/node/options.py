@@ -200,7 +200,12 @@ class EngineOptions:
         group=EXPERTS,
     )
     threads: int | None = option(
-        None, "kernel threads (default: one per usable CPU)", also="-t", read=count, metavar="N", least=1
+        None,
+        "kernel threads (default: one per core, or what steps timed at start choose)",
+        also="-t",
+        read=count,
+        metavar="N",
+        least=1,
     )
     speculative_config: Mapping[str, Any] | None = option(
         None,

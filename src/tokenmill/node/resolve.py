@@ -158,6 +158,13 @@ class EngineSettings:
     def config(self) -> EngineConfig:
         return self.spec.config
 
+    def with_threads(self, threads: int, value: str, reason: str) -> EngineSettings:
+        """The same with another number of threads."""
+        decisions = tuple(
+            Decision(each.name, value, reason) if each.name == "threads" else each for each in self.decisions
+        )
+        return replace(self, threads=threads, decisions=decisions)
+
     @property
     def answering(self) -> tuple[tuple[str, str], ...]:
         """Those that change answers, by the options' names (see `asked_answering`)."""
@@ -194,7 +201,7 @@ def resolve(
     met."""
     decisions: list[Decision] = []
     keeps_kv = model.kv_bytes_per_token > 0
-    threads = _given_or(decisions, "threads", options.threads, machine.usable_cpus, _threads_reason(machine))
+    threads = _given_or(decisions, "threads", options.threads, machine.usable_cores, _threads_reason(machine))
     block_size = _given_or(decisions, "block_size", options.block_size, BLOCK_SIZE, "default")
     if model.has_latents:
         own_kv_dtype = LATENT_DTYPE
@@ -389,10 +396,10 @@ def _lora(options: EngineOptions, model: ModelFacts, decisions: list[Decision]) 
 
 def _threads_reason(machine: MachineFacts) -> str:
     if machine.num_sharing > 1:
-        return f"{machine.granted_cpus} usable CPUs for {machine.num_sharing} engines"
-    if machine.usable_cpus < machine.num_cpus:
+        return f"{machine.granted_cores} usable cores for {machine.num_sharing} engines"
+    if machine.cpu_quota is not None and machine.usable_cores < (machine.num_cores or machine.num_cpus):
         return f"the container grants {machine.cpu_quota:g} of {machine.num_cpus} CPUs"
-    return "one for each usable CPU"
+    return "one for each usable core"
 
 
 def _groups(

@@ -265,9 +265,15 @@ class Ops(DiskOps, Protocol):
         """What is packed so far is not written again: processes that are forked from this one share its memory."""
         ...
 
-    def use_threads(self, num_threads: int) -> None:
+    def use_threads(self, num_threads: int, places: Sequence[Sequence[int]] = ()) -> None:
         """Compute with so many from now on. To be called before anything is compiled. A backend of one thread has none
-        beside the caller's, and may be taken along by a fork."""
+        beside the caller's, and may be taken along by a fork. places: processors that each of them may run on, as the
+        system numbers them; empty: any."""
+        ...
+
+    def limit_threads(self, limits: Sequence[tuple[int, int]]) -> None:
+        """Of each (rows, threads), rows rising: steps of at most so many rows take so many of the threads; steps of
+        more take all. Changes no result. Not while a call is made."""
         ...
 
     def vector(self, values: np.ndarray) -> Array:

@@ -108,7 +108,10 @@ class ReferenceOps(AllInMemory):
     def seal(self) -> None:
         """Weights are arrays among others."""
 
-    def use_threads(self, num_threads: int) -> None:
+    def use_threads(self, num_threads: int, places: Sequence[Sequence[int]] = ()) -> None:
+        """It has none."""
+
+    def limit_threads(self, limits: Sequence[tuple[int, int]]) -> None:
         """It has none."""
 
     def pack(self, parts: Sequence[RawTensor]) -> ReferenceWeight:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -71,7 +72,8 @@ class Worker:
     """config: the spec's, with the numerics id of what was loaded: equal ids mean interchangeable KV and equal tokens.
     vector_size: values of a vector; 0 for a model that gives tokens. saved: the KV that outlives it, if it keeps some.
     pools: of each KV group. expert_load: what its experts have computed since it was made, without a number of steps;
-    None: it has none. Close the executor to free everything."""
+    None: it has none. time_step: seconds of a step of so many rows with so many threads, made before any other; None:
+    that would be slow, or nobody asks. Close the executor to free everything."""
 
     executor: ModelExecutor
     config: EngineConfig
@@ -82,6 +84,7 @@ class Worker:
     saved: SharedFolder | None = None
     pools: tuple[KVPool, ...] = ()
     expert_load: Callable[[], ExpertLoad | None] = lambda: None
+    time_step: Callable[[int, int], float] | None = None
 
 
 def build_worker(
@@ -142,7 +145,30 @@ def build_worker(
         saved=saved,
         pools=tuple(pools),
         expert_load=partial(_expert_load, model, ops),
+        time_step=_step_timer(ops, model, program, limits),
     )
+
+
+def _step_timer(
+    ops: Ops, model: Model | VectorModel, program: Program, limits: StepLimits
+) -> Callable[[int, int], float] | None:
+    """See Worker.time_step. A step is a prompt of so many tokens in the first blocks, which whoever gets them writes
+    before reading."""
+    if isinstance(model, VectorModel) or ops.disk_memory_bytes != (0, 0):
+        return None
+    num_tables, block_size = len(model.kv_groups), model.kv_groups[0].block_size
+
+    def time_step(rows: int, num_threads: int) -> float:
+        ops.limit_threads([(limits.max_tokens, num_threads)])
+        tables_SB = np.arange(-(-rows // block_size), dtype=np.int32)[None].repeat(num_tables, 0)
+        ends, zeros = np.array([0, rows], np.int32), np.zeros(rows, np.int32)
+        positions = np.arange(rows, dtype=np.int32)
+        batch = StepBatch(zeros, positions, ends, ends[1:], tables_SB, positions[-1:].copy())
+        start_s = time.perf_counter()
+        program(batch)
+        return time.perf_counter() - start_s
+
+    return time_step
 
 
 def _forward(

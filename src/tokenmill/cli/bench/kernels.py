@@ -35,7 +35,7 @@ def open_native(args: argparse.Namespace, what_for: str) -> tuple[Path, NativeOp
     """The path of `args.model`, fetched if need be, and the kernels, which the caller closes. Raises ConfigError, with
     `what_for` ("bench kernels measures"), where another backend is asked for or they cannot run."""
     path = resolve_model(args.model).path
-    ops = select_ops(args.backend, args.threads or read_machine().usable_cpus)
+    ops = select_ops(args.backend, args.threads or read_machine().usable_cores)
     if not isinstance(ops, NativeOps):
         raise ConfigError(f"{what_for} the native kernels, which are not to be had here.", param="backend")
     return path, ops

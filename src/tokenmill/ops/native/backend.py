@@ -57,6 +57,7 @@ class NativeOps:
 
     def __init__(self, num_threads: int | None = None, isa: str | None = None, fuse: bool = True) -> None:
         self.num_threads = num_threads or default_num_threads()
+        self._step_threads = self.num_threads  # of steps of many rows
         self.fuse = fuse
         self._isa = isa or os.environ.get("TOKENMILL_ISA") or "auto"
         self._library = load_library()
@@ -92,7 +93,7 @@ class NativeOps:
         return "bf16" if self.isa in TILE_ISAS else "f16"
 
     def describe(self) -> dict[str, str]:
-        return {"backend": "native", "instruction set": self.isa, "threads": str(self.num_threads)}
+        return {"backend": "native", "instruction set": self.isa, "threads": str(self._step_threads)}
 
     def progress(self) -> int:
         return int(self._library.tm_team_progress(self._team))
@@ -275,10 +276,10 @@ class NativeOps:
         return self._sample_scratch.ctypes.data
 
     def probe(self, what: str, num_bytes: int = 0, rounds: int = 1) -> float:
-        """What all threads reach together, per second: 'read': bytes of memory like that of weights, num_bytes of it
-        read over and over; 'int8', 'f32': operations (a multiply-add is two). 0 where the instruction set has none."""
+        """What the threads that do steps of one row reach together, per second: 'read': bytes of memory like that of
+        weights, num_bytes of it read over and over; 'int8', 'f32', 'bf16': operations (a multiply-add is two), 0 where
+        the instruction set has none; 'phase': phases of a step that are nothing but the way from one to the next."""
         data = WeightArena().take(num_bytes)
-        data[:] = 1
         found = self._library.tm_probe(self._team, PROBES[what], data.ctypes.data, num_bytes, rounds)
         check(self._library, found >= 0)
         return float(found)
@@ -291,11 +292,22 @@ class NativeOps:
     def seal(self) -> None:
         self._weights.seal()
 
-    def use_threads(self, num_threads: int) -> None:
+    def use_threads(self, num_threads: int, places: Sequence[Sequence[int]] = ()) -> None:
         assert not self._programs, "programs hold the threads that they were compiled for"
+        assert len(places) in (0, num_threads), (len(places), num_threads)
         if num_threads != self.num_threads:
             self._end_team()
-            self.num_threads = num_threads
+            self.num_threads = self._step_threads = num_threads
+        for thread, processors in enumerate(places):
+            numbers = np.array(processors, np.int32)
+            self._library.tm_team_place(self._team, thread, numbers.ctypes.data, len(numbers))
+
+    def limit_threads(self, limits: Sequence[tuple[int, int]]) -> None:
+        pairs = np.array(limits, np.int32).reshape(-1, 2)
+        rows, threads = pairs[:, 0].copy(), pairs[:, 1].copy()
+        done = self._library.tm_team_limit(self._team, len(pairs), rows.ctypes.data, threads.ctypes.data)
+        check(self._library, done == 0)
+        self._step_threads = limits[-1][1] if limits else self.num_threads
 
     def close(self) -> None:
         for program in self._programs:

@@ -71,7 +71,7 @@ STORED = (
 )  # fmt: skip
 """Block formats that the library can recode, by number."""
 CODE_LAYOUTS = {"by row": 0, "by column": 1, "awq": 2}
-PROBES = {"read": 0, "int8": 1, "f32": 2}
+PROBES = {"read": 0, "int8": 1, "f32": 2, "bf16": 3, "phase": 4}
 ISAS = ("avx512bf16", "avx512", "avxvnni", "avx2", "neoni8mm", "neon", "scalar")
 TILE_ISAS = ("amx", "scalartiles")
 """Of another arithmetic: for a matrix unit, and its definition in plain loops. Those of one tuple agree in bits."""
@@ -314,6 +314,8 @@ _SIGNATURES = {
     "tm_isa_available": (c_int32, (c_char_p,)),
     "tm_team_new": (c_void_p, (c_int32, c_char_p)),
     "tm_team_free": (None, (c_void_p,)),
+    "tm_team_limit": (c_int32, (c_void_p, c_int32, c_void_p, c_void_p)),
+    "tm_team_place": (None, (c_void_p, c_int32, c_void_p, c_int32)),
     "tm_team_isa": (c_char_p, (c_void_p,)),
     "tm_team_progress": (c_uint64, (c_void_p,)),
     "tm_packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
