@@ -14,6 +14,7 @@ namespace mill {
 constexpr int kLanes = 16;    // output rows of a packed tile, keys of a score vector, partial sums of a reduction
 constexpr int kGroup = 32;    // values that share one quantisation scale
 constexpr int kPanel = 12;    // activation rows stored next to each other, group by group
+constexpr int kGatedGroups = 4;  // groups of inner values whose gates are computed together, then what they are multiplied by
 constexpr int kSpan = 256;    // positions of one attention span
 constexpr int kMaxTile = 32;  // most query vectors of one attention tile, over all variants
 constexpr int kMaxHeadDim = 512;
@@ -51,6 +52,19 @@ static constexpr bool has_minima(int32_t kind) { return kind == kQ4_1 || kind ==
 static constexpr int factor_bytes(int32_t kind) { return kind == kW4M ? 64 : kind == kW8 ? 0 : 16; }  // of integer kinds, in a tile
 static constexpr int code_bytes(int32_t kind) { return kind == kQ6_H ? 24 : is_wide(kind) || kind == kW8 ? 32 : 16; }
 
+// Of quantised kinds that are no integer kinds: how many groups a block of a tile holds, bytes of a group's scales and minima,
+// bytes of a block, and where a group's scales and codes lie. Minima lie behind the scales.
+static constexpr int scale_bytes(int32_t kind) { return kLanes * 2 * (has_halves(kind) ? 2 : 1) * (has_minima(kind) ? 2 : 1); }
+static constexpr int block_groups(int32_t kind) { return scale_bytes(kind) < 64 ? 2 : 1; }
+static constexpr int block_bytes(int32_t kind) { return block_groups(kind) * (scale_bytes(kind) + kLanes * code_bytes(kind)); }
+static constexpr int64_t scales_at(int32_t kind, int64_t group) {
+  return group / block_groups(kind) * block_bytes(kind) + group % block_groups(kind) * scale_bytes(kind);
+}
+static constexpr int64_t codes_at(int32_t kind, int64_t group) {
+  return group / block_groups(kind) * block_bytes(kind) + block_groups(kind) * scale_bytes(kind) +
+         group % block_groups(kind) * (kLanes * code_bytes(kind));
+}
+
 // Steps of kWideStep inputs that share a scale of their weights and are summed as int32, of `num_steps` in all. Few, so that the
 // scale fits; but weights of kW4, whose scale is a fitted one, bear as many as an int32 holds where those are the whole row.
 constexpr int kMostExactSteps = 9;
@@ -69,7 +83,9 @@ static constexpr int num_exact_blocks(int32_t kind, int num_groups) {
 // One packed matrix: tiles of 16 output rows, K ascending inside a tile, the last tile padded with zeros.
 //
 //   dense       tile = [K][16 rows] values; of bf16 [K/2][16 rows] pairs, the last one filled up with zero
-//   quantised   tile = [K/32 groups][words] codes, then [groups][16] f16 scales, then with minima [groups][16] f16
+//   quantised   tile = one stream in the order of use, for short runs from several places are read at half the speed of
+//               memory: blocks of whole cache lines, each [groups of the block][scales, minima], then [groups][words] codes;
+//               scales and minima are [16] f16, a block one group or, without minima or halves, two
 //     4 bit     4 words of 64 bytes: word b, lane i holds codes k = 4b..4b+3 of row i (low) and 16+4b.. (high nibbles)
 //     6 bit     4 such words of the lower 4 bits, then 2 words of upper bits: byte j of word h, lane i holds those of
 //               codes k = 16h+j, 16h+4+j, 16h+8+j, 16h+12+j of row i, from the lowest bits up
@@ -79,7 +95,7 @@ static constexpr int num_exact_blocks(int32_t kind, int num_groups) {
 //               signed, and zeros behind an odd last group;
 //               then [groups] factors: of kW4 16 multipliers (int8), of kW4M 16 and 16 offsets (int16);
 //               then [blocks][16] scales (float32): see integer_weights.inc
-//     halves    scales and minima are [groups][2][16]: of values 0..15, then of 16..31
+//     halves    scales and minima are [2][16]: of values 0..15, then of 16..31
 struct Part {
   int32_t kind;
   int32_t column0;  // first output column of this part
@@ -253,7 +269,8 @@ struct Kernels {
   void (*soft_cap)(const float* x, float cap, int n, float* out);
   void (*activate)(int activation, const float* x, int n, float* out);
   void (*gated)(int activation, const float* gate, const float* up, int n, float* out);
-  void (*gated_group)(int activation, const float* gate_up, int num_rows, const Quantised* out, int row, int group);
+  void (*gated_group)(int activation, const float* gate, const float* up, int64_t ld, int num_rows, const Quantised* out, int row,
+                      int group);
   void (*gate_row)(const float* x, float gate, int n, float* out);
   void (*softmax)(const float* x, int n, float* out);
   void (*sigmoid)(const float* x, int n, float* out);

@@ -81,7 +81,7 @@ int plan_linear(Workspace& w, const Op& op, double* cost_ns) {
   if (gated) tiles = op.op.width / kGroup;  // a unit of work is a group of 32 outputs: two gate and two up tiles
   const bool wide = is_integer(op.parts[0].kind), on_tiles = wide || takes_rounded(w, op);
   *cost_ns = bytes / 20.0 + bytes * rows / (wide ? 500.0 : on_tiles ? 250.0 : 100.0);
-  const int most = gated ? (on_tiles ? 8 : 4) : 16;
+  const int most = gated ? (on_tiles ? 8 : kGatedGroups) : 16;
   cut.rows_per_panel = wide ? kWidePanel : on_tiles ? kRoundedPanel : kPanel;
   const int least_blocks = ceil_div(rows, on_tiles ? kTileRowBlock : kRowBlock);
   const int shares = std::min(w.num_threads, least_blocks);
@@ -174,7 +174,7 @@ void run_linear(Workspace& w, const Op& op, int unit, int thread) {
   w.kernels->linear(&args);
 }
 
-// Gate and up columns of one output group, a panel of rows at a time, through act(gate) * up into the group's codes. On
+// Gate and up columns of some output groups, a panel of rows at a time, through act(gate) * up into the groups' codes. On
 // tiles the kernel does all of it, into float32.
 void run_linear_gated(Workspace& w, const Op& op, int unit, int thread) {
   const tm_op& o = op.op;
@@ -196,22 +196,22 @@ void run_linear_gated(Workspace& w, const Op& op, int unit, int thread) {
     args.ld_out_rounded = rounded_stride(o.width);
     return w.kernels->linear(&args);
   }
-  args.num_tiles = kGroup / kLanes;
-  args.ld_out = 2 * kGroup;
+  const int num_groups = group_end - group_begin;
+  args.num_tiles = num_groups * (kGroup / kLanes);
+  args.ld_out = kGatedGroups * kGroup;
   const Quantised out = w.quantised(o.out);
-  alignas(64) float both[kPanel][2 * kGroup];
+  alignas(64) float gate[kPanel][kGatedGroups * kGroup], up[kPanel][kGatedGroups * kGroup];
   for (int row = at.row_begin; row < at.row_end; row += kPanel) {
     args.row0 = row;
     args.num_rows = std::min(kPanel, at.row_end - row);
-    for (int group = group_begin; group < group_end; group++) {
-      args.tile0 = group * (kGroup / kLanes);
-      args.out = both[0];
-      w.kernels->linear(&args);
-      args.tile0 += o.width / kLanes;
-      args.out = both[0] + kGroup;
-      w.kernels->linear(&args);
-      w.kernels->gated_group(o.activation, both[0], args.num_rows, &out, row, group);
-    }
+    args.tile0 = group_begin * (kGroup / kLanes);
+    args.out = gate[0];
+    w.kernels->linear(&args);
+    args.tile0 += o.width / kLanes;
+    args.out = up[0];
+    w.kernels->linear(&args);
+    for (int i = 0; i < num_groups; i++)
+      w.kernels->gated_group(o.activation, gate[0] + i * kGroup, up[0] + i * kGroup, args.ld_out, args.num_rows, &out, row, group_begin + i);
   }
 }
 

@@ -242,30 +242,33 @@ void run_groups(Workspace& w, const tm_op& o, const ExpertInputs& in, LinearArgs
   const int width = inner_width(o), num_rows = args.num_rows;
   const float* bias = m.gate_up_bias == nullptr ? nullptr : m.gate_up_bias + static_cast<int64_t>(run.expert) * 2 * width;
   const Quantised out = inner_codes(w, o);
-  alignas(64) float both[kPanel][2 * kGroup];
-  args.num_tiles = kGroup / kLanes;
-  args.ld_out = 2 * kGroup;
+  alignas(64) float gate[kPanel][kGatedGroups * kGroup], up[kPanel][kGatedGroups * kGroup];
+  args.ld_out = kGatedGroups * kGroup;
   for (int row = 0; row < num_rows; row += kPanel) {
     args.row0 = in.row0 + row;
     args.num_rows = std::min(kPanel, num_rows - row);
-    for (int group = begin; group < end; group++) {
+    for (int group = begin; group < end; group += kGatedGroups) {
+      const int num_groups = std::min(kGatedGroups, end - group), columns = num_groups * kGroup;
+      args.num_tiles = columns / kLanes;
       args.tile0 = group * (kGroup / kLanes);
-      args.out = both[0];
+      args.out = gate[0];
       w.kernels->linear(&args);
       args.tile0 += width / kLanes;
-      args.out = both[0] + kGroup;
+      args.out = up[0];
       w.kernels->linear(&args);
       for (int r = 0; bias != nullptr && r < args.num_rows; r++) {
-        w.kernels->add(both[r], bias + group * kGroup, kGroup, both[r]);
-        w.kernels->add(both[r] + kGroup, bias + width + group * kGroup, kGroup, both[r] + kGroup);
+        w.kernels->add(gate[r], bias + group * kGroup, columns, gate[r]);
+        w.kernels->add(up[r], bias + width + group * kGroup, columns, up[r]);
       }
       if (o.activation != TM_SWIGLU) {
-        w.kernels->gated_group(o.activation, both[0], args.num_rows, &out, slot + row, group);
+        for (int i = 0; i < num_groups; i++)
+          w.kernels->gated_group(o.activation, gate[0] + i * kGroup, up[0] + i * kGroup, args.ld_out, args.num_rows, &out, slot + row,
+                                 group + i);
         continue;
       }
       for (int r = 0; r < args.num_rows; r++) {
-        w.kernels->swiglu(both[r], both[r] + kGroup, kGroup, m.limit, m.alpha, both[r]);
-        w.kernels->quantise_row(both[r], &out, slot + row + r, group, 1);
+        w.kernels->swiglu(gate[r], up[r], columns, m.limit, m.alpha, gate[r]);
+        w.kernels->quantise_row(gate[r], &out, slot + row + r, group, num_groups);
       }
     }
   }

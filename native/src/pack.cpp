@@ -16,8 +16,6 @@ namespace {
 
 constexpr int64_t kRawBlockBytes[kNumKinds] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28, 18, 20, 34};  // scales, (minima), codes of 32
 
-int num_scales(int32_t kind) { return has_halves(kind) ? 2 : 1; }
-
 const uint8_t* find_row(const RawRows& rows, int64_t row, int64_t row_bytes) {
   for (int i = 0; i < rows.count; i++) {
     if (row < rows.num_rows[i]) return rows.data[i] + row * row_bytes;
@@ -45,21 +43,13 @@ void interleave(const TileRows& from, int64_t at, int64_t num_words, uint32_t fl
 }
 
 void pack_quantised(int32_t kind, int64_t num_groups, const TileRows& from, uint8_t* tile) {
-  const int codes = code_bytes(kind), halves = num_scales(kind);
-  const int64_t block_bytes = kRawBlockBytes[kind];
-  uint8_t* scales = tile + num_groups * codes * kLanes;
-  uint8_t* minima = scales + num_groups * halves * kLanes * 2;
+  const int codes = code_bytes(kind);
+  const int64_t group_bytes = kRawBlockBytes[kind];
   for (int64_t g = 0; g < num_groups; g++) {
-    for (int half = 0; half < halves; half++) {
-      const int64_t at = (g * halves + half) * kLanes * 2;
-      for (int lane = 0; lane < from.count; lane++) {
-        const uint8_t* block = from.row[lane] + g * block_bytes;
-        std::memcpy(scales + at + lane * 2, block + 2 * half, 2);
-        if (has_minima(kind)) std::memcpy(minima + at + lane * 2, block + 2 * (halves + half), 2);
-      }
-    }
-    interleave(from, (g + 1) * block_bytes - codes, codes / 4, is_wide(kind) ? 0x80808080u : 0,
-               tile + g * codes * kLanes);
+    for (int lane = 0; lane < from.count; lane++)
+      for (int i = 0; i < group_bytes - codes; i += 2)
+        std::memcpy(tile + scales_at(kind, g) + (i * kLanes / 2 + lane) * 2, from.row[lane] + g * group_bytes + i, 2);
+    interleave(from, (g + 1) * group_bytes - codes, codes / 4, is_wide(kind) ? 0x80808080u : 0, tile + codes_at(kind, g));
   }
 }
 
@@ -229,7 +219,7 @@ int64_t tile_bytes(int32_t kind, int64_t num_cols) {
     case kW8:
       bytes = integer_codes(kind, groups) + groups * factor_bytes(kind) + 64 * num_exact_blocks(kind, static_cast<int>(groups));
       break;
-    default: bytes = groups * kLanes * kRawBlockBytes[kind];
+    default: bytes = groups > 0 ? codes_at(kind, groups - 1) + kLanes * code_bytes(kind) : 0;
   }
   return (bytes + 63) / 64 * 64;
 }
@@ -316,26 +306,25 @@ void unpack_row(const Part& part, int64_t row, float* out) {
   }
   const int64_t num_groups = part.num_cols / kGroup;
   if (is_integer(part.kind)) return unpack_integer(part, tile, static_cast<int>(lane), out);
-  const int codes = code_bytes(part.kind), halves = num_scales(part.kind);
-  const uint8_t* scales = tile + num_groups * codes * kLanes;
-  const uint8_t* minima = scales + num_groups * halves * kLanes * 2;
-  const auto half_at = [&](const uint8_t* from, int64_t group, int k) {
+  const int halves = has_halves(part.kind) ? 2 : 1;
+  const auto half_at = [&](int64_t group, int index) {
     uint16_t value;
-    std::memcpy(&value, from + ((group * halves + k * halves / kGroup) * kLanes + lane) * 2, 2);
+    std::memcpy(&value, tile + scales_at(part.kind, group) + (index * kLanes + lane) * 2, 2);
     return half_to_float(value);
   };
   const int low_bytes = is_wide(part.kind) ? 32 : 16;  // of the words that hold all but the upper bits
   const int offset = is_wide(part.kind) ? 128 : part.kind == kQ6_H ? 32 : part.kind == kQ4_0 ? 8 : 0;
   for (int64_t g = 0; g < num_groups; g++) {
-    const uint8_t* from = tile + g * codes * kLanes + lane * 4;
+    const uint8_t* from = tile + codes_at(part.kind, g) + lane * 4;
     float* to = out + g * kGroup;
     for (int k = 0; k < kGroup; k++) {
       const int i = k % low_bytes;
       const uint8_t byte = from[i / 4 * 64 + i % 4];
       int code = low_bytes == 32 ? byte : k < low_bytes ? byte & 15 : byte >> 4;
       if (part.kind == kQ6_H) code |= (from[(4 + k / 16) * 64 + i % 4] >> i / 4 * 2 & 3) << 4;
-      to[k] = half_at(scales, g, k) * static_cast<float>(code - offset);
-      if (has_minima(part.kind)) to[k] += half_at(minima, g, k);
+      const int half = k * halves / kGroup;
+      to[k] = half_at(g, half) * static_cast<float>(code - offset);
+      if (has_minima(part.kind)) to[k] += half_at(g, halves + half);
     }
   }
 }
