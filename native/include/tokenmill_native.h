@@ -355,6 +355,19 @@ TM_API void tm_call_run(tm_call* call);
  * those of drawing to the entry after the last operation; null stops. */
 TM_API void tm_program_time(tm_program* program, int64_t* ns);
 
+/* A unit of work that was done: of which operation (draws: the entry after the last), in which phase of the step, from 0; -1:
+ * by whoever prepared the next phase, as it was too little to hand out. Times are of the steady clock. */
+typedef struct {
+  int32_t place, phase;
+  int64_t began_ns, ended_ns;
+} tm_unit;
+
+/* From now on cut each step as for so many threads, but do its units one after the other on the caller's, and write them to
+ * `units`, those of the latest step, as far as there is room. Null stops. */
+TM_API int32_t tm_program_record(tm_program* program, int32_t num_threads, tm_unit* units, int64_t capacity);
+/* Units of the latest step. */
+TM_API int64_t tm_program_recorded(const tm_program* program);
+
 /* Calls, done one at a time in the order of pushing by the thread that is in tm_queue_run. */
 TM_API tm_queue* tm_queue_new(void);
 TM_API void tm_queue_push(tm_queue* queue, tm_call* call); /* from any thread */

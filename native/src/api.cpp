@@ -173,6 +173,16 @@ void tm_call_run(tm_call* call) { mill::run_call(call, nullptr); }
 
 void tm_program_time(tm_program* program, int64_t* ns) { program->program->time(ns); }
 
+int32_t tm_program_record(tm_program* program, int32_t num_threads, tm_unit* units, int64_t capacity) {
+  return guarded([&] {
+    if (units != nullptr && (num_threads < 1 || num_threads > 1024)) return fail("num_threads must be between 1 and 1024");
+    program->program->record(num_threads, units, capacity);
+    return 0;
+  });
+}
+
+int64_t tm_program_recorded(const tm_program* program) { return program->program->num_recorded(); }
+
 tm_queue* tm_queue_new(void) { return new tm_queue; }
 
 void tm_queue_push(tm_queue* queue, tm_call* call) { queue->push(call); }

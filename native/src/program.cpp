@@ -157,8 +157,9 @@ std::string Program::run(const tm_step& step, const tm_draws* draws, const std::
   current_ = nullptr;
   is_under_way_ = false;
   space_.attention.plans.clear();
-  space_.num_threads = space_.team->num_threads_for(step.num_tokens);
-  space_.team->run(this, aside, space_.num_threads);
+  space_.num_threads = record_.units != nullptr ? record_.num_threads : space_.team->num_threads_for(step.num_tokens);
+  record_.num_units = record_.num_phases = 0;
+  space_.team->run(this, aside, record_.units != nullptr ? 1 : space_.num_threads);
   return find_lost_weights();
 }
 
@@ -197,7 +198,10 @@ int Program::next_phase() {
       units = draws_ == nullptr ? 0 : draws_->num_rows;
       cost_ns = units * kDrawNs;
     }
-    if (units > 1 && cost_ns > kInlineNs && space_.num_threads > 1) return units;
+    if (units > 1 && cost_ns > kInlineNs && space_.num_threads > 1) {
+      record_.num_phases++;
+      return units;
+    }
     for (int unit = 0; unit < units; unit++) {
       run_unit(unit, space_.team->num_threads());
       space_.team->tick();
@@ -214,7 +218,17 @@ void Program::take_time() {
   timed_until_ = now;
 }
 
+// Of the phases' units, those on threads of the team are handed out.
 void Program::run_unit(int unit, int thread) {
+  if (record_.units == nullptr) return do_unit(unit, thread);
+  const int64_t began_ns = now_ns(), index = record_.num_units++;
+  do_unit(unit, thread);
+  const int place = current_ == nullptr ? ops_.back().place + 1 : current_->place;
+  const int phase = thread < space_.team->num_threads() ? record_.num_phases - 1 : -1;
+  if (index < record_.capacity) record_.units[index] = {place, phase, began_ns, now_ns()};
+}
+
+void Program::do_unit(int unit, int thread) {
   if (current_ == nullptr) return draw(unit, thread);
   current_->kind->run(space_, *current_, unit, thread);
 }

@@ -12,6 +12,11 @@
 
 namespace mill {
 
+inline int64_t now_ns() {
+  using std::chrono::nanoseconds, std::chrono::steady_clock;
+  return std::chrono::duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
+}
+
 class Program final : public Job {
  public:
   // `error` says what is wrong with the list, if anything; such a program must not be run.
@@ -24,9 +29,14 @@ class Program final : public Job {
   // From now on add each operation's nanoseconds to ns[its place in the list], those of drawing after them; null stops.
   void time(int64_t* ns) { times_ns_ = ns; }
 
+  // From now on cut steps as for so many threads, do their units on one, and write them to `units`; null stops.
+  void record(int num_threads, tm_unit* units, int64_t capacity) { record_ = {units, capacity, num_threads, 0, 0}; }
+  int64_t num_recorded() const { return record_.num_units; }
+
  private:
   int next_phase() override;
   void run_unit(int unit, int thread) override;
+  void do_unit(int unit, int thread);
   void take_time();
   void take_weight(const tm_weight* weight);
   std::string find_lost_weights() const;
@@ -59,6 +69,12 @@ class Program final : public Job {
   bool is_under_way_ = false;   // it was planned, and has not ended
   const tm_weight* taken_ = nullptr;  // that is in memory for now
   int64_t* times_ns_ = nullptr;
+  struct {
+    tm_unit* units;
+    int64_t capacity;
+    int num_threads, num_phases;
+    int64_t num_units;
+  } record_ = {};
   std::chrono::steady_clock::time_point timed_until_;
 };
 

@@ -14,17 +14,12 @@
 
 namespace {
 
-int64_t now_ns() {
-  using std::chrono::nanoseconds, std::chrono::steady_clock;
-  return std::chrono::duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
-}
-
 void set_error(tm_call* call, const std::string& wrong) { call->error[wrong.copy(call->error, TM_ERROR_BYTES - 1)] = 0; }
 
 }  // namespace
 
 void mill::run_call(tm_call* call, const std::function<void()>& aside) {
-  call->began_ns = now_ns();
+  call->began_ns = mill::now_ns();
   try {
     set_error(call, call->program->program->run(call->step, call->has_draws ? &call->draws : nullptr, aside));
   } catch (const std::exception& error) {
@@ -47,7 +42,7 @@ tm_call* tm_queue::run(int32_t wake_fd, int64_t rest_ns) {
   while (tm_call* call = next(wake_fd, rest_ns)) {
     if (call->program == nullptr) {
       tell(wake_fd);
-      call->began_ns = now_ns();
+      call->began_ns = mill::now_ns();
       return hosted_ = call;
     }
     mill::run_call(call, tell_last);
@@ -83,7 +78,7 @@ tm_call* tm_queue::next(int32_t wake_fd, int64_t rest_ns) {
 void tm_queue::end(tm_call* call) {
   std::lock_guard<std::mutex> lock(mutex_);
   owes_ = call->tells != 0;
-  call->ended_ns = now_ns();
+  call->ended_ns = mill::now_ns();
   ended_.notify_all();
 }
 
@@ -113,7 +108,7 @@ void tm_queue::close() {
   while (first_ != nullptr) {
     tm_call* call = std::exchange(first_, first_->next);
     set_error(call, "closed before it began");
-    call->ended_ns = now_ns();
+    call->ended_ns = mill::now_ns();
   }
   arrived_.notify_one();
   ended_.notify_all();

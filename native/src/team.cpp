@@ -1,7 +1,8 @@
-// See team.h. The only shared words are the ticket (phase number and units left), the count of unfinished units, how far
-// each thread's run of units is taken, and the counts of sleepers. A claim is a compare-and-swap on the ticket, so a late
-// thread can never take a unit of a phase other than the one it looked at; the thread that holds a claim keeps its phase,
-// and so its runs, alive.
+// See team.h. Threads share as few cache lines as they can, because a line that all write goes from one core to the next. Each
+// has its run of units in a word of its own line; a claim is a compare-and-swap on the word, which holds the end of the run
+// too, so it takes a unit that is there even where the thread has looked at an earlier phase. Units that were done are
+// counted off in groups of threads, each thread's own run at once, and groups in one more count. A phase cannot end before
+// the units that were claimed, so whoever holds a claim keeps its phase, and the job, alive.
 #include "team.h"
 
 #include <chrono>
@@ -28,12 +29,9 @@ inline void relax() {
 #endif
 }
 
-inline uint32_t phase_of(uint64_t ticket) { return static_cast<uint32_t>(ticket >> 32); }
-inline uint32_t left_of(uint64_t ticket) { return static_cast<uint32_t>(ticket); }
-
 }  // namespace
 
-Team::Team(int num_threads, void (*rest)()) : rest_(rest), taking_part_(num_threads), runs_(new Run[num_threads]) {
+Team::Team(int num_threads, void (*rest)()) : rest_(rest), taking_part_(num_threads), runs_(new Run[num_threads]), groups_(new Group[num_groups(num_threads)]) {
   for (int i = 1; i < num_threads; i++) workers_.emplace_back([this, i] { participate(i); });
 }
 
@@ -63,14 +61,20 @@ void Team::place(int thread, const int32_t* processors, int num_processors) {
 
 void Team::publish(int num_units) {
   const int threads = taking_part_.load(std::memory_order_relaxed);
-  for (int t = 0; t < threads; t++) {
-    runs_[t].taken.store(static_cast<int>(static_cast<int64_t>(num_units) * t / threads), std::memory_order_relaxed);
-    runs_[t].end = static_cast<int>(static_cast<int64_t>(num_units) * (t + 1) / threads);
+  const auto begin_of = [&](int thread) { return static_cast<int64_t>(num_units) * std::min(thread, threads) / threads; };
+  int open = 0;
+  for (int g = 0; g < num_groups(threads); g++) {
+    const int units = static_cast<int>(begin_of((g + 1) * kGroupThreads) - begin_of(g * kGroupThreads));
+    groups_[g].unfinished.store(units, std::memory_order_relaxed);
+    open += units > 0;
   }
-  unfinished_.store(num_units, std::memory_order_relaxed);
-  const uint32_t phase = phase_of(ticket_.load(std::memory_order_relaxed)) + 1;
+  open_groups_.store(open, std::memory_order_relaxed);
+  // From here on late threads may already claim.
+  for (int t = 0; t < threads; t++)
+    runs_[t].left.store(static_cast<uint64_t>(begin_of(t)) << 32 | static_cast<uint64_t>(begin_of(t + 1)), std::memory_order_release);
+  const uint64_t phase = phase_.load(std::memory_order_relaxed) + 1;
   if (num_units == 0) finished_phase_.store(phase, std::memory_order_relaxed);
-  ticket_.store(static_cast<uint64_t>(phase) << 32 | static_cast<uint32_t>(num_units), std::memory_order_seq_cst);
+  phase_.store(phase, std::memory_order_seq_cst);
   // Workers need not wake for the end of a job.
   if (num_units > 0 && sleeping_workers_.load(std::memory_order_seq_cst) > 0) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -82,48 +86,58 @@ void Team::publish(int num_units) {
   }
 }
 
-// For a thread that holds a claim: there are as many claims as units, so it finds one.
-int Team::next_unit(int thread) {
+// The next unit of a thread's run; -1 where there is none.
+int Team::take(int of) {
+  uint64_t left = runs_[of].left.load(std::memory_order_acquire);
+  do {
+    if (left >> 32 >= static_cast<uint32_t>(left)) return -1;
+  } while (!runs_[of].left.compare_exchange_weak(left, left + (uint64_t{1} << 32), std::memory_order_acquire));
+  return static_cast<int>(left >> 32);
+}
+
+// So many units of a thread's run are done: whoever did the last ones of all goes on.
+void Team::finish(int of, int num_done) {
+  if (groups_[of / kGroupThreads].unfinished.fetch_sub(num_done, std::memory_order_acq_rel) != num_done) return;
+  if (open_groups_.fetch_sub(1, std::memory_order_acq_rel) == 1) advance();
+}
+
+bool Team::help(int thread) {
   const int threads = taking_part_.load(std::memory_order_relaxed);
-  for (int turn = thread;; turn = turn + 1 == threads ? 0 : turn + 1) {
-    Run& run = runs_[turn];
-    if (run.taken.load(std::memory_order_relaxed) >= run.end) continue;
-    const int unit = run.taken.fetch_add(1, std::memory_order_relaxed);
-    if (unit < run.end) return unit;
+  for (int i = 1; i < threads; i++) {
+    const int of = (thread + i) % threads, unit = take(of);
+    if (unit < 0) continue;
+    job_->run_unit(unit, thread);
+    finish(of, 1);
+    return true;
   }
+  return false;
 }
 
 void Team::advance() { publish(job_->next_phase()); }
 
 // Claim and run units: a worker until the team stops, the caller of run until its job has ended.
 void Team::participate(int thread) {
+  const bool is_caller = thread == 0;
   for (;;) {
-    uint64_t ticket = ticket_.load(std::memory_order_acquire);
-    // Of this ticket's job, or of a later one: then the claim fails.
+    const uint64_t phase = phase_.load(std::memory_order_acquire);
     if (thread >= taking_part_.load(std::memory_order_relaxed)) {
       if (stopping_.load(std::memory_order_acquire)) return;
       wait_for_part(thread);
       continue;
     }
-    if (left_of(ticket) > 0) {
-      if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) continue;
-      job_->run_unit(next_unit(thread), thread);
-      if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) advance();
-      continue;
-    }
-    const bool is_caller = thread == 0;
-    if (is_caller && finished_phase_.load(std::memory_order_relaxed) == phase_of(ticket)) return;
+    int num_done = 0;
+    for (int unit; (unit = take(thread)) >= 0; num_done++) job_->run_unit(unit, thread);
+    if (num_done > 0) finish(thread, num_done);
+    if (num_done > 0 || help(thread)) continue;
+    if (is_caller && finished_phase_.load(std::memory_order_relaxed) == phase) return;
     if (!is_caller && stopping_.load(std::memory_order_acquire)) return;
-    wait_for_change(ticket, is_caller);
+    wait_for_change(phase, is_caller);
   }
 }
 
 void Team::wait_for_change(uint64_t seen, bool is_caller) {
   const auto give_up = std::chrono::steady_clock::now() + std::chrono::microseconds(kSpinMicroseconds);
-  const auto unchanged = [&] {
-    const uint64_t ticket = ticket_.load(std::memory_order_seq_cst);
-    return phase_of(ticket) == phase_of(seen) && !stopping_.load();
-  };
+  const auto unchanged = [&] { return phase_.load(std::memory_order_seq_cst) == seen && !stopping_.load(); };
   do {
     for (int i = 0; i < 32; i++) {
       if (!unchanged()) return;

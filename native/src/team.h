@@ -39,11 +39,15 @@ class Team {
   Team(const Team&) = delete;
 
   // Another number with every unit that is claimed, or told of by `tick`.
-  uint64_t progress() const { return ticket_.load(std::memory_order_relaxed); }
+  uint64_t progress() const {
+    uint64_t taken = 0;
+    for (int t = 0; t < num_threads(); t++) taken += runs_[t].left.load(std::memory_order_relaxed) >> 32;
+    return phase_.load(std::memory_order_relaxed) << 32 | static_cast<uint32_t>(taken);
+  }
 
   // A job runs a unit by itself, within next_phase: where it is for one thread, no other waits for it.
   void tick() {
-    if (taking_part_.load(std::memory_order_relaxed) == 1) ticket_.store(ticket_.load(std::memory_order_relaxed) + kPhase, std::memory_order_relaxed);
+    if (taking_part_.load(std::memory_order_relaxed) == 1) phase_.store(phase_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
 
   int num_threads() const { return 1 + static_cast<int>(workers_.size()); }
@@ -91,29 +95,34 @@ class Team {
   void participate(int thread);
   void advance();
   void publish(int num_units);
-  int next_unit(int thread);
+  int take(int of);
+  void finish(int of, int num_done);
+  bool help(int thread);
   void wait_for_change(uint64_t seen, bool is_caller);
   void wait_for_part(int thread);
 
-  // The units [taken, end) of a thread's run are left.
+  // The units that are left of a thread's run: the next one in the high half, the end in the low.
   struct alignas(64) Run {
-    std::atomic<int> taken{0};
-    int end = 0;
+    std::atomic<uint64_t> left{0};
   };
+  struct alignas(64) Group {
+    std::atomic<int> unfinished{0};  // units of its threads' runs
+  };
+  static constexpr int kGroupThreads = 8;
+  static int num_groups(int num_threads) { return (num_threads + kGroupThreads - 1) / kGroupThreads; }
 
   void (*const rest_)();
   std::vector<Limit> limits_;
-  // High half: phase number. Low half: units not yet claimed.
-  static constexpr uint64_t kPhase = uint64_t{1} << 32;
-  alignas(64) std::atomic<uint64_t> ticket_{0};
-  alignas(64) std::atomic<int> unfinished_{0};
+  alignas(64) std::atomic<uint64_t> phase_{0};    // number of the latest
+  alignas(64) std::atomic<int> open_groups_{0};  // with unfinished units
   alignas(64) std::atomic<int> sleeping_workers_{0};
-  std::atomic<int> taking_part_;  // threads of the job; set before its first ticket
+  std::atomic<int> taking_part_;  // threads of the job; set before its first phase
   std::atomic<int> caller_sleeps_{0};
-  std::atomic<uint32_t> finished_phase_{0};  // the phase number that announced the end of the latest job
+  std::atomic<uint64_t> finished_phase_{0};  // the phase number that announced the end of the latest job
   std::atomic<bool> stopping_{false};
   Job* job_ = nullptr;
-  std::unique_ptr<Run[]> runs_;  // of each thread
+  std::unique_ptr<Run[]> runs_;      // of each thread
+  std::unique_ptr<Group[]> groups_;  // of kGroupThreads threads each
   std::mutex mutex_;
   std::condition_variable workers_wake_, caller_wakes_, part_begins_;
   std::vector<std::thread> workers_;

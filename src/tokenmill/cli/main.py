@@ -321,6 +321,10 @@ def _add_bench(commands: _Commands, argv: Sequence[str]) -> None:
     engine.add_argument("--expert-load", metavar="FILE", help="write what each expert computed (see serve)")
     kernels = _command(benches, "kernels", "each operation against the machine's limits", "bench.kernels", "kernels")
     add_model(kernels)
+    scaling = _command(
+        benches, "scaling", "what more threads would gain, by a simulated schedule", "bench.scaling", "scaling"
+    )
+    add_model(scaling)
     core = _command(benches, "core", "what a step costs outside of computing", "bench.core", "core")
     profile = _command(benches, "profile", "where the time of steps and requests goes", "bench.profile", "profile")
     add_model(profile)
@@ -349,6 +353,7 @@ def _add_bench(commands: _Commands, argv: Sequence[str]) -> None:
     if argv[:1] == ["bench"]:
         importlib.import_module("tokenmill.bench.engine").add_arguments(engine)
         importlib.import_module("tokenmill.bench.kernels").add_arguments(kernels)
+        importlib.import_module("tokenmill.bench.scaling").add_arguments(scaling)
         importlib.import_module("tokenmill.bench.core").add_arguments(core)
         importlib.import_module("tokenmill.bench.profile").add_arguments(profile)
         importlib.import_module("tokenmill.bench.quality.command").add_arguments(quality)
@@ -364,7 +369,7 @@ def _add_bench(commands: _Commands, argv: Sequence[str]) -> None:
         importlib.import_module("tokenmill.bench.load.overload_command").add_arguments(overload)
         load.add_compare_arguments(compare)
         importlib.import_module("tokenmill.bench.load.fairness").add_arguments(fairness)
-    for command in (engine, kernels, profile, quality, drafts, rows):
+    for command in (engine, kernels, scaling, profile, quality, drafts, rows):
         add_options(command.add_argument_group("engine"), EngineOptions)
 
 

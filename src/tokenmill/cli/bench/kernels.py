@@ -137,7 +137,7 @@ def _linear(
     num_bytes = sum(weight.num_bytes for weight in weights) // len(weights)
     unit = "int8" if 8 * num_bytes < QUANTISED_BITS * num_values else "f32"
     for rows in row_counts:
-        batch = _batch([(rows, rows)], np.zeros((1, 1), np.int32))
+        batch = make_batch([(rows, rows)], np.zeros((1, 1), np.int32))
         yield Case(
             operation=name,
             shape=f"N={first.num_rows} K={first.num_cols}",
@@ -188,7 +188,7 @@ def _attention(ops: NativeOps, model: Model) -> Iterator[Case]:
         tables = np.zeros((len(sequences), max(counts)), np.int32)
         for table, own in zip(tables, np.split(ids, np.cumsum(counts)[:-1]), strict=True):
             table[: len(own)] = own
-        batch = _batch(sequences, tables)
+        batch = make_batch(sequences, tables)
         seen = sum(rows * context - rows * (rows - 1) // 2 for rows, context in sequences)
         yield Case(
             operation=name,
@@ -232,7 +232,7 @@ def _row_operations(ops: NativeOps, model: Model) -> Iterator[Case]:
     for name, kind, width, forward in wanted:
         once = _Once(ops, forward, partial(_has_kind, kind), _limits(max(NORM_ROWS)))
         for rows in NORM_ROWS:
-            batch = _batch([(rows, rows)], np.zeros((1, 1), np.int32))
+            batch = make_batch([(rows, rows)], np.zeros((1, 1), np.int32))
             yield Case(
                 operation=name,
                 shape=f"D={width}",
@@ -280,8 +280,10 @@ def _limits(max_tokens: int) -> StepLimits:
     return StepLimits(max_tokens=max_tokens, max_seqs=1, max_blocks_per_seq=1, max_logit_rows=1)
 
 
-def _batch(sequences: Sequence[tuple[int, int]], tables_SB: np.ndarray) -> StepBatch:
-    """The last `rows` positions of each (rows, context) sequence."""
+def make_batch(
+    sequences: Sequence[tuple[int, int]], tables_SB: np.ndarray, logit_rows_L: np.ndarray | None = None
+) -> StepBatch:
+    """The last `rows` positions of each (rows, context) sequence. logit_rows_L: default, the first."""
     counts = [rows for rows, _ in sequences]
     positions = [np.arange(context - rows, context, dtype=np.int32) for rows, context in sequences]
     return StepBatch(
@@ -290,5 +292,5 @@ def _batch(sequences: Sequence[tuple[int, int]], tables_SB: np.ndarray) -> StepB
         row_starts_S1=np.cumsum([0, *counts]).astype(np.int32),
         context_lens_S=np.array([context for _, context in sequences], np.int32),
         block_tables_SB=tables_SB,
-        logit_rows_L=np.zeros(1, np.int32),
+        logit_rows_L=np.zeros(1, np.int32) if logit_rows_L is None else logit_rows_L,
     )

@@ -239,16 +239,8 @@ class _Operations:
     """Names the operations of a program by their role in the model, and adds up their times."""
 
     def __init__(self, program: NativeProgram, model: Model) -> None:
-        roles = {id(model.weights.head): "linear lm_head"}
-        for layer in model.weights.layers:
-            of_experts = "shared " if layer.moe is not None else ""
-            linears = {"qkv": layer.qkv, "q_up": layer.q_up, "output": layer.output}
-            linears |= {f"{of_experts}gate_up": layer.gate_up, f"{of_experts}down": layer.down}
-            if layer.moe is not None:
-                linears |= {"router": layer.moe.router, "shared gate": layer.moe.mix}
-            roles |= {id(linear.weight): f"linear {role}" for role, linear in linears.items() if linear is not None}
         self._program = program
-        self._names = [*(_name(operation, roles) for operation in program.operations), "draw"]
+        self._names = operation_names(program, model)
         self._step_ns = np.zeros(len(self._names), np.int64)
         self._sum_ns = np.zeros(len(self._names), np.int64)
         self.last_step_s = 0.0
@@ -269,6 +261,19 @@ class _Operations:
             found[name] += ns
         self._sum_ns[:] = 0
         return dict(found)
+
+
+def operation_names(program: NativeProgram, model: Model) -> list[str]:
+    """Of each operation of the model's program by its role, and of the draws after them."""
+    roles = {id(model.weights.head): "linear lm_head"}
+    for layer in model.weights.layers:
+        of_experts = "shared " if layer.moe is not None else ""
+        linears = {"qkv": layer.qkv, "q_up": layer.q_up, "output": layer.output}
+        linears |= {f"{of_experts}gate_up": layer.gate_up, f"{of_experts}down": layer.down}
+        if layer.moe is not None:
+            linears |= {"router": layer.moe.router, "shared gate": layer.moe.mix}
+        roles |= {id(linear.weight): f"linear {role}" for role, linear in linears.items() if linear is not None}
+    return [*(_name(operation, roles) for operation in program.operations), "draw"]
 
 
 def _name(operation: Operation, roles: dict[int, str]) -> str:

@@ -336,6 +336,8 @@ _SIGNATURES = {
     "tm_program_free": (None, (c_void_p,)),
     "tm_call_run": (None, (POINTER(CallStruct),)),
     "tm_program_time": (None, (c_void_p, c_void_p)),
+    "tm_program_record": (c_int32, (c_void_p, c_int32, c_void_p, c_int64)),
+    "tm_program_recorded": (c_int64, (c_void_p,)),
     "tm_queue_new": (c_void_p, ()),
     "tm_queue_push": (None, (c_void_p, POINTER(CallStruct))),
     "tm_queue_run": (c_void_p, (c_void_p, c_int32, c_int64)),

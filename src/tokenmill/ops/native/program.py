@@ -161,6 +161,11 @@ _SPLIT_ROWS = 8  # query rows that scratch is sized for, besides one of every se
 _NO_DRAWS = bytes(DRAWS.size)
 
 
+UNIT = np.dtype([("place", np.int32), ("phase", np.int32), ("began_ns", np.int64), ("ended_ns", np.int64)])
+"""A unit of work: of which operation (the number of operations: of the draws), in which phase of the step (-1: done by
+whoever prepared the next phase), and when."""
+
+
 class NativeProgram:
     """Callable on a StepBatch; gives the output value's rows, float32, valid until the next call.
 
@@ -254,6 +259,23 @@ class NativeProgram:
         if times_ns is not None:
             assert times_ns.dtype == np.int64 and times_ns.shape == (len(self.operations) + 1,), times_ns.shape
         self._library.tm_program_time(self._program, None if times_ns is None else times_ns.ctypes.data)
+
+    def record_units(self, batch: StepBatch, num_threads: int) -> np.ndarray:
+        """Make a step as it is cut for so many threads, on the caller's alone; the units of work that it had, UNIT, in
+        the order in which they were done."""
+        assert self._program is not None, "the program is closed"
+        units = np.zeros(1 << 10, UNIT)
+        while True:
+            set_up = self._library.tm_program_record(self._program, num_threads, units.ctypes.data, len(units))
+            check(self._library, set_up == 0)
+            try:
+                self(batch)
+                num_units = self._library.tm_program_recorded(self._program)
+            finally:
+                self._library.tm_program_record(self._program, 1, None, 0)
+            if num_units <= len(units):
+                return units[:num_units]
+            units = np.zeros(num_units, UNIT)
 
     def close(self) -> None:
         """Free the native side. The output of the last call is no longer valid."""
