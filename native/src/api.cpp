@@ -82,7 +82,7 @@ uint64_t tm_team_progress(const tm_team* team) { return team->team.progress(); }
 int64_t tm_packed_bytes(int32_t kind, int64_t num_rows, int64_t num_cols) {
   if (kind < 0 || kind >= mill::kNumKinds || num_rows < 1 || num_cols < 1) return -1;
   if (num_rows > INT32_MAX - 64 || num_cols > INT32_MAX - 64) return -1;
-  if (mill::is_quantised(kind) && num_cols % mill::kGroup != 0) return -1;
+  if (mill::is_quantised(kind) && num_cols % mill::block_values(kind) != 0) return -1;
   return mill::tile_bytes(kind, num_cols) * ((num_rows + mill::kLanes - 1) / mill::kLanes);
 }
 
@@ -126,13 +126,13 @@ int32_t tm_recode(tm_team* team, int32_t stored, int32_t to_kind, const uint8_t*
                   uint8_t* out, int64_t out_bytes, int32_t* fits, const int8_t* book, int64_t book_bytes) {
   return guarded([&] {
     if (stored < 0 || stored >= mill::kNumStored) return fail("unknown block format");
-    if (to_kind != mill::recoded_kind(stored)) return fail("the format becomes another kind");
+    if (!mill::becomes(stored, to_kind)) return fail("the format becomes another kind");
     const int64_t num_blocks = num_bytes / mill::stored_bytes(stored);
     if (num_bytes < 0 || num_bytes % mill::stored_bytes(stored) != 0) return fail("not whole blocks");
     if (out_bytes != num_blocks * mill::raw_row_bytes(to_kind, mill::stored_values(stored))) return fail("bad size");
     const int needed = mill::book_bytes(stored);
     if (needed != 0 && (book == nullptr || book_bytes != needed)) return fail("the format's book has another size");
-    *fits = mill::recode(&team->team, stored, book, num_blocks, data, out);
+    *fits = mill::recode(&team->team, stored, to_kind, book, num_blocks, data, out);
     return 0;
   });
 }

@@ -13,6 +13,7 @@ namespace mill {
 
 constexpr int kLanes = 16;    // output rows of a packed tile, keys of a score vector, partial sums of a reduction
 constexpr int kGroup = 32;    // values that share one quantisation scale
+constexpr int kSuperblock = 256;  // values that share the scale of their groups' scales
 constexpr int kPanel = 12;    // activation rows stored next to each other, group by group
 constexpr int kGatedGroups = 4;  // groups of inner values whose gates are computed together, then what they are multiplied by
 constexpr int kSpan = 256;    // positions of one attention span
@@ -36,7 +37,7 @@ constexpr float kLog2E = 1.44269504f;  // weights of a softmax are powers of two
 
 enum Kind : int32_t {
   kF32 = 0, kF16 = 1, kBF16 = 2, kQ4_0 = 3, kQ4_1 = 4, kQ8_0 = 5, kQ8_M = 6, kQ8_H = 7, kQ8_HM = 8,
-  kQ6_H = 9, kW4 = 10, kW4M = 11, kW8 = 12, kNumKinds = 13
+  kQ6_H = 9, kQ4_K = 10, kQ5_K = 11, kQ6_K = 12, kQ5_0 = 13, kW4 = 14, kW4M = 15, kW8 = 16, kNumKinds = 17
 };
 
 // How a KV pool stores values: kF32, kF16, kBF16, or int8 codes with a scale for each token and head.
@@ -45,14 +46,23 @@ constexpr int kInt8 = 3;
 static inline bool is_quantised(int32_t kind) { return kind >= kQ4_0; }
 static inline bool is_integer(int32_t kind) { return kind >= kW4; }  // see integer_weights.inc
 
-// Codes of 8 bits; scales for each 16 values rather than 32; minima beside scales; bytes of the codes of 32 values.
+// Super-blocks; codes of 8 bits, of 6, of 5; scales for each 16 values rather than 32; products summed for each 16; minima
+// beside scales; bytes of the codes of 32 values.
+static constexpr bool is_super(int32_t kind) { return kind >= kQ4_K && kind <= kQ6_K; }
 static constexpr bool is_wide(int32_t kind) { return kind >= kQ8_0 && kind <= kQ8_HM; }
-static constexpr bool has_halves(int32_t kind) { return kind == kQ8_H || kind == kQ8_HM || kind == kQ6_H; }
-static constexpr bool has_minima(int32_t kind) { return kind == kQ4_1 || kind == kQ8_M || kind == kQ8_HM; }
+static constexpr bool is_six(int32_t kind) { return kind == kQ6_H || kind == kQ6_K; }
+static constexpr bool is_five(int32_t kind) { return kind == kQ5_0 || kind == kQ5_K; }
+static constexpr bool has_halves(int32_t kind) { return kind == kQ8_H || kind == kQ8_HM || is_six(kind); }
+static constexpr bool sums_halves(int32_t kind) { return has_halves(kind) || kind == kQ5_0; }
+static constexpr bool has_minima(int32_t kind) {
+  return kind == kQ4_1 || kind == kQ8_M || kind == kQ8_HM || kind == kQ4_K || kind == kQ5_K;
+}
 static constexpr int factor_bytes(int32_t kind) { return kind == kW4M ? 64 : kind == kW8 ? 0 : 16; }  // of integer kinds, in a tile
-static constexpr int code_bytes(int32_t kind) { return kind == kQ6_H ? 24 : is_wide(kind) || kind == kW8 ? 32 : 16; }
+static constexpr int code_bytes(int32_t kind) {
+  return is_six(kind) ? 24 : is_five(kind) ? 20 : is_wide(kind) || kind == kW8 ? 32 : 16;
+}
 
-// Of quantised kinds that are no integer kinds: how many groups a block of a tile holds, bytes of a group's scales and minima,
+// Of quantised kinds that are neither integer kinds nor in super-blocks: how many groups a block of a tile holds, bytes of a group's scales and minima,
 // bytes of a block, and where a group's scales and codes lie. Minima lie behind the scales.
 static constexpr int scale_bytes(int32_t kind) { return kLanes * 2 * (has_halves(kind) ? 2 : 1) * (has_minima(kind) ? 2 : 1); }
 static constexpr int block_groups(int32_t kind) { return scale_bytes(kind) < 64 ? 2 : 1; }
@@ -87,6 +97,8 @@ static constexpr int num_exact_blocks(int32_t kind, int num_groups) {
 //               memory: blocks of whole cache lines, each [groups of the block][scales, minima], then [groups][words] codes;
 //               scales and minima are [16] f16, a block one group or, without minima or halves, two
 //     4 bit     4 words of 64 bytes: word b, lane i holds codes k = 4b..4b+3 of row i (low) and 16+4b.. (high nibbles)
+//     5 bit     4 such words of the lower 4 bits, then a word of upper bits: bit n of byte j, lane i is that of code
+//               k = 4n+j of row i
 //     6 bit     4 such words of the lower 4 bits, then 2 words of upper bits: byte j of word h, lane i holds those of
 //               codes k = 16h+j, 16h+4+j, 16h+8+j, 16h+12+j of row i, from the lowest bits up
 //     8 bit     8 words of 64 bytes: word j, lane i holds codes k = 4j..4j+3 of row i, stored + 128
@@ -96,6 +108,13 @@ static constexpr int num_exact_blocks(int32_t kind, int num_groups) {
 //               then [groups] factors: of kW4 16 multipliers (int8), of kW4M 16 and 16 offsets (int16);
 //               then [blocks][16] scales (float32): see integer_weights.inc
 //     halves    scales and minima are [2][16]: of values 0..15, then of 16..31
+//   super       tile = [K/256 super-blocks] of [16] f16 scales, with minima [16] f16, [3 or 4] words of factors, then
+//               [8 groups] of words of codes as above. A scale of a group is that of its super-block times a factor,
+//               rounded to f16, and its minimum likewise.
+//     minima    Factors have 6 bits: word w, lane i holds from the lowest bits up those of the scale and of the minimum
+//               of group 2w of row i, then those of group 2w+1; for w = 3 these 24 bits are the upper bytes of words 0, 1
+//               and 2
+//     halves    Factors have 8 bits, stored + 128: word w, lane i holds those of groups 2w and 2w+1 of row i, two each
 struct Part {
   int32_t kind;
   int32_t column0;  // first output column of this part

@@ -210,9 +210,16 @@ inline LI dot4_u8(LI acc, LB w, LB wide) {
 }
 inline LI dot4_u8(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, broadcast4(x)); }
 #endif
-inline LB add_upper_bits(LB nibbles, LB upper, int b) {
-  const __m256i placed = b < 2 ? _mm256_slli_epi16(upper, 4 - 2 * b) : _mm256_srli_epi16(upper, 2 * b - 4);
-  return _mm256_or_si256(nibbles, _mm256_and_si256(placed, _mm256_set1_epi8(0x30)));
+inline LB add_upper_bits(LB nibbles, LB upper, int left, int mask) {
+  const __m256i placed = left < 0 ? _mm256_srli_epi16(upper, -left) : _mm256_slli_epi16(upper, left);
+  return _mm256_or_si256(nibbles, _mm256_and_si256(placed, _mm256_set1_epi8((char)mask)));
+}
+inline LI lload_words(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
+inline LI lfield(LI words, int shift, int mask, LI base) {
+  return _mm256_or_si256(base, _mm256_and_si256(_mm256_srli_epi32(words, shift), _mm256_set1_epi32(mask)));
+}
+inline LF lround_half(LF a) {
+  return _mm256_cvtph_ps(_mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
 struct LPair { LF even, odd; };

@@ -209,9 +209,16 @@ inline LI dot4_u8(LI acc, LB w, LB x) {
   return acc;
 }
 inline LI dot4_u7(LI acc, LB w, LB x) { return dot4_u8(acc, w, x); }
-inline LB add_upper_bits(LB nibbles, LB upper, int b) {
-  const __m512i placed = b < 2 ? _mm512_slli_epi16(upper, 4 - 2 * b) : _mm512_srli_epi16(upper, 2 * b - 4);
-  return _mm512_ternarylogic_epi32(nibbles, placed, _mm512_set1_epi8(0x30), 0xf8);  // nibbles | (placed & 0x30)
+inline LB add_upper_bits(LB nibbles, LB upper, int left, int mask) {
+  const __m512i placed = left < 0 ? _mm512_srli_epi16(upper, (unsigned)-left) : _mm512_slli_epi16(upper, (unsigned)left);
+  return _mm512_ternarylogic_epi32(nibbles, placed, _mm512_set1_epi8((char)mask), 0xf8);  // nibbles | (placed & mask)
+}
+inline LI lload_words(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline LI lfield(LI words, int shift, int mask, LI base) {
+  return _mm512_ternarylogic_epi32(base, _mm512_srli_epi32(words, (unsigned)shift), iset1(mask), 0xf8);  // base | (words & mask)
+}
+inline LF lround_half(LF a) {
+  return _mm512_cvtph_ps(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
 #if defined(TM_AVX512_BF16)

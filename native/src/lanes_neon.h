@@ -234,13 +234,25 @@ inline LI dot4_u7(LI acc, LB w, LB x) {
 }
 inline LI dot4_u8(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, broadcast4(x)); }
 inline LI dot4_u4(LI acc, LB w, const int8_t* x) { return dot4_u7(acc, w, broadcast4(x)); }
-inline uint8x16_t upper16(uint8x16_t nibbles, uint8x16_t upper, int b) {
-  const uint8x16_t placed = vshlq_u8(upper, vdupq_n_s8((int8_t)(4 - 2 * b)));  // to the right where that is negative
-  return vorrq_u8(nibbles, vandq_u8(placed, vdupq_n_u8(0x30)));
+inline uint8x16_t upper16(uint8x16_t nibbles, uint8x16_t upper, int left, int mask) {
+  const uint8x16_t placed = vshlq_u8(upper, vdupq_n_s8((int8_t)left));  // to the right where that is negative
+  return vorrq_u8(nibbles, vandq_u8(placed, vdupq_n_u8((uint8_t)mask)));
 }
-inline LB add_upper_bits(LB nibbles, LB upper, int b) {
-  return {upper16(nibbles.a, upper.a, b), upper16(nibbles.b, upper.b, b)};
+inline LB add_upper_bits(LB nibbles, LB upper, int left, int mask) {
+  return {upper16(nibbles.a, upper.a, left, mask), upper16(nibbles.b, upper.b, left, mask)};
 }
+inline LI lload_words(const uint8_t* p) {
+  return {vreinterpretq_s32_u8(vld1q_u8(p)), vreinterpretq_s32_u8(vld1q_u8(p + 16))};
+}
+inline int32x4_t field4(int32x4_t words, int shift, int mask, int32x4_t base) {
+  const uint32x4_t moved = vshlq_u32(vreinterpretq_u32_s32(words), vdupq_n_s32(-shift));
+  return vorrq_s32(base, vandq_s32(vreinterpretq_s32_u32(moved), vdupq_n_s32(mask)));
+}
+inline LI lfield(LI words, int shift, int mask, LI base) {
+  return {field4(words.a, shift, mask, base.a), field4(words.b, shift, mask, base.b)};
+}
+inline float32x4_t round_half4(float32x4_t a) { return vcvt_f32_f16(vcvt_f16_f32(a)); }
+inline LF lround_half(LF x) { return {round_half4(x.a), round_half4(x.b)}; }
 
 struct LPair { LF even, odd; };
 constexpr int kPairWords = 2;

@@ -211,12 +211,19 @@ inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
   return r;
 }
 inline LI dot4_u4(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, x); }
-// Bits 2b and 2b + 1 of every upper byte become bits 4 and 5 of the nibble in its place.
-inline LB add_upper_bits(LB nibbles, LB upper, int b) {
-  LB r;
-  for (int i = 0; i < 64; i++) r.v[i] = (uint8_t)(nibbles.v[i] | (upper.v[i] >> 2 * b & 3) << 4);
-  return r;
+// The bits of every upper byte, `left` places up (or down, where that is negative), that `mask` keeps: set in the nibble in
+// its place.
+inline LB add_upper_bits(LB nibbles, LB upper, int left, int mask) {
+  for (int i = 0; i < 64; i++) nibbles.v[i] |= (uint8_t)((left < 0 ? upper.v[i] >> -left : upper.v[i] << left) & mask);
+  return nibbles;
 }
+inline LI lload_words(const uint8_t* p) { LI r; memcpy(&r, p, 64); return r; }
+// Of every word the bits from `shift` on that `mask` keeps, set in `base`.
+inline LI lfield(LI words, int shift, int mask, LI base) {
+  TM_EACH base.v[i] |= (int32_t)((uint32_t)words.v[i] >> shift) & mask;
+  return base;
+}
+inline LF lround_half(LF a) { TM_EACH a.v[i] = mill::half_to_float(mill::float_to_half(a.v[i])); return a; }
 
 // Weights or inputs of two steps of K. In memory a pair of weights is two bf16 values, a pair of inputs kPairWords words.
 struct LPair { LF even, odd; };

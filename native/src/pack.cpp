@@ -9,12 +9,14 @@
 #include <cstring>
 
 #include "half.h"
+#include "recode.h"
 
 namespace mill {
 
 namespace {
 
-constexpr int64_t kRawBlockBytes[kNumKinds] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28, 18, 20, 34};  // scales, (minima), codes of 32
+// Scales, (minima), codes of 32 values, or of a super-block.
+constexpr int64_t kRawBlockBytes[kNumKinds] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28, 144, 176, 210, 22, 18, 20, 34};
 
 const uint8_t* find_row(const RawRows& rows, int64_t row, int64_t row_bytes) {
   for (int i = 0; i < rows.count; i++) {
@@ -50,6 +52,17 @@ void pack_quantised(int32_t kind, int64_t num_groups, const TileRows& from, uint
       for (int i = 0; i < group_bytes - codes; i += 2)
         std::memcpy(tile + scales_at(kind, g) + (i * kLanes / 2 + lane) * 2, from.row[lane] + g * group_bytes + i, 2);
     interleave(from, (g + 1) * group_bytes - codes, codes / 4, is_wide(kind) ? 0x80808080u : 0, tile + codes_at(kind, g));
+  }
+}
+
+// A row's super-blocks are in the tile's order already: scale, (minimum), words.
+void pack_superblocks(int32_t kind, int64_t num_cols, const TileRows& from, uint8_t* tile) {
+  const int64_t block_bytes = kRawBlockBytes[kind], halves = has_minima(kind) ? 2 : 1;
+  for (int64_t at = 0; at < raw_row_bytes(kind, num_cols); at += block_bytes, tile += block_bytes * kLanes) {
+    for (int lane = 0; lane < from.count; lane++)
+      for (int half = 0; half < halves; half++)
+        std::memcpy(tile + (half * kLanes + lane) * 2, from.row[lane] + at + half * 2, 2);
+    interleave(from, at + halves * 2, (block_bytes - halves * 2) / 4, 0, tile + halves * kLanes * 2);
   }
 }
 
@@ -201,6 +214,9 @@ void pack_tile(int32_t kind, int64_t num_cols, const TileRows& from, uint8_t* ti
     case kW4:
     case kW4M:
     case kW8: return pack_integer(kind, num_cols / kGroup, from, tile);
+    case kQ4_K:
+    case kQ5_K:
+    case kQ6_K: return pack_superblocks(kind, num_cols, from, tile);
     default: return pack_quantised(kind, num_cols / kGroup, from, tile);
   }
 }
@@ -219,6 +235,9 @@ int64_t tile_bytes(int32_t kind, int64_t num_cols) {
     case kW8:
       bytes = integer_codes(kind, groups) + groups * factor_bytes(kind) + 64 * num_exact_blocks(kind, static_cast<int>(groups));
       break;
+    case kQ4_K:
+    case kQ5_K:
+    case kQ6_K: bytes = kLanes * raw_row_bytes(kind, num_cols); break;
     default: bytes = groups > 0 ? codes_at(kind, groups - 1) + kLanes * code_bytes(kind) : 0;
   }
   return (bytes + 63) / 64 * 64;
@@ -227,7 +246,7 @@ int64_t tile_bytes(int32_t kind, int64_t num_cols) {
 int64_t raw_row_bytes(int32_t kind, int64_t num_cols) {
   if (kind == kF32) return num_cols * 4;
   if (!is_quantised(kind)) return num_cols * 2;
-  return num_cols / kGroup * kRawBlockBytes[kind];
+  return num_cols / block_values(kind) * kRawBlockBytes[kind];
 }
 
 bool fits_integer(Team* team, int32_t kind, const RawRows& rows, int64_t num_cols, IntegerFit* fits_out) {
@@ -288,6 +307,41 @@ static void unpack_integer(const Part& part, const uint8_t* tile, int row, float
   }
 }
 
+// The code of value k of a group. from: the lane's bytes of the first of its words.
+static int code_of(int32_t kind, const uint8_t* from, int k) {
+  const int i = is_wide(kind) ? k : k % 16;
+  const auto byte = [&](int word) { return from[word * 64 + k % 4]; };
+  if (is_wide(kind)) return byte(i / 4) - 128;
+  int code = k < 16 ? byte(i / 4) & 15 : byte(i / 4) >> 4;
+  if (is_six(kind)) code |= (byte(4 + k / 16) >> i / 4 * 2 & 3) << 4;
+  if (is_five(kind)) code |= (byte(4) >> k / 4 & 1) << 4;
+  return code - (is_six(kind) ? 32 : kind == kQ5_0 ? 16 : kind == kQ4_0 ? 8 : 0);
+}
+
+// See kernels.h.
+static void unpack_superblocks(const Part& part, const uint8_t* tile, int64_t lane, float* out) {
+  const int halves = has_minima(part.kind) ? 2 : 1, per_scale = has_halves(part.kind) ? 16 : kGroup;
+  const uint8_t* block = tile;
+  const auto rounded = [&](int half, int factor) {
+    uint16_t value;
+    std::memcpy(&value, block + (half * kLanes + lane) * 2, 2);
+    return half_to_float(float_to_half(half_to_float(value) * static_cast<float>(factor)));
+  };
+  for (int64_t k = 0; k < part.num_cols; k += kSuperblock, block += kRawBlockBytes[part.kind] * kLanes) {
+    const uint8_t* words = block + halves * kLanes * 2 + lane * 4;
+    uint8_t packed[16];
+    for (int w = 0; w < 4; w++) std::memcpy(packed + w * 4, words + w * 64, 4);
+    int8_t scales[16], minima[8];
+    read_factors(part.kind, packed, scales, minima);
+    const uint8_t* codes = words + num_factor_words(part.kind) * 64;
+    for (int i = 0; i < kSuperblock; i++) {
+      const int code = code_of(part.kind, codes + i / kGroup * code_bytes(part.kind) * kLanes, i % kGroup);
+      out[k + i] = rounded(0, scales[i / per_scale]) * static_cast<float>(code);
+      if (halves == 2) out[k + i] += rounded(1, minima[i / kGroup]);
+    }
+  }
+}
+
 void unpack_row(const Part& part, int64_t row, float* out) {
   const uint8_t* tile = part.data + row / kLanes * tile_bytes(part.kind, part.num_cols);
   const int64_t lane = row % kLanes;
@@ -305,6 +359,7 @@ void unpack_row(const Part& part, int64_t row, float* out) {
     return;
   }
   const int64_t num_groups = part.num_cols / kGroup;
+  if (is_super(part.kind)) return unpack_superblocks(part, tile, lane, out);
   if (is_integer(part.kind)) return unpack_integer(part, tile, static_cast<int>(lane), out);
   const int halves = has_halves(part.kind) ? 2 : 1;
   const auto half_at = [&](int64_t group, int index) {
@@ -312,18 +367,12 @@ void unpack_row(const Part& part, int64_t row, float* out) {
     std::memcpy(&value, tile + scales_at(part.kind, group) + (index * kLanes + lane) * 2, 2);
     return half_to_float(value);
   };
-  const int low_bytes = is_wide(part.kind) ? 32 : 16;  // of the words that hold all but the upper bits
-  const int offset = is_wide(part.kind) ? 128 : part.kind == kQ6_H ? 32 : part.kind == kQ4_0 ? 8 : 0;
   for (int64_t g = 0; g < num_groups; g++) {
     const uint8_t* from = tile + codes_at(part.kind, g) + lane * 4;
     float* to = out + g * kGroup;
     for (int k = 0; k < kGroup; k++) {
-      const int i = k % low_bytes;
-      const uint8_t byte = from[i / 4 * 64 + i % 4];
-      int code = low_bytes == 32 ? byte : k < low_bytes ? byte & 15 : byte >> 4;
-      if (part.kind == kQ6_H) code |= (from[(4 + k / 16) * 64 + i % 4] >> i / 4 * 2 & 3) << 4;
       const int half = k * halves / kGroup;
-      to[k] = half_at(g, half) * static_cast<float>(code - offset);
+      to[k] = half_at(g, half) * static_cast<float>(code_of(part.kind, from, k));
       if (has_minima(part.kind)) to[k] += half_at(g, halves + half);
     }
   }

@@ -11,7 +11,10 @@ namespace mill {
 // Bytes of one tile of 16 rows; tiles start at multiples of 64 bytes.
 int64_t tile_bytes(int32_t kind, int64_t num_cols);
 
-// Bytes of one row as a checkpoint stores it (ggml blocks of 32 for the quantised kinds).
+// Values of a block of a quantised kind.
+inline int64_t block_values(int32_t kind) { return is_super(kind) ? kSuperblock : kGroup; }
+
+// Bytes of one row as it comes to be packed, in blocks for the quantised kinds.
 int64_t raw_row_bytes(int32_t kind, int64_t num_cols);
 
 // Rows of one kind, stacked from several matrices.

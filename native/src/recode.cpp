@@ -19,20 +19,20 @@ constexpr int kBlocksPerUnit = 512;
 
 constexpr int kMostScales = kMostValues / 16;
 
-// value = scale * code + minimum; scales and minima for equal runs of values. book: of a format of indices.
+// value = scale * code + minimum; scales and minima for equal runs of values. Of a super-block also what these are made of:
+// one scale and one minimum times factors. book: of a format of indices.
 struct Decoded {
   int8_t codes[kMostValues];
   float scales[kMostScales] = {}, minima[kMostScales] = {};
+  uint16_t scale, minimum;
+  int8_t factors[kMostScales], minimum_factors[8];
   const int8_t* book = nullptr;
 };
 
 using Reader = void (*)(const uint8_t* block, Decoded* to);
 
-float half_of(const uint8_t* p) {
-  uint16_t bits;
-  std::memcpy(&bits, p, 2);
-  return half_to_float(bits);
-}
+uint16_t word_of(const uint8_t* p) { return static_cast<uint16_t>(p[0] | p[1] << 8); }
+float half_of(const uint8_t* p) { return half_to_float(word_of(p)); }
 
 // Eight codes at a time, one a byte: the builds that this file is for have no shifts of bytes.
 constexpr uint64_t kOnes = 0x0101010101010101u;
@@ -124,13 +124,18 @@ void read_q3_k(const uint8_t* block, Decoded* to) {
 // Eight 6-bit scales and minima in 12 bytes: 0 to 3 in the low bits of bytes 0-3 and 4-7, 4 to 7 with their low nibbles in
 // bytes 8-11 and their upper bits in what is left of the former.
 void affine_scales(const uint8_t* block, Decoded* to) {
-  const float scale = half_of(block), minimum = half_of(block + 2);
   const uint8_t* packed = block + 4;
   for (int i = 0; i < 4; i++) {
-    to->scales[i] = scale * static_cast<float>(packed[i] & 63);
-    to->minima[i] = -(minimum * static_cast<float>(packed[4 + i] & 63));
-    to->scales[4 + i] = scale * static_cast<float>((packed[8 + i] & 15) | packed[i] >> 6 << 4);
-    to->minima[4 + i] = -(minimum * static_cast<float>(packed[8 + i] >> 4 | packed[4 + i] >> 6 << 4));
+    to->factors[i] = packed[i] & 63;
+    to->minimum_factors[i] = packed[4 + i] & 63;
+    to->factors[4 + i] = static_cast<int8_t>((packed[8 + i] & 15) | packed[i] >> 6 << 4);
+    to->minimum_factors[4 + i] = static_cast<int8_t>(packed[8 + i] >> 4 | packed[4 + i] >> 6 << 4);
+  }
+  to->scale = word_of(block);
+  to->minimum = word_of(block + 2) ^ 0x8000;
+  for (int i = 0; i < 8; i++) {
+    to->scales[i] = half_to_float(to->scale) * to->factors[i];
+    to->minima[i] = half_to_float(to->minimum) * to->minimum_factors[i];
   }
 }
 
@@ -150,8 +155,9 @@ void read_q6_k(const uint8_t* block, Decoded* to) {
   crumbs(block + 128, upper);
   for (int run = 0; run < 2; run++) nibbles(block + run * 64, 64, to->codes + run * 128);
   for (int i = 0; i < kMostValues; i++) to->codes[i] = static_cast<int8_t>((to->codes[i] | upper[i] << 4) - 32);
-  const float scale = half_of(block + 208);
-  for (int i = 0; i < 16; i++) to->scales[i] = scale * static_cast<float>(static_cast<int8_t>(block[192 + i]));
+  to->scale = word_of(block + 208);
+  std::memcpy(to->factors, block + 192, 16);
+  for (int i = 0; i < 16; i++) to->scales[i] = half_to_float(to->scale) * to->factors[i];
 }
 
 void read_q8_k(const uint8_t* block, Decoded* to) {
@@ -222,7 +228,6 @@ void read_tq1_0(const uint8_t* block, Decoded* to) {
 
 // Formats of indices into a book of rows of 8 codes, or of 4 (iq3), and signs.
 
-uint16_t word_of(const uint8_t* p) { return static_cast<uint16_t>(p[0] | p[1] << 8); }
 uint32_t long_of(const uint8_t* p) { return word_of(p) | static_cast<uint32_t>(word_of(p + 2)) << 16; }
 
 // Seven sign bits and an eighth that makes their number even.
@@ -324,13 +329,14 @@ struct Format {
   Reader read;
   int values, bytes, scales;
   int32_t kind;
-  int book = 0;  // bytes of the one that it needs
+  int book = 0;           // bytes of the one that it needs
+  int32_t plain_kind = -1;  // a kind without super-blocks that it becomes as well
 };
 
 constexpr Format kFormats[kNumStored] = {
-    {read_q5_0, 32, 22, 1, kQ6_H},    {read_q5_1, 32, 24, 1, kQ8_M},    {read_q8_1, 32, 36, 1, kQ8_0},
-    {read_q2_k, 256, 84, 16, kQ8_HM}, {read_q3_k, 256, 110, 16, kQ6_H}, {read_q4_k, 256, 144, 8, kQ4_1},
-    {read_q5_k, 256, 176, 8, kQ8_M},  {read_q6_k, 256, 210, 16, kQ6_H}, {read_q8_k, 256, 292, 1, kQ8_0},
+    {read_q5_0, 32, 22, 1, kQ5_0},    {read_q5_1, 32, 24, 1, kQ8_M},    {read_q8_1, 32, 36, 1, kQ8_0},
+    {read_q2_k, 256, 84, 16, kQ8_HM}, {read_q3_k, 256, 110, 16, kQ6_H}, {read_q4_k, 256, 144, 8, kQ4_K, 0, kQ4_1},
+    {read_q5_k, 256, 176, 8, kQ5_K},  {read_q6_k, 256, 210, 16, kQ6_K}, {read_q8_k, 256, 292, 1, kQ8_0},
     {read_iq4_nl, 32, 18, 1, kQ8_0},  {read_iq4_xs, 256, 136, 8, kQ8_0}, {read_mxfp4, 32, 17, 1, kQ8_0},
     {read_tq2_0, 256, 66, 1, kQ4_0},  {read_tq1_0, 256, 54, 1, kQ4_0},  {read_nvfp4, 64, 36, 4, kQ8_H},
     {read_iq1_s, 256, 50, 8, kQ8_0, 2048 * 8},   {read_iq1_m, 256, 56, 16, kQ8_H, 2048 * 8},
@@ -379,14 +385,25 @@ struct BlockLoss {
   Loss scales, minima;
 };
 
-void write_blocks(const Format& format, const Decoded& from, BlockLoss* loss, uint8_t* out) {
-  const int32_t kind = format.kind;
+void write_superblock(int32_t kind, const Decoded& from, uint8_t* out) {
+  for (const uint16_t* half : {&from.scale, &from.minimum}) {
+    if (half == &from.minimum && !has_minima(kind)) continue;
+    std::memcpy(out, half, 2);
+    out += 2;
+  }
+  write_factors(kind, from.factors, from.minimum_factors, out);
+  out += 4 * num_factor_words(kind);
+  for (int k = 0; k < kSuperblock; k += kGroup, out += code_bytes(kind)) write_codes(kind, from.codes + k, out);
+}
+
+void write_blocks(const Format& format, int32_t kind, const Decoded& from, BlockLoss* loss, uint8_t* out) {
   const int halves = has_halves(kind) ? 2 : 1, per_scale = format.values / format.scales;
   uint16_t scales[kMostScales], minima[kMostScales];
   // Of more than a format has, the others are zeros.
   const auto convert = format.scales == 1 ? to_halves<1> : format.scales <= 8 ? to_halves<8> : to_halves<kMostScales>;
   convert(from.scales, scales, &loss->scales);
   if (has_minima(kind)) convert(from.minima, minima, &loss->minima);
+  if (is_super(kind)) return write_superblock(kind, from, out);
   for (int group = 0; group < format.values / kGroup; group++) {
     for (const uint16_t* values : {scales, minima}) {
       if (values == minima && !has_minima(kind)) continue;
@@ -399,16 +416,47 @@ void write_blocks(const Format& format, const Decoded& from, BlockLoss* loss, ui
 
 }  // namespace
 
+void write_factors(int32_t kind, const int8_t* scales, const int8_t* minima, uint8_t* words) {
+  if (!has_minima(kind)) {
+    for (int i = 0; i < 16; i++) words[i] = static_cast<uint8_t>(scales[i] + 128);
+    return;
+  }
+  uint32_t packed[4] = {};
+  for (int g = 0; g < 8; g++) packed[g / 2] |= static_cast<uint32_t>(scales[g] | minima[g] << 6) << g % 2 * 12;
+  for (int w = 0; w < 3; w++) packed[w] |= packed[3] >> 8 * w << 24;
+  std::memcpy(words, packed, 12);
+}
+
+void read_factors(int32_t kind, const uint8_t* words, int8_t* scales, int8_t* minima) {
+  if (!has_minima(kind)) {
+    for (int i = 0; i < 16; i++) scales[i] = static_cast<int8_t>(words[i] - 128);
+    return;
+  }
+  uint32_t packed[4];
+  std::memcpy(packed, words, 12);
+  packed[3] = packed[0] >> 24 | packed[1] >> 24 << 8 | packed[2] >> 24 << 16;
+  for (int g = 0; g < 8; g++) {
+    scales[g] = packed[g / 2] >> g % 2 * 12 & 63;
+    minima[g] = packed[g / 2] >> (g % 2 * 12 + 6) & 63;
+  }
+}
+
 void write_codes(int32_t kind, const int8_t* codes, uint8_t* to) {
   if (is_wide(kind)) {
     std::memcpy(to, codes, kGroup);
     return;
   }
-  const int offset = kind == kQ6_H ? 32 : kind == kQ4_0 ? 8 : 0;
+  const int offset = is_six(kind) ? 32 : kind == kQ5_0 ? 16 : kind == kQ4_0 ? 8 : 0;
   uint8_t raw[kGroup];
   for (int i = 0; i < kGroup; i++) raw[i] = static_cast<uint8_t>(codes[i] + offset);
   for (int i = 0; i < 16; i++) to[i] = static_cast<uint8_t>((raw[i] & 15) | raw[i + 16] << 4);
-  if (kind != kQ6_H) return;
+  if (is_five(kind)) {
+    uint32_t words[8], upper = 0;
+    std::memcpy(words, raw, kGroup);
+    for (int n = 0; n < 8; n++) upper |= (words[n] >> 4 & 0x01010101u) << n;
+    std::memcpy(to + 16, &upper, 4);
+  }
+  if (!is_six(kind)) return;
   for (int half = 0; half < 2; half++) {  // four codes at a time
     uint32_t words[4], upper = 0;
     std::memcpy(words, raw + half * 16, 16);
@@ -419,12 +467,12 @@ void write_codes(int32_t kind, const int8_t* codes, uint8_t* to) {
 
 int stored_values(int32_t stored) { return kFormats[stored].values; }
 int stored_bytes(int32_t stored) { return kFormats[stored].bytes; }
-int32_t recoded_kind(int32_t stored) { return kFormats[stored].kind; }
+bool becomes(int32_t stored, int32_t kind) { return kind == kFormats[stored].kind || kind == kFormats[stored].plain_kind; }
 int book_bytes(int32_t stored) { return kFormats[stored].book; }
 
-bool recode(Team* team, int32_t stored, const int8_t* book, int64_t num_blocks, const uint8_t* data, uint8_t* out) {
+bool recode(Team* team, int32_t stored, int32_t kind, const int8_t* book, int64_t num_blocks, const uint8_t* data, uint8_t* out) {
   const Format& format = kFormats[stored];
-  const int64_t out_bytes = raw_row_bytes(format.kind, format.values);
+  const int64_t out_bytes = raw_row_bytes(kind, format.values);
   const int num_units = static_cast<int>((num_blocks + kBlocksPerUnit - 1) / kBlocksPerUnit);
   std::vector<BlockLoss> losses(num_units);
   team->for_each(num_units, [&](int unit, int) {
@@ -434,7 +482,7 @@ bool recode(Team* team, int32_t stored, const int8_t* book, int64_t num_blocks, 
     decoded.book = book;
     for (int64_t block = first; block < end; block++) {
       format.read(data + block * format.bytes, &decoded);
-      write_blocks(format, decoded, &losses[unit], out + block * out_bytes);
+      write_blocks(format, kind, decoded, &losses[unit], out + block * out_bytes);
     }
   });
   BlockLoss all;

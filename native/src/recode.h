@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "kernels.h"
 #include "team.h"
 
 namespace mill {
@@ -17,17 +18,22 @@ enum Stored : int32_t {
 int stored_values(int32_t stored);
 int stored_bytes(int32_t stored);
 
-// The kind that a format becomes: the narrowest that keeps its codes.
-int32_t recoded_kind(int32_t stored);
+// Whether a format becomes this kind: the narrowest that keeps its codes, with a scale or with a factor of one for each group.
+bool becomes(int32_t stored, int32_t kind);
 
 // Bytes of the code book that a format's indices lead into; 0: it has none.
 int book_bytes(int32_t stored);
+
+// The factors of a super-block's scales, and of its minima where it has them, as its first words hold them: see kernels.h.
+inline int num_factor_words(int32_t kind) { return has_minima(kind) ? 3 : 4; }
+void write_factors(int32_t kind, const int8_t* scales, const int8_t* minima, uint8_t* words);
+void read_factors(int32_t kind, const uint8_t* words, int8_t* scales, int8_t* minima);
 
 // 32 codes as a block of a quantised kind holds them, behind its scales and minima.
 void write_codes(int32_t kind, const int8_t* codes, uint8_t* to);
 
 // Codes are moved, scales and minima rounded to float16. False where that would lose more than float16's own precision of
 // the largest scale, or minimum, of all. Threads over blocks.
-bool recode(Team* team, int32_t stored, const int8_t* book, int64_t num_blocks, const uint8_t* data, uint8_t* out);
+bool recode(Team* team, int32_t stored, int32_t kind, const int8_t* book, int64_t num_blocks, const uint8_t* data, uint8_t* out);
 
 }  // namespace mill

@@ -9,11 +9,11 @@ void Workspace::reserve(const std::vector<Op>& ops) {
   needs_low_sums_.resize(buffers.size());
   for (const Op& op : ops) {
     for (const Part& part : op.parts)
-      if (has_halves(part.kind) && op.op.in1 >= 0) needs_low_sums_[op.op.in1] = true;
+      if (sums_halves(part.kind) && op.op.in1 >= 0) needs_low_sums_[op.op.in1] = true;
     const tm_op& o = op.op;
     const int stack_input = o.stack2 == nullptr ? o.in1 : o.in0;
-    if (o.stack != nullptr && has_halves(o.stack->kind) && stack_input >= 0) needs_low_sums_[stack_input] = true;
-    if (o.stack2 != nullptr && has_halves(o.stack2->kind)) needs_low_sums_[o.in2] = true;
+    if (o.stack != nullptr && sums_halves(o.stack->kind) && stack_input >= 0) needs_low_sums_[stack_input] = true;
+    if (o.stack2 != nullptr && sums_halves(o.stack2->kind)) needs_low_sums_[o.in2] = true;
     if (o.stack2 != nullptr)
       experts.reserve(static_cast<int64_t>(buffers[o.in1].max_rows) * o.moe->top_k, o.moe->num_experts, team->num_threads() + 1);
     if (op.kind->takes_rounded != nullptr && op.kind->takes_rounded(*this, op)) {

@@ -13,9 +13,8 @@
 
 namespace {
 
-constexpr int kWidth = 96, kHeads = 4, kKvHeads = 2, kHeadDim = 32, kFfn = 64, kVocab = 75, kRank = 16;
-constexpr int kQkv = (kHeads + 2 * kKvHeads) * kHeadDim, kBlockSize = 16, kBlocks = 40, kMaxTokens = 300;
-constexpr int kRawBlockBytes[] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28};  // of 32 values, from TM_Q4_0 on
+constexpr int kKvHeads = 2, kHeadDim = 32, kVocab = 75, kRank = 16, kBlockSize = 16, kBlocks = 40, kMaxTokens = 300;
+constexpr int kRawBlockBytes[] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28, 144, 176, 210, 22};  // of 32 values, or 256, from TM_Q4_0 on
 
 struct Draw {
   uint64_t state;
@@ -53,8 +52,10 @@ class Bytes {
   std::exit(2);
 }
 
+bool is_super(int32_t kind) { return kind >= TM_Q4_K && kind <= TM_Q6_K; }
+
 std::vector<uint8_t> raw_matrix(Draw* draw, int32_t kind, int rows, int cols) {
-  const int row_bytes = kind == TM_F32 ? cols * 4 : kind <= TM_BF16 ? cols * 2 : cols / 32 * kRawBlockBytes[kind];
+  const int row_bytes = kind == TM_F32 ? cols * 4 : kind <= TM_BF16 ? cols * 2 : cols / (is_super(kind) ? 256 : 32) * kRawBlockBytes[kind];
   std::vector<uint8_t> raw(static_cast<size_t>(rows) * row_bytes);
   for (uint8_t& byte : raw) byte = static_cast<uint8_t>(draw->next());
   const auto put = [&](size_t at, uint16_t bits) { std::memcpy(raw.data() + at, &bits, 2); };
@@ -64,11 +65,11 @@ std::vector<uint8_t> raw_matrix(Draw* draw, int32_t kind, int rows, int cols) {
   else if (kind <= TM_BF16)
     for (size_t at = 0; at < raw.size(); at += 2) put(at, kind == TM_F16 ? some(0x83ff, 0x2c00) : some(0x807f, 0x3d80));
   else {
-    const bool has_minima = kind == TM_Q4_1 || kind == TM_Q8_M || kind == TM_Q8_HM;
+    const bool has_minima = kind == TM_Q4_1 || kind == TM_Q8_M || kind == TM_Q8_HM || kind == TM_Q4_K || kind == TM_Q5_K;
     const bool has_halves = kind == TM_Q8_H || kind == TM_Q8_HM || kind == TM_Q6_H;
     const int halves = (has_minima ? 2 : 1) * (has_halves ? 2 : 1);
     for (size_t at = 0; at < raw.size(); at += kRawBlockBytes[kind])
-      for (int i = 0; i < halves; i++) put(at + 2 * i, some(0x83ff, kind >= TM_Q8_0 ? 0x1000 : 0x2000));
+      for (int i = 0; i < halves; i++) put(at + 2 * i, some(0x83ff, is_super(kind) ? 0x0400 : kind >= TM_Q8_0 ? 0x1000 : 0x2000));
   }
   return raw;
 }
@@ -78,6 +79,9 @@ class Layer {
  public:
   Layer(tm_team* team, int32_t kind, int32_t kv_dtype, int32_t activation, int window, int whole, float cap)
       : team_(team), draw_{static_cast<uint64_t>(kind) + 1}, quantised_(kind >= TM_Q4_0) {
+    if (is_super(kind)) width_ = ffn_ = 256, heads_ = 8;
+    qkv_ = (heads_ + 2 * kKvHeads) * kHeadDim;
+    columns_[1] = width_;
     kv_ = {};
     const int value_bytes = kv_dtype == TM_KV_F32 ? 4 : kv_dtype == TM_KV_INT8 ? 1 : 2;
     const int scale_bytes = kv_dtype == TM_KV_INT8 ? 4 : 0;
@@ -91,33 +95,33 @@ class Layer {
     kv_.block_size = kBlockSize;
     kv_.dtype = kv_dtype;
 
-    const int x = buffer(kWidth), codes = buffer(kWidth, TM_FORM_QUANTISED), normed = buffer(kWidth), qkv = buffer(kQkv);
-    const int turned = buffer(kQkv), mixed = buffer(kHeads * kHeadDim), mixed_codes = buffer(kHeads * kHeadDim, TM_FORM_QUANTISED);
-    const int middle = buffer(kWidth), both = buffer(2 * kFfn), inner = buffer(kFfn), inner_codes = buffer(kFfn, TM_FORM_QUANTISED);
-    const int narrow = buffer(kRank), last = buffer(kWidth, TM_FORM_F32, TM_ROWS_LOGITS);
-    const int last_codes = buffer(kWidth, TM_FORM_QUANTISED, TM_ROWS_LOGITS);
+    const int x = buffer(width_), codes = buffer(width_, TM_FORM_QUANTISED), normed = buffer(width_), qkv = buffer(qkv_);
+    const int turned = buffer(qkv_), mixed = buffer(heads_ * kHeadDim), mixed_codes = buffer(heads_ * kHeadDim, TM_FORM_QUANTISED);
+    const int middle = buffer(width_), both = buffer(2 * ffn_), inner = buffer(ffn_), inner_codes = buffer(ffn_, TM_FORM_QUANTISED);
+    const int narrow = buffer(kRank), last = buffer(width_, TM_FORM_F32, TM_ROWS_LOGITS);
+    const int last_codes = buffer(width_, TM_FORM_QUANTISED, TM_ROWS_LOGITS);
     logits_ = buffer(kVocab, TM_FORM_F32, TM_ROWS_LOGITS);
 
-    const tm_weight* table = weight(kind, kVocab, kWidth);
-    op("embed", -1, x, kWidth).weight = table;
+    const tm_weight* table = weight(kind, kVocab, width_);
+    op("embed", -1, x, width_).weight = table;
     if (!quantised_) {
       lora(kind == TM_F16 ? TM_F16 : TM_F32);
       change("lora_lookup", -1, narrow, &of_tokens_);
       change("lora_expand", narrow, x, &of_tokens_).in1 = x;
     }
-    tm_op& norm = op("rms_norm", x, codes, kWidth);
-    norm.vector = vector(kWidth);
-    norm.vector_rows = kWidth;
+    tm_op& norm = op("rms_norm", x, codes, width_);
+    norm.vector = vector(width_);
+    norm.vector_rows = width_;
     norm.value = 1e-5f;
-    tm_op& layer_norm = op("layer_norm", x, normed, kWidth);
-    layer_norm.vector = vector(kWidth);
-    layer_norm.vector2 = vector(kWidth);
-    layer_norm.vector_rows = layer_norm.vector2_rows = kWidth;
+    tm_op& layer_norm = op("layer_norm", x, normed, width_);
+    layer_norm.vector = vector(width_);
+    layer_norm.vector2 = vector(width_);
+    layer_norm.vector_rows = layer_norm.vector2_rows = width_;
     layer_norm.value = 1e-5f;
-    linear(normed, codes, -1, qkv, weight(kind, kQkv, kWidth));
-    tm_op& bias = op("add_bias", qkv, qkv, kQkv);
-    bias.vector = vector(kQkv);
-    bias.vector_rows = kQkv;
+    linear(normed, codes, -1, qkv, weight(kind, qkv_, width_));
+    tm_op& bias = op("add_bias", qkv, qkv, qkv_);
+    bias.vector = vector(qkv_);
+    bias.vector_rows = qkv_;
     tm_op& norm_heads = op("norm_heads", qkv, qkv, 0);
     norm_heads.vector = vector(kHeadDim);
     norm_heads.vector2 = vector(kHeadDim);
@@ -135,33 +139,33 @@ class Layer {
     attention.whole = whole;
     attention.cap = cap;
     if (cap == 0.0f) {
-      attention.vector = vector(kHeads);
-      attention.vector_rows = kHeads;
+      attention.vector = vector(heads_);
+      attention.vector_rows = heads_;
     }
-    op("scale", mixed, mixed, kHeads * kHeadDim).value = 0.7f;
-    op("quantise", mixed, mixed_codes, kHeads * kHeadDim);
-    linear(mixed, mixed_codes, x, middle, weight(kind, kWidth, kHeads * kHeadDim));
-    op("quantise", middle, codes, kWidth);
-    const tm_weight* gate_up = weight(kind, 2 * kFfn, kWidth);
+    op("scale", mixed, mixed, heads_ * kHeadDim).value = 0.7f;
+    op("quantise", mixed, mixed_codes, heads_ * kHeadDim);
+    linear(mixed, mixed_codes, x, middle, weight(kind, width_, heads_ * kHeadDim));
+    op("quantise", middle, codes, width_);
+    const tm_weight* gate_up = weight(kind, 2 * ffn_, width_);
     if (quantised_) {
-      tm_op& gated = op("linear_gated", -1, inner_codes, kFfn);
+      tm_op& gated = op("linear_gated", -1, inner_codes, ffn_);
       gated.in1 = codes;
       gated.weight = gate_up;
       gated.activation = activation;
     }
     linear(middle, codes, -1, both, gate_up);
-    op("gated", both, inner, kFfn).activation = activation;
-    if (!quantised_) op("quantise", inner, inner_codes, kFfn);
-    op("activate", inner, inner, kFfn).activation = activation;
-    linear(inner, inner_codes, middle, x, weight(kind, kWidth, kFfn));
+    op("gated", both, inner, ffn_).activation = activation;
+    if (!quantised_) op("quantise", inner, inner_codes, ffn_);
+    op("activate", inner, inner, ffn_).activation = activation;
+    linear(inner, inner_codes, middle, x, weight(kind, width_, ffn_));
     if (!quantised_) {
       change("lora_shrink", middle, narrow, &lora_);
       change("lora_expand", narrow, x, &lora_).in1 = x;
     }
-    tm_op& sum = op("add", x, x, kWidth);
+    tm_op& sum = op("add", x, x, width_);
     sum.in1 = middle;
-    op("gather", x, last, kWidth).rows = TM_ROWS_LOGITS;
-    op("quantise", last, last_codes, kWidth).rows = TM_ROWS_LOGITS;
+    op("gather", x, last, width_).rows = TM_ROWS_LOGITS;
+    op("quantise", last, last_codes, width_).rows = TM_ROWS_LOGITS;
     linear(last, last_codes, -1, logits_, table);
     ops_.back().rows = TM_ROWS_LOGITS;
     tm_op& soft_cap = op("soft_cap", logits_, logits_, kVocab);
@@ -255,7 +259,7 @@ class Layer {
     made.in1 = made.in2 = -1;
     made.out = out;
     made.width = width;
-    made.num_heads = kHeads;
+    made.num_heads = heads_;
     made.num_kv_heads = kKvHeads;
     made.head_dim = kHeadDim;
     ops_.push_back(made);
@@ -290,9 +294,9 @@ class Layer {
   }
 
   void lora(int32_t kind) {
-    changes_[0] = {5, 0.5f, packed(kind, 5, kWidth), packed(kind, kWidth, 5), vector(kWidth)};
-    changes_[1] = {7, 0.5f, packed(kind, kVocab, 7), packed(kind, kWidth, 7), nullptr};
-    lora_ = {1, 1, kWidth, kRank, 0, columns_, &changes_[0]};
+    changes_[0] = {5, 0.5f, packed(kind, 5, width_), packed(kind, width_, 5), vector(width_)};
+    changes_[1] = {7, 0.5f, packed(kind, kVocab, 7), packed(kind, width_, 7), nullptr};
+    lora_ = {1, 1, width_, kRank, 0, columns_, &changes_[0]};
     of_tokens_ = {1, 1, kVocab, kRank, 1, columns_, &changes_[1]};
   }
 
@@ -305,12 +309,13 @@ class Layer {
   tm_team* team_;
   Draw draw_;
   bool quantised_;
+  int width_ = 96, heads_ = 4, ffn_ = 64, qkv_;
   int logits_ = 0;
   tm_program* program_ = nullptr;
   tm_kv kv_;
   tm_lora lora_ = {}, of_tokens_ = {};
   tm_low_rank changes_[2] = {};
-  int32_t columns_[2] = {0, kWidth};
+  int32_t columns_[2] = {};
   std::deque<Bytes> bytes_;
   std::deque<std::vector<float>> vectors_;
   std::deque<tm_part> parts_;
@@ -341,7 +346,7 @@ int main() {
   for (const char* isa : {"avx2", "avxvnni", "avx512", "avx512bf16", "amx", "neon", "neoni8mm"}) {
     if (!tm_isa_available(isa)) continue;
     const char* plain = std::strcmp(isa, "amx") == 0 ? "scalartiles" : "scalar";
-    for (int32_t kind = TM_F32; kind <= TM_Q6_H; kind++) {
+    for (int32_t kind = TM_F32; kind < TM_W4; kind++) {
       const bool agree = run(plain, kind) == run(isa, kind);
       compared++;
       failed += !agree;

@@ -121,9 +121,13 @@ float16 already. A matrix whose scales float16 cannot represent is kept in float
 | f32, f16, bf16 | 128, 64, 64 | itself |
 | q4_0 | 18 | d * (4-bit code - 8) |
 | q4_1 | 20 | d * 4-bit code + m |
+| q4_k | 18 | the same, where d and m are 6-bit factors times one d and one m for 256 values, rounded to float16 |
+| q5_0 | 22 | d * (5-bit code - 16) |
+| q5_k | 22 | as q4_k, with 5-bit codes |
 | q8_0 | 34 | d * 8-bit code |
 | q8_m | 36 | d * 8-bit code + m |
 | q6_h | 28 | d * (6-bit code - 32), one d for 16 values |
+| q6_k | 26.25 | the same, where d are 8-bit factors times one d for 256 values, rounded to float16 |
 | q8_h | 36 | d * 8-bit code, one d for 16 values |
 | q8_hm | 40 | d * 8-bit code + m, one d and one m for 16 values |
 
@@ -301,7 +305,8 @@ MATRIX_UNIT = """\
 On processors with a matrix unit (AMX) matrices of q4_0, q4_1 and q8_0 blocks become integers that it can multiply: a
 weight is `scale * w`, w of 8 bits, with a scale for at most 320 inputs of a row, or 576 of q4_0; they take 17, 20 and
 32 bytes for 32 values. Where more than a fifth of a matrix's groups would gain as much noise as making codes of 4 bits
-does (scales too far apart), it stays in blocks. `TOKENMILL_ISA=avx512` keeps the other kernels, and all blocks.
+does (scales too far apart), it stays in blocks. A q4_k matrix is one of q4_1 there. `TOKENMILL_ISA=avx512` keeps the
+other kernels, and all blocks.
 """
 
 
@@ -310,8 +315,9 @@ def _gguf_kinds() -> str:
     for kind, packed in BLOCK_KINDS.items():
         stored[packed].append(kind)
     lines = [MATRIX_UNIT, "", "GGUF tensor types (each decoded bit for bit as the gguf package does):", ""]
-    lines += ["| stored | in memory |", "|---|---|", f"| {', '.join(sorted(DIRECT_KINDS))} | as stored |"]
-    lines += [f"| {', '.join(kinds)} | {packed} |" for packed, kinds in sorted(stored.items())]
+    kept = {kind for kind, packed in BLOCK_KINDS.items() if kind == packed}
+    lines += ["| stored | in memory |", "|---|---|", f"| {', '.join(sorted(DIRECT_KINDS | kept))} | as stored |"]
+    lines += [f"| {', '.join(kinds)} | {packed} |" for packed, kinds in sorted(stored.items()) if packed not in kept]
     return "\n".join(lines) + "\n"
 
 

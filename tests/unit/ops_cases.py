@@ -13,11 +13,17 @@ from typing import Any
 import numpy as np
 
 from tokenmill.core.block import KVGroup
-from tokenmill.ops.api import BLOCK_BYTES, HeadGeometry, RawTensor, StepBatch
+from tokenmill.ops.api import BLOCK_BYTES, SUPERBLOCK_BYTES, HeadGeometry, RawTensor, StepBatch, block_of
 from tokenmill.ops.native import NativeOps
 from tokenmill.ops.native.library import TILE_ISAS, available_isas
 
-KINDS = ("f32", "f16", "bf16", *BLOCK_BYTES)
+KINDS = ("f32", "f16", "bf16", *BLOCK_BYTES, *SUPERBLOCK_BYTES)
+
+
+def whole_blocks(kind: str, num_cols: int) -> int:
+    """So many columns or, of a kind in super-blocks, the fewest above that are whole ones."""
+    block_values = block_of(kind)[0] if kind in SUPERBLOCK_BYTES else 1
+    return -(-num_cols // block_values) * block_values
 
 
 def raw_tensor(rng: np.random.Generator, kind: str, num_rows: int, num_cols: int) -> RawTensor:
@@ -29,9 +35,16 @@ def raw_tensor(rng: np.random.Generator, kind: str, num_rows: int, num_cols: int
         data = values.astype(np.float16)
     elif kind == "bf16":
         data = (values.view(np.uint32) >> 16).astype(np.uint16)
+    elif kind in SUPERBLOCK_BYTES:
+        block_values, block_bytes = block_of(kind)
+        data = rng.integers(0, 256, (num_rows, num_cols // block_values, block_bytes), dtype=np.uint8)
+        scales = rng.uniform(-0.001, 0.001, (*data.shape[:2], 1)).astype(np.float16)
+        data[..., :2] = scales.view(np.uint8)
+        if kind in ("q4_k", "q5_k"):
+            data[..., 2:4] = (scales * -8).astype(np.float16).view(np.uint8)
     else:
         num_groups, num_halves = num_cols // 32, 2 if kind in ("q8_h", "q8_hm", "q6_h") else 1
-        largest = {"q4_0": 0.03, "q4_1": 0.03, "q6_h": 0.008}.get(kind, 0.002)
+        largest = {"q4_0": 0.03, "q4_1": 0.03, "q5_0": 0.015, "q6_h": 0.008}.get(kind, 0.002)
         data = rng.integers(0, 256, (num_rows, num_groups, BLOCK_BYTES[kind]), dtype=np.uint8)
         scales = rng.uniform(-largest, largest, (num_rows, num_groups, num_halves)).astype(np.float16)
         data[..., : 2 * num_halves] = scales.view(np.uint8)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from ops_cases import KINDS, activations
+from ops_cases import KINDS, activations, whole_blocks
 from ops_stack_cases import raw_stack
 
 from tokenmill.ops.api import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN, ExpertActivation, Experts, Routing
@@ -77,7 +77,9 @@ def routes_of(rng: np.random.Generator, num_rows: int, num_experts: int, top_k: 
 
 def ffn_cases() -> Iterator[tuple[str, Run]]:
     options: list[tuple[tuple[str, str], tuple[int, int, int], int, int, ExpertActivation, bool]] = [
-        ((kind, kind), (6, 64, 96), 3, num_rows, SILU, False) for kind in KINDS for num_rows in (1, 27)
+        ((kind, kind), (6, whole_blocks(kind, 64), whole_blocks(kind, 96)), 3, num_rows, SILU, False)
+        for kind in KINDS
+        for num_rows in (1, 27)
     ]
     options += [
         (("q4_0", "q4_0"), (3, 96, 64), 2, 190, SWIGLU, True),

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from ops_cases import KINDS, activations, raw_tensor
+from ops_cases import KINDS, activations, raw_tensor, whole_blocks
 
-from tokenmill.ops.api import BLOCK_BYTES, RawTensor
+from tokenmill.ops.api import RawTensor
+from tokenmill.ops.reference_weights import DENSE_KINDS
 
 Run = Callable[[Any], np.ndarray]
 
@@ -42,8 +43,7 @@ def column_cases() -> Iterator[tuple[str, Run]]:
 def linear_heads_cases() -> Iterator[tuple[str, Run]]:
     for kind in KINDS:
         for heads, num_rows, num_cols, num_tokens in ((3, 40, 64, 1), (2, 17, 96, 14), (4, 33, 32, 101)):
-            if kind not in BLOCK_BYTES and num_tokens == 14:
-                num_cols = 45
+            num_cols = 45 if kind in DENSE_KINDS and num_tokens == 14 else whole_blocks(kind, num_cols)
 
             def run(ops: Any, kind=kind, shape=(heads, num_rows, num_cols), num_tokens=num_tokens) -> np.ndarray:
                 rng = np.random.default_rng(num_tokens)

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ops_cases import KINDS, Sequences, TinyDecoder, activations, kv_type, raw_tensor
+from ops_cases import KINDS, Sequences, TinyDecoder, activations, kv_type, raw_tensor, whole_blocks
 
+from tokenmill.formats.blocks import READERS
+from tokenmill.formats.tensor import BLOCK_LAYOUT
 from tokenmill.ops.api import HeadGeometry, RawTensor, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import ISAS, TILE_ISAS, available_isas
@@ -209,6 +211,7 @@ def test_rows_and_variants_of_a_linear_agree(kind: str, family: tuple[str, ...])
     backends = [NativeOps(2, isa) for isa in available_isas(family)]
     odd = ((21, 45), (131, 63), (5, 1)) if kind in DENSE_KINDS else ()
     for num_rows, num_cols in ((33, 32), (16, 288), (70, 96), *odd):
+        num_cols = whole_blocks(kind, num_cols)
         raw = raw_tensor(rng, kind, num_rows, num_cols)
         x = activations(rng, 40, num_cols)
         scalar = backends[-1]
@@ -220,6 +223,41 @@ def test_rows_and_variants_of_a_linear_agree(kind: str, family: tuple[str, ...])
                 assert np.array_equal(ops.linear(x[:count], weight), expected[:count]), (ops.isa, count)
     for ops in backends:
         ops.close()
+
+
+@pytest.mark.parametrize("kind", ["q4_k", "q5_k", "q6_k", "q5_0"])
+def test_narrow_kinds_have_the_bits_of_8_bit_codes(kind: str) -> None:
+    """Blocks of random bits of a stored format give the rows and products that their codes give as whole bytes beside
+    scales and minimums which were rounded before; and they take no more memory than they are."""
+    ops = NativeOps(2)
+    rng = np.random.default_rng(3)
+    block_values, block_bytes = BLOCK_LAYOUT[kind]
+    (num_rows, num_cols) = shape = 100, 1536
+    data = rng.integers(0, 256, (num_rows * num_cols // block_values, block_bytes), dtype=np.uint8)
+    ends = rng.uniform(-0.02, 0.02, (len(data), 2)) * 10.0 ** rng.uniform(-4, 0, (len(data), 1))  # subnormal ones, too
+    at, count = {"q6_k": (208, 2), "q5_0": (0, 2)}.get(kind, (0, 4))
+    data[:, at : at + count] = ends.astype(np.float16).view(np.uint8)[:, :count]
+    codes = READERS[kind](data)
+    fields = [("d", "<f2", 1 if codes.minimums_bg is not None else 2), ("m", "<f2", 1), ("q", "i1", 32)]
+    blocks = np.empty(
+        num_rows * num_cols // 32, [each for each in fields if each[0] != "m" or codes.minimums_bg is not None]
+    )
+    blocks["d"] = codes.scales_bg.repeat(2 if kind == "q5_0" else 1, axis=1).reshape(blocks["d"].shape)
+    if codes.minimums_bg is not None:
+        blocks["m"] = codes.minimums_bg.reshape(blocks["m"].shape)
+    blocks["q"] = codes.codes_bv.reshape(-1, 32)
+    wide = RawTensor("q8_h" if codes.minimums_bg is None else "q8_m", *shape, blocks.view(np.uint8))
+    narrow = ops.recode(kind, data.reshape(-1), kind, *shape, None)
+    assert narrow is not None and narrow.kind == kind
+    weights = [ops.pack([narrow]), ops.pack([wide])]
+    x = activations(rng, 40, num_cols)
+    for rows in (1, 2, 5, 12, 40):
+        one, other = (ops.linear(x[:rows], weight) for weight in weights)
+        assert np.array_equal(one, other), rows
+    tokens = np.arange(num_rows, dtype=np.int32)
+    assert np.array_equal(*(ops.embed(weight, tokens) for weight in weights))
+    assert weights[0].num_bytes <= data.nbytes * 112 / num_rows + 64 * 7  # whole tiles of 16 rows
+    ops.close()
 
 
 def test_columns_in_another_order(ops: NativeOps) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ops_cases import KINDS, Sequences, activations, raw_tensor
+from ops_cases import KINDS, Sequences, activations, raw_tensor, whole_blocks
 from ops_latent_cases import latent_cases
 from ops_moe_cases import ffn_cases, route_cases
 from ops_stack_cases import column_cases, linear_heads_cases
@@ -43,6 +43,7 @@ class Case:
 def _linear_cases() -> Iterator[Case]:
     for kind in KINDS:
         for num_rows, num_cols, num_tokens in ((16, 32, 1), (37, 96, 13), (100, 576, 30), (7, 1536, 2), (33, 64, 70)):
+            num_cols = whole_blocks(kind, num_cols)
             seed = num_rows * num_cols + num_tokens
 
             def run(ops: Any, kind=kind, shape=(num_rows, num_cols), num_tokens=num_tokens, seed=seed) -> np.ndarray:
@@ -81,7 +82,8 @@ def _row_cases() -> Iterator[Case]:
 
         def run_embed(ops: Any, kind=kind) -> np.ndarray:
             rng = np.random.default_rng(1)
-            return ops.embed(ops.pack([raw_tensor(rng, kind, 53, 96)]), rng.integers(0, 53, 40).astype(np.int32))
+            width = whole_blocks(kind, 96)
+            return ops.embed(ops.pack([raw_tensor(rng, kind, 53, width)]), rng.integers(0, 53, 40).astype(np.int32))
 
         yield Case(f"embed {kind}", EQUAL, run_embed, INTEGERS if kind in INTEGER_KINDS else None)
     for width in (1, 15, 64, 577):

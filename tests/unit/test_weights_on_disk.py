@@ -24,7 +24,7 @@ from tokenmill.ops.api import Program, Routing, StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import TILE_ISAS
 from tokenmill.ops.native.offload import lay_out, least_bytes
-from tokenmill.ops.native.packed_file import PAGE, NotUsable, read_index
+from tokenmill.ops.native.packed_file import _VERSION, PAGE, NotUsable, read_index
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.ops.weights import DiskWeights
 
@@ -193,7 +193,7 @@ def test_a_hostile_index_is_refused(tmp_path: Path, index: bytes) -> None:
     head = struct.pack(
         "<16sI64sQQQQ",
         b"tokenmill packed",
-        1,
+        _VERSION,
         KEY.encode(),
         at,
         len(index),

@@ -31,12 +31,31 @@ _E2M1_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
 
 @dataclass(frozen=True, slots=True)
+class Factors:
+    """What scales and minimums of a block's groups are made of: small factors of one scale and one minimum, float32."""
+
+    scale_b1: F32
+    of_scale_bg: I8
+    minimum_b1: F32 | None = None
+    of_minimum_bg: I8 | None = None
+
+    def scales(self) -> F32:
+        return self.scale_b1 * self.of_scale_bg.astype(np.float32)
+
+    def minimums(self) -> F32 | None:
+        if self.minimum_b1 is None or self.of_minimum_bg is None:
+            return None
+        return self.minimum_b1 * self.of_minimum_bg.astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
 class Codes:
-    """int8 codes_bv with float32 scales_bg, and minimums_bg or None."""
+    """int8 codes_bv with float32 scales_bg, and minimums_bg or None; factors: of some formats."""
 
     codes_bv: I8
     scales_bg: F32
     minimums_bg: F32 | None = None
+    factors: Factors | None = None
 
     @property
     def group_size(self) -> int:
@@ -131,8 +150,8 @@ def _read_q3_k(blocks: U8) -> Codes:
     return Codes(_minus(codes, 4), _scale(blocks, 108) * ((low | (high << 4)).astype(np.float32) - 32))
 
 
-def _scales_and_minimums(packed: U8) -> tuple[F32, F32]:
-    """12 bytes -> eight 6-bit scales and eight 6-bit minimums, as float32 [b, 8] each.
+def _scales_and_minimums(packed: U8) -> tuple[I8, I8]:
+    """12 bytes -> eight 6-bit scales and eight 6-bit minimums, as int8 [b, 8] each.
 
     Bytes 0-3 hold scales 0-3 and bytes 4-7 minimums 0-3, in their low six bits; bytes 8-11 hold the low nibbles of
     scales and minimums 4-7, whose upper two bits are those left over in bytes 0-7.
@@ -140,7 +159,7 @@ def _scales_and_minimums(packed: U8) -> tuple[F32, F32]:
     first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6 << 4)], axis=1)
     minimums = np.concatenate([second & 63, (third >> 4) | (second >> 6 << 4)], axis=1)
-    return scales.astype(np.float32), minimums.astype(np.float32)
+    return scales.view(np.int8), minimums.view(np.int8)
 
 
 def _nibble_runs(bytes_u8: U8) -> U8:
@@ -160,10 +179,9 @@ def _read_q5_k(blocks: U8) -> Codes:
 
 
 def _affine_runs(blocks: U8, codes: NDArray[Any]) -> Codes:
-    scales, minimums = _scales_and_minimums(blocks[:, 4:16])
-    return Codes(
-        codes.reshape(len(blocks), 256).view(np.int8), _scale(blocks, 0) * scales, -(_scale(blocks, 2) * minimums)
-    )
+    of_scale, of_minimum = _scales_and_minimums(blocks[:, 4:16])
+    factors = Factors(_scale(blocks, 0), of_scale, -_scale(blocks, 2), of_minimum)
+    return Codes(codes.reshape(len(blocks), 256).view(np.int8), factors.scales(), factors.minimums(), factors)
 
 
 def _read_q6_k(blocks: U8) -> Codes:
@@ -171,7 +189,8 @@ def _read_q6_k(blocks: U8) -> Codes:
     num_blocks = len(blocks)
     low = _nibbles(blocks[:, :128].reshape(num_blocks, 2, 64)).reshape(num_blocks, 256)
     codes = low | (_pairs_of_bits(blocks[:, 128:192]) << 4)
-    return Codes(_minus(codes, 32), _scale(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32))
+    factors = Factors(_scale(blocks, 208), np.ascontiguousarray(blocks[:, 192:208]).view(np.int8))
+    return Codes(_minus(codes, 32), factors.scales(), None, factors)
 
 
 def _read_iq4_nl(blocks: U8) -> Codes:

@@ -5,12 +5,11 @@ more than float16's own precision (it is far below the matrix's largest), the ma
 
     stored                                    kernels        what changes
     f32 f16 bf16 q4_0 q4_1 q8_0               as stored      nothing
-    q5_0                                      q6_h           nothing
+    q5_0                                      q5_0           nothing
     iq4_nl mxfp4                              q8_0           nothing (scales are float16 or powers of two)
     q5_1                                      q8_m           nothing
-    q4_k                                      q4_1           products of scales are rounded
-    q5_k                                      q8_m           products of scales are rounded
-    q3_k q6_k                                 q6_h           products of scales are rounded
+    q4_k q5_k q6_k                            as stored      products of scales are rounded, where they are used
+    q3_k                                      q6_h           products of scales are rounded
     iq1_m iq2_xs iq2_s nvfp4                  q8_h           products of scales are rounded
     q2_k                                      q8_hm          products of scales are rounded
     iq1_s iq2_xxs iq3_xxs iq3_s iq4_xs q8_k   q8_0           products of scales are rounded
@@ -39,20 +38,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import BadCheckpoint
-from ..formats.blocks import READERS
+from ..formats.blocks import READERS, Codes
 from ..formats.ggml import dequantise, read_codes
 from ..formats.grids import book_of
 from ..formats.integers import IntegerMatrix, PackedCodes, expanded, read_quantised
 from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import BLOCK_LAYOUT, Tensor
-from ..ops.api import BLOCK_BYTES, GROUP, LatentGeometry, Ops, RawTensor
+from ..ops.api import BLOCK_BYTES, GROUP, SUPERBLOCK_BYTES, LatentGeometry, Ops, RawTensor, block_of
 from ..ops.reference_weights import dequantise as dequantise_raw
 from .config import ModelConfig
 
 DENSE_KINDS = frozenset({"f32", "f16", "bf16"})
 DIRECT_KINDS = DENSE_KINDS | {"q4_0", "q4_1", "q8_0"}
 BLOCK_KINDS = {
-    "q2_k": "q8_hm", "q3_k": "q6_h", "q4_k": "q4_1", "q5_k": "q8_m", "q6_k": "q6_h", "q5_0": "q6_h", "q5_1": "q8_m",
+    "q2_k": "q8_hm", "q3_k": "q6_h", "q4_k": "q4_k", "q5_k": "q5_k", "q6_k": "q6_k", "q5_0": "q5_0", "q5_1": "q8_m",
     "q8_1": "q8_0", "q8_k": "q8_0", "iq1_s": "q8_0", "iq1_m": "q8_h", "iq2_xxs": "q8_0", "iq2_xs": "q8_h",
     "iq2_s": "q8_h", "iq3_xxs": "q8_0", "iq3_s": "q8_0", "iq4_nl": "q8_0", "iq4_xs": "q8_0", "mxfp4": "q8_0",
     "nvfp4": "q8_h", "tq1_0": "q4_0", "tq2_0": "q4_0",
@@ -75,7 +74,7 @@ def raw_matrix(tensor: Tensor | QuantisedTensor, ops: Ops | None = None) -> RawT
         return _dense_from(matrix)
     if tensor.kind in DIRECT_KINDS:
         return RawTensor(tensor.kind, num_rows, num_cols, np.frombuffer(tensor.data, np.uint8))
-    if tensor.kind in READERS and num_cols % GROUP == 0:
+    if tensor.kind in READERS and num_cols % block_of(BLOCK_KINDS[tensor.kind])[0] == 0:
         data = np.frombuffer(tensor.data, np.uint8)
         raw = None
         if ops is not None:
@@ -118,13 +117,17 @@ def dense(kind: str, values_NK: NDArray[np.float32]) -> RawTensor:
 
 def _from_blocks(tensor: Tensor) -> RawTensor | None:
     kind = BLOCK_KINDS[tensor.kind]
-    block_bytes, per_block = BLOCK_BYTES[kind], BLOCK_LAYOUT[tensor.kind][0] // GROUP
-    out = np.empty((tensor.num_values // GROUP, block_bytes), np.uint8)
+    block_values, block_bytes = block_of(kind)
+    per_block = BLOCK_LAYOUT[tensor.kind][0] // block_values
+    out = np.empty((tensor.num_values // block_values, block_bytes), np.uint8)
     loss = _Loss()
     for first, codes in read_codes(tensor.kind, tensor.data, tensor.num_values):
         places = slice(first * per_block, (first + len(codes.codes_bv)) * per_block)
         scales, minimums = loss.rounded(codes.scales_bg, codes.minimums_bg)
-        _encode(kind, codes.codes_bv, scales, minimums, out[places])
+        if kind in SUPERBLOCK_BYTES:
+            _encode_superblocks(kind, codes, out[places])
+        else:
+            _encode(kind, codes.codes_bv, scales, minimums, out[places])
     num_rows, num_cols = tensor.shape
     return RawTensor(kind, num_rows, num_cols, out.reshape(-1)) if loss.fits() else None
 
@@ -195,16 +198,42 @@ def _encode(
         halves = values.repeat(repeats, axis=1).reshape(len(out), num_halves)
         out[:, at : at + 2 * num_halves] = halves.view(np.uint8)
         at += 2 * num_halves
-    codes = codes.reshape(len(out), GROUP)
-    if kind in ("q4_0", "q4_1", "q6_h"):
-        raw = (codes + np.int8({"q4_0": 8, "q4_1": 0, "q6_h": 32}[kind])).view(np.uint8)
-        low = raw & np.uint8(15)
-        out[:, at : at + HALF] = low[:, :HALF] | low[:, HALF:] << 4
-        if kind == "q6_h":
-            upper = (raw >> 4).reshape(len(out), 2, 4, 4) << np.array([0, 2, 4, 6], np.uint8)[:, None]
-            out[:, at + HALF :] = np.bitwise_or.reduce(upper, axis=2).reshape(len(out), 8)
+    out[:, at:] = _packed(kind, codes.reshape(len(out), GROUP))
+
+
+_OFFSETS = {"q4_0": 8, "q4_1": 0, "q4_k": 0, "q5_0": 16, "q5_k": 0, "q6_h": 32, "q6_k": 32}
+
+
+def _packed(kind: str, codes_bk: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """32 codes of a block as its last bytes."""
+    if kind not in _OFFSETS:
+        return codes_bk.view(np.uint8)
+    raw = (codes_bk + np.int8(_OFFSETS[kind])).view(np.uint8)
+    low, upper = raw & np.uint8(15), raw >> 4
+    parts = [low[:, :HALF] | low[:, HALF:] << 4]
+    if kind in ("q6_h", "q6_k"):
+        upper = upper.reshape(len(raw), 2, 4, 4) << np.array([0, 2, 4, 6], np.uint8)[:, None]
+        parts.append(np.bitwise_or.reduce(upper, axis=2).reshape(len(raw), 8))
+    elif kind in ("q5_0", "q5_k"):
+        upper = upper.reshape(len(raw), 8, 4) << np.arange(8, dtype=np.uint8)[:, None]
+        parts.append(np.bitwise_or.reduce(upper, axis=1))
+    return np.concatenate(parts, axis=1)
+
+
+def _encode_superblocks(kind: str, codes: Codes, out: NDArray[np.uint8]) -> None:
+    """Write blocks of 256."""
+    factors = codes.factors
+    assert factors is not None, kind
+    parts = [factors.scale_b1.astype("<f2").view(np.uint8)]
+    if factors.minimum_b1 is None or factors.of_minimum_bg is None:
+        parts.append(factors.of_scale_bg.view(np.uint8) ^ np.uint8(128))
     else:
-        out[:, at:] = codes.view(np.uint8)
+        both_b42 = (factors.of_scale_bg | factors.of_minimum_bg.astype(np.uint32) << 6).reshape(len(out), 4, 2)
+        pairs_b4 = (both_b42[:, :, 0] | both_b42[:, :, 1] << 12).astype(np.uint32)
+        words_b3 = pairs_b4[:, :3] | pairs_b4[:, 3:] >> np.array([0, 8, 16], np.uint32) << 24
+        parts += [factors.minimum_b1.astype("<f2").view(np.uint8), words_b3.astype("<u4").view(np.uint8)]
+    parts.append(_packed(kind, codes.codes_bv.reshape(-1, GROUP)).reshape(len(out), -1))
+    np.concatenate(parts, axis=1, out=out)
 
 
 _LARGEST_F16 = 65504.0

@@ -15,7 +15,7 @@ from ..core.experts import touched
 from ..formats.checkpoint import Checkpoint
 from ..formats.quantised import QuantisedTensor, stored_bytes
 from ..formats.tensor import Tensor
-from ..ops.api import BLOCK_BYTES, GROUP
+from ..ops.api import BLOCK_BYTES, GROUP, block_of
 from .config import ModelConfig, config_from_checkpoint
 from .encoder import check_tensors as check_encoder_tensors
 from .encoder import expected_shapes as encoder_shapes
@@ -224,5 +224,5 @@ def _kind_in_memory(part: str, tensor: Tensor | QuantisedTensor, quantization: s
 def _bytes_in_memory(kind: str, num_values: int) -> int:
     if kind in _DENSE_BYTES:
         return num_values * _DENSE_BYTES[kind]
-    largest = max(BLOCK_BYTES[part] for part in kind.split(" or "))
-    return num_values * largest // GROUP
+    blocks = [block_of(part) for part in kind.split(" or ")]
+    return max(num_values // block_values * block_bytes for block_values, block_bytes in blocks)

@@ -24,11 +24,13 @@ from .kv_pool import KVPool
 from .weights import BLOCK_BYTES as BLOCK_BYTES
 from .weights import GROUP as GROUP
 from .weights import QUANTISATIONS as QUANTISATIONS
+from .weights import SUPERBLOCK_BYTES as SUPERBLOCK_BYTES
 from .weights import DiskOps
 from .weights import PackedCodes as PackedCodes
 from .weights import RawTensor as RawTensor
 from .weights import Stack as Stack
 from .weights import Weight as Weight
+from .weights import block_of as block_of
 from .weights import same_order as same_order
 from .work_queue import WorkQueue
 
@@ -250,7 +252,8 @@ class Ops(DiskOps, Protocol):
     def recode(
         self, stored: str, data: np.ndarray, kind: str, num_rows: int, num_cols: int, book: np.ndarray | None
     ) -> RawTensor | None:
-        """Blocks of a checkpoint's format (uint8) as blocks of `kind`, as models/repack.py defines it but faster. None
+        """Blocks of a checkpoint's format (uint8) as blocks of `kind`, as models/repack.py defines it but faster; or of
+        another kind, with the same values, where that is better here than super-blocks. None
         for a format that this backend leaves to it, and where scales or minimums cannot be rounded to float16. book:
         int8 rows that the format's indices lead into, where it has such."""
         ...

@@ -22,7 +22,16 @@ _BLOCKS = {
     "q8_h": np.dtype([("d", "<f2", 2), ("q", "i1", 32)]),
     "q8_hm": np.dtype([("d", "<f2", 2), ("m", "<f2", 2), ("q", "i1", 32)]),
     "q6_h": np.dtype([("d", "<f2", 2), ("q", "u1", 16), ("upper", "u1", (2, 4))]),
+    "q5_0": np.dtype([("d", "<f2", (1,)), ("q", "u1", 16), ("upper", "u1", 4)]),
 }
+_SUPERBLOCKS = {
+    "q4_k": np.dtype([("d", "<f2", (1,)), ("m", "<f2", (1,)), ("factors", "<u4", 3), ("g", [("q", "u1", 16)], 8)]),
+    "q5_k": np.dtype(
+        [("d", "<f2", (1,)), ("m", "<f2", (1,)), ("factors", "<u4", 3), ("g", [("q", "u1", 16), ("upper", "u1", 4)], 8)]
+    ),
+    "q6_k": np.dtype([("d", "<f2", (1,)), ("factors", "u1", 16), ("g", [("q", "u1", 16), ("upper", "u1", (2, 4))], 8)]),
+}
+_OFFSETS = {"q4_0": 8, "q5_0": 16, "q6_h": 32, "q6_k": 32}
 _SMALLEST_GROUP_MAX = np.float32(1e-30)
 _SMALLEST_BF16_FACTOR = np.float32(2.0**-56)
 
@@ -89,19 +98,48 @@ def dequantise(part: RawTensor) -> np.ndarray:
         return data.view("<f2").astype(np.float32).reshape(shape)
     if part.kind == "bf16":
         return from_stored(data.view("<u2"), "bf16").reshape(shape)
+    if part.kind in _SUPERBLOCKS:
+        return _of_superblocks(part.kind, data.view(_SUPERBLOCKS[part.kind])).reshape(shape)
     assert part.kind in _BLOCKS, f"kind {part.kind} is not one that ops take"
     assert part.num_cols % GROUP == 0, f"{part.kind} rows hold whole groups of {GROUP}, got {part.num_cols} columns"
     blocks = data.view(_BLOCKS[part.kind])
-    codes = _nibbles(blocks["q"]) if blocks["q"].shape[1] == 16 else blocks["q"].astype(np.float32)
-    if part.kind == "q4_0":
-        codes -= 8
-    if part.kind == "q6_h":
-        codes += 16 * _upper_bits(blocks["upper"]) - 32
+    codes = _codes_of(part.kind, blocks)
     scales_bh = blocks["d"].astype(np.float32)
     values_bhk = codes.reshape(len(blocks), scales_bh.shape[1], -1) * scales_bh[:, :, None]
     if "m" in (blocks.dtype.names or ()):
         values_bhk += blocks["m"].astype(np.float32)[:, :, None]
     return values_bhk.reshape(shape)
+
+
+def _codes_of(kind: str, blocks: np.ndarray) -> np.ndarray:
+    """float32 [blocks, 32]; see RawTensor."""
+    if blocks["q"].shape[1] == GROUP:
+        codes: np.ndarray = blocks["q"].astype(np.float32)
+        return codes
+    codes = _nibbles(blocks["q"])
+    if kind in ("q6_h", "q6_k"):
+        codes += 16 * _upper_bits(blocks["upper"])
+    elif kind in ("q5_0", "q5_k"):
+        upper = blocks["upper"][:, None] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+        codes += 16 * upper.reshape(len(blocks), GROUP).astype(np.float32)
+    return codes - _OFFSETS.get(kind, 0)
+
+
+def _of_superblocks(kind: str, blocks: np.ndarray) -> np.ndarray:
+    """float32 [blocks, groups, values of one]; see RawTensor."""
+    codes = _codes_of(kind, blocks["g"].reshape(-1)).reshape(len(blocks), -1)
+
+    def products(name: str, factors_bg: np.ndarray) -> np.ndarray:
+        rounded: np.ndarray = (blocks[name].astype(np.float32) * factors_bg.astype(np.float32)).astype(np.float16)
+        return rounded.astype(np.float32)[:, :, None]
+
+    if kind == "q6_k":
+        return codes.reshape(len(blocks), 16, -1) * products("d", blocks["factors"].astype(np.int32) - 128)
+    words_b3 = blocks["factors"]
+    fourth_b1 = np.bitwise_or.reduce(words_b3 >> 24 << np.array([0, 8, 16], np.uint32), axis=1, keepdims=True)
+    pairs_b42 = np.concatenate([words_b3, fourth_b1], axis=1)[:, :, None] >> np.array([0, 12], np.uint32)
+    factors_b8 = pairs_b42.reshape(len(blocks), 8)
+    return codes.reshape(len(blocks), 8, -1) * products("d", factors_b8 & 63) + products("m", factors_b8 >> 6 & 63)
 
 
 def round_activations(x_TK: np.ndarray, rounding: str = "int8") -> np.ndarray:

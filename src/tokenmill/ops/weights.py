@@ -18,8 +18,12 @@ from ..core.experts import WeightReads
 GROUP = 32
 """Values that share one quantisation scale."""
 
-BLOCK_BYTES = {"q4_0": 18, "q4_1": 20, "q8_0": 34, "q8_m": 36, "q8_h": 36, "q8_hm": 40, "q6_h": 28}
+BLOCK_BYTES = {"q4_0": 18, "q4_1": 20, "q5_0": 22, "q6_h": 28, "q8_0": 34, "q8_m": 36, "q8_h": 36, "q8_hm": 40}
 """Quantised kinds: bytes of a block of 32 values. In a block lie f16 scales, f16 minimums, then codes."""
+
+SUPERBLOCK = 256
+SUPERBLOCK_BYTES = {"q4_k": 144, "q5_k": 176, "q6_k": 210}
+"""Kinds in super-blocks: bytes of one, of 256 values. In it lie f16 scale, f16 minimum if any, factors, then codes."""
 
 QUANTISATIONS = ("q8_0", "q4_0", "q4_1", "f16", "bf16")
 """Kinds that dense matrices can be turned into at load."""
@@ -32,7 +36,14 @@ class RawTensor:
     'q8_0' (d * q, int8 codes); and for what other formats hold in 5 to 8 bits, with int8 codes too, 'q8_m' (d * q + m),
     'q8_h' (d * q, one d for each half of a block) and 'q8_hm' (d * q + m, one d and m for each half). 'q6_h' is 'q8_h'
     with codes -32..31, stored + 32: the lower 4 bits as in 'q4_0', then 8 bytes of upper bits, byte j of a half with
-    those of its values j, 4 + j, 8 + j and 12 + j from the lowest bits up.
+    those of its values j, 4 + j, 8 + j and 12 + j from the lowest bits up. 'q5_0' (d * (q - 16)) has behind the lower 4
+    bits 4 bytes of upper ones: bit n of byte j is that of value 4 n + j.
+
+    In super-blocks of 8 blocks, 'q4_k' is 'q4_1' whose d and m are those of the super-block times 6-bit factors,
+    rounded to f16. The factors are in three 32-bit words: a word w has from the lowest bits up those of d and m of
+    block 2w, then those of block 2w + 1; for w = 3 these 24 bits are the upper bytes of the three, in order. 'q5_k' is
+    the same with codes as in 'q5_0', unsigned. 'q6_k' is 'q6_h' whose d are that of the super-block times factors from
+    -128 to 127, rounded to f16; these are 16 bytes, stored + 128.
 
     order: int32 [K] where columns are not in the order of the inputs: column k belongs to input order[k]. Matrices that
     are stacked have the same."""
@@ -46,6 +57,11 @@ class RawTensor:
     @property
     def row_bytes(self) -> int:
         return self.data.size // self.num_rows
+
+
+def block_of(kind: str) -> tuple[int, int]:
+    """Values and bytes of a block of a quantised kind."""
+    return (SUPERBLOCK, SUPERBLOCK_BYTES[kind]) if kind in SUPERBLOCK_BYTES else (GROUP, BLOCK_BYTES[kind])
 
 
 class PackedCodes(Protocol):

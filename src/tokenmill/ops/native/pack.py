@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from ..api import BLOCK_BYTES, QUANTISATIONS, LowRank, PackedCodes, RawTensor, same_order
+from ..api import BLOCK_BYTES, QUANTISATIONS, SUPERBLOCK_BYTES, LowRank, PackedCodes, RawTensor, block_of, same_order
 from .library import (
     CODE_LAYOUTS,
     INTEGER_KINDS,
     KINDS,
+    PLAIN_KINDS,
     STORED,
     CodesStruct,
     LoraStruct,
@@ -185,6 +186,8 @@ class Packer:
         if stored not in STORED:
             return None
         assert data.dtype == np.uint8 and data.flags.c_contiguous, data.dtype
+        if self._has_tiles:
+            kind = PLAIN_KINDS.get(kind, kind)
         out = np.empty(num_rows * _raw_row_bytes(kind, num_cols), np.uint8)
         fits = ctypes.c_int32()
         done = self._library.tm_recode(
@@ -311,8 +314,8 @@ def _addresses(matrices: Sequence[RawTensor]) -> tuple[Any, Any]:
 
 def _raw_row_bytes(kind: str, num_cols: int) -> int:
     """Bytes of a row as a checkpoint stores it."""
-    block = BLOCK_BYTES.get(kind)
-    if block is not None:
-        assert num_cols % 32 == 0, f"{kind} rows hold whole blocks of 32, got {num_cols} columns"
-        return num_cols // 32 * block
+    if kind in BLOCK_BYTES or kind in SUPERBLOCK_BYTES:
+        values, num_bytes = block_of(kind)
+        assert num_cols % values == 0, f"{kind} rows hold whole blocks of {values}, got {num_cols} columns"
+        return num_cols // values * num_bytes
     return num_cols * {"f32": 4, "f16": 2, "bf16": 2}[kind]
