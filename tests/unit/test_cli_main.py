@@ -167,6 +167,17 @@ def test_doctor_says_which_threads_and_measures_them(capsys, monkeypatch):
     assert len(header.split("  ")) == len(three.split()) == 6, three
 
 
+def test_a_server_starts_its_engine_before_it_loads_what_only_it_needs():
+    """These take longer to import than all else; the engine loads weights meanwhile."""
+    code = (
+        "import sys, tokenmill.cli.main, tokenmill.cli.serve, tokenmill.cli.local\n"
+        "late = {'numpy', 'starlette', 'jinja2', 'tokenizers', 'prometheus_client', 'tokenmill.models.weights'}\n"
+        "sys.exit(f'loaded {sorted(late & set(sys.modules))}' if late & set(sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_report_has_facts_and_neither_folders_nor_secrets(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("TOKENMILL_API_KEY", "a-key-that-nobody-may-see")
     monkeypatch.setenv("TOKENMILL_STATE", str(tmp_path))

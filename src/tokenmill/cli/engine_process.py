@@ -111,6 +111,7 @@ SWITCH_S = 0.0002
 
 
 def main() -> int:
+    gc.disable()  # until all is loaded: nothing of it is garbage
     launch = begin()
     # Standard output is the report pipe; whatever else prints goes where the front end's own messages go.
     report = os.dup(1)
@@ -217,6 +218,7 @@ def ready_of(engine: Engine, launch: Launch, base_bytes: int) -> Ready:
     from .kv_peers import LOOPBACK, open_to_peers
 
     gc.freeze()  # what is loaded stays: the collector need not walk it again and again
+    gc.enable()
     ready = engine.ready(launch.model)
     facts = worker_facts(launch.worker, launch.pool)
     if launch.kv_transfer:

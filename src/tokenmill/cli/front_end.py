@@ -26,7 +26,6 @@ from ..core.policy import Order
 from ..core.units import format_names, format_parts
 from ..formats.hub import ResolvedModel
 from ..node.machine import MachineFacts
-from ..node.model_warnings import NOTE
 from ..node.options import TextOptions
 from ..server.config import ServerConfig
 from ..server.systemd import notify
@@ -482,6 +481,8 @@ def _print_plan(
     ready: Ready, model: ResolvedModel, sampling: SamplingChoice, beside: tuple[tuple[str, int], ...], workers: str
 ) -> None:
     """`beside`: memory of processes that the engine does not know; `workers`: how many there are; "": one."""
+    from ..node.model_warnings import NOTE
+
     memory = ("memory", f"at most {format_parts((*ready.memory, *beside))}")
     facts = [("workers", workers)] if workers else []
     facts += [memory if name == "memory" else (name, value) for name, value in ready.facts]

@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..kv.store.child import machine_beside, own_store
 from ..kv.store.options import TierOptions
 from ..node.machine import MachineFacts, read_machine
 from ..node.options import EngineOptions
-from .kv_admin import StoreAdmin
 
 if TYPE_CHECKING:
     from ..kv.store.child import KVStoreProcess
+    from .kv_admin import StoreAdmin
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,12 @@ def kv_tiers(
     options: TierOptions, engine: EngineOptions, log_level: str, log_format: str
 ) -> Iterator[tuple[EngineOptions, KVTiers]]:
     """With the options of engines that use the store. Raises ConfigError."""
+    if options == TierOptions() and engine.kv_write is None and engine.kv_store is None:
+        yield engine, KVTiers(read_machine())
+        return
+    from ..kv.store.child import machine_beside, own_store
+    from .kv_admin import StoreAdmin
+
     machine = machine_beside(read_machine(), options)
     with own_store(options, engine, log_level, log_format) as (engine, own):
         if engine.kv_store is None:

@@ -10,16 +10,18 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from ..core.events import Ready
 from ..net.mapped_files import prune
 from ..node.machine import read_machine
-from ..server.client import EngineClient
 from .engine_process import Launch
 from .engines import until_first_ends
 from .supervisor import EngineProcess, Supervisor
 from .zygote import Zygote, can_fork
+
+if TYPE_CHECKING:
+    from ..server.client import EngineClient
 
 
 class LocalEngines:

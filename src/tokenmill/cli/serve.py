@@ -36,7 +36,6 @@ from .kv_events_options import KVEventsOptions
 from .kv_tiers import KVTiers, kv_tiers
 from .launchers.ray_options import RayOptions, near
 from .logs import set_up_logging
-from .model_folder import ModelFolder
 from .models import resolve_model
 from .options import engine_options, flags_of, given_options
 from .serve_options import HttpOptions, ServeOptions, server_config, set_access_log
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from ..net.kv_endpoints import KVEventsConfig
     from ..net.tcp import Credentials
     from .engines import Launcher
+    from .model_folder import ModelFolder
     from .workers import Workers
 
 QUEUED_TOKEN_BYTES = 80

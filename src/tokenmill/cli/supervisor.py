@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from ..cluster.events import Cause
 from ..core.errors import ConfigError, TokenmillError
@@ -35,9 +35,11 @@ from ..net.mapped_files import keep_copy, keep_lost, new_path
 from ..net.system import MonotonicClock
 from ..net.unix import UnixFrontEnd, private_address
 from ..node.machine import oom_kills
-from ..server.client import EngineClient
-from ..server.engine_link import AttachedEngine
 from .engine_process import Launch
+
+if TYPE_CHECKING:  # not to be imported before an engine is started
+    from ..server.client import EngineClient
+    from ..server.engine_link import AttachedEngine
 
 
 class EngineCrashed(TokenmillError):

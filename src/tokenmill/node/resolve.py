@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ..core.block import KVGroupSpec, full_groups, window_group
 from ..core.config import (
@@ -24,7 +25,6 @@ from ..core.effects import WRITES
 from ..core.errors import ConfigError
 from ..core.speculation import BY_MODEL, SpeculationConfig
 from ..core.units import MiB, format_bytes
-from ..models.lora import LoraLimits
 from ..worker.spec import WorkerSpec
 from .machine import MachineFacts
 from .options import (
@@ -38,6 +38,9 @@ from .options import (
     EngineOptions,
 )
 from .speculation import read_speculation
+
+if TYPE_CHECKING:  # a front end starts engines before it loads what only they need
+    from ..models.lora import LoraLimits
 
 
 def longest(groups: Sequence[KVGroupSpec], block_size: int, max_context: int) -> int:
@@ -390,6 +393,8 @@ def _lora(options: EngineOptions, model: ModelFacts, decisions: list[Decision]) 
         return None
     if model.gives_vectors:
         raise ConfigError("A model that gives vectors takes no LoRA adapters.", param="enable_lora")
+    from ..models.lora import LoraLimits
+
     count = _given_or(decisions, "max_loras", options.max_loras, MAX_LORAS, "default", "{} adapters at once")
     return LoraLimits(count, _given_or(decisions, "max_lora_rank", options.max_lora_rank, MAX_LORA_RANK, "default"))
 

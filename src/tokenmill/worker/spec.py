@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..core.config import EngineConfig
 from ..core.effects import WRITE_THROUGH
-from ..models.lora import LoraLimits
+
+if TYPE_CHECKING:
+    from ..models.lora import LoraLimits
 
 
 @dataclass(frozen=True, slots=True)
