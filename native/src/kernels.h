@@ -184,8 +184,8 @@ struct LinearArgs {
   void* scratch;        // integer kinds: wide_scratch_bytes; for bf16 on tiles: rounded_scratch_bytes
   const float* x;       // dense kinds: row 0
   int64_t ld_x;
-  const uint16_t* rounded;  // the same of round_row, for bf16 weights on tiles, which also read up to 15 rows more; null:
-                            // these are multiplied from x, as without tiles
+  const uint16_t* rounded;  // the same of round_row, for bf16 weights; those on tiles also read up to 15 rows more; null:
+                            // these are multiplied from x
   int64_t ld_rounded;
   int row0, num_rows;
   float* out;  // element (row0, first column of tile0)
@@ -278,7 +278,7 @@ struct Kernels {
   void (*quantise_wide)(const float* x, int num_cols, const Wide* out, int row);
   void (*rms_norm_wide)(const float* x, const float* weight, float eps, int num_cols, float* normed, const Wide* out, int row);
   void (*quantise_row)(const float* x, const Quantised* out, int row, int group0, int num_groups);
-  void (*round_row)(const float* x, int n, uint16_t* out);  // for bf16 weights on tiles
+  void (*round_row)(const float* x, int n, uint16_t* out);  // for bf16 weights, or null
   void (*rms_norm_row)(const float* x, const float* weight, float eps, int num_cols, float* out);
   void (*rms_norm_rows)(const float* x, int num_rows, const float* weight, float eps, int num_cols, const Quantised* out,
                         int row);

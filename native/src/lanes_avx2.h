@@ -49,6 +49,7 @@ inline void store_bf16(uint16_t* p, F x) {
   const __m256i both = _mm256_packus_epi32(bf16_of(x.a), bf16_of(x.b));  // quarters 0, 2, 1, 3
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(both, 0xd8));
 }
+inline void store_normal_bf16(uint16_t* p, F x) { store_bf16(p, x); }
 inline I as_int(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
 inline F as_float(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 inline I iset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }

@@ -54,8 +54,12 @@ inline void store_pairs(uint16_t* p, const uint16_t* a, const uint16_t* b) {
                                     _mm256_loadu_si256((const __m256i*)b), 1);
   _mm512_storeu_si512(p, _mm512_permutexvar_epi16(order, both));
 }
-#if defined(TM_AMX)
+#if defined(TM_AMX) || defined(TM_AVX512_BF16)
 inline void store_normal_bf16(uint16_t* p, F a) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a)); }
+#else
+inline void store_normal_bf16(uint16_t* p, F a) { store_bf16(p, a); }
+#endif
+#if defined(TM_AMX)
 inline I fixed_pairs(F a, F b) { return _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b)); }
 inline I max_words(I a, I b) { return _mm512_max_epi16(a, b); }
 inline bool any_word_above(I a, int limit) { return _mm512_cmpgt_epi16_mask(a, _mm512_set1_epi16((short)limit)) != 0; }

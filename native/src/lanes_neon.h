@@ -65,6 +65,7 @@ inline void store_bf16(uint16_t* p, F x) {
   put_bf164(p + 8, x.c);
   put_bf164(p + 12, x.d);
 }
+inline void store_normal_bf16(uint16_t* p, F x) { store_bf16(p, x); }
 inline I as_int(F x) { return TM_EACH1(vreinterpretq_s32_f32, x); }
 inline F as_float(I x) { return TM_EACH1(vreinterpretq_f32_s32, x); }
 inline I iset1(int32_t x) {

@@ -33,11 +33,11 @@ inline F load_half(const uint16_t* p) { F r; TM_EACH r.v[i] = mill::half_to_floa
 inline F load_bf16(const uint16_t* p) { F r; TM_EACH r.v[i] = mill::bf16_to_float(p[i]); return r; }
 inline void store_half(uint16_t* p, F a) { TM_EACH p[i] = mill::float_to_half(a.v[i]); }
 inline void store_bf16(uint16_t* p, F a) { TM_EACH p[i] = mill::float_to_bf16(a.v[i]); }
+inline void store_normal_bf16(uint16_t* p, F a) { store_bf16(p, a); }  // no subnormal numbers
 // Of variants with tiles, to the end of the next section: a[0], b[0], a[1], b[1], .. for 16 of each.
 inline void store_pairs(uint16_t* p, const uint16_t* a, const uint16_t* b) {
   TM_EACH p[2 * i] = a[i], p[2 * i + 1] = b[i];
 }
-inline void store_normal_bf16(uint16_t* p, F a) { store_bf16(p, a); }  // no subnormal numbers
 // Words are the 32 halves of lanes, as int16: a[0..3], b[0..3], a[4..7], .. in order, to nearest even, in its range; the
 // least of it for what is no int32.
 inline I fixed_pairs(F a, F b) {

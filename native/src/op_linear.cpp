@@ -22,14 +22,15 @@ int64_t wide_scratch_bytes(int64_t max_rows, int64_t width) {
 // The same of the kernel for bf16 weights on tiles: see bf16_tiles.inc.
 int64_t rounded_scratch_bytes(int64_t max_rows) { return (2 + ceil_div(max_rows, kRoundedPanel)) * kRoundedSums * 4; }
 
-// bf16 weights on tiles.
+// bf16 weights, where kernels read them so.
 bool takes_rounded(const Workspace& w, const Op& op) {
-  return w.kernels->has_tiles &&
+  return w.kernels->round_row != nullptr &&
          std::any_of(op.parts.begin(), op.parts.end(), [](const Part& part) { return part.kind == kBF16; });
 }
 
 // Room a thread needs on tiles.
 int64_t tile_floats(const Workspace& w, const Op& op) {
+  if (!w.kernels->has_tiles) return 0;
   const auto on_tiles = [&](const Part& part) { return is_integer(part.kind); };
   if (!takes_rounded(w, op) && std::none_of(op.parts.begin(), op.parts.end(), on_tiles)) return 0;
   const int64_t most_rows = kTileRowBlock + kRoundedPanel;
@@ -79,7 +80,7 @@ int plan_linear(Workspace& w, const Op& op, double* cost_ns) {
     bytes += static_cast<double>(part.num_bytes);
   }
   if (gated) tiles = op.op.width / kGroup;  // a unit of work is a group of 32 outputs: two gate and two up tiles
-  const bool wide = is_integer(op.parts[0].kind), on_tiles = wide || takes_rounded(w, op);
+  const bool wide = is_integer(op.parts[0].kind), on_tiles = wide || (w.kernels->has_tiles && takes_rounded(w, op));
   *cost_ns = bytes / 20.0 + bytes * rows / (wide ? 500.0 : on_tiles ? 250.0 : 100.0);
   const int most = gated ? (on_tiles ? 8 : kGatedGroups) : 16;
   cut.rows_per_panel = wide ? kWidePanel : on_tiles ? kRoundedPanel : kPanel;

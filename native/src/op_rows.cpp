@@ -168,10 +168,12 @@ std::string check_gated(const Workspace& w, const tm_op& o) {
                 w.fits(o.out, o.rows, o.width));
 }
 
-void gated_row(Workspace& w, const Op& op, int row, int) {
+void gated_row(Workspace& w, const Op& op, int row, int thread) {
   const tm_op& o = op.op;
   const float* gate = w.rows_of(o.in0, row);
-  w.kernels->gated(o.activation, gate, gate + o.width, o.width, w.rows_of(o.out, row));
+  float* to = op.keeps ? w.rows_of(o.out, row) : w.thread_floats(thread);
+  w.kernels->gated(o.activation, gate, gate + o.width, o.width, to);
+  if (op.rounded_out >= 0) w.kernels->round_row(to, o.width, w.rounded_row(op.rounded_out, row, o.width));
 }
 
 // ---- pick: in0; order; out: column k is column order[k] of in0
@@ -275,7 +277,7 @@ extern const OpKind kRowOps[] = {
     {"add_bias", check_add_bias, plan_rows, run_rows<add_bias_row>},
     {"scale", check_same, plan_rows, run_rows<scale_row>},
     {"soft_cap", check_soft_cap, plan_rows, run_rows<soft_cap_row>},
-    {"gated", check_gated, plan_rows, run_rows<gated_row>},
+    {"gated", check_gated, plan_rows, run_rows<gated_row>, nullptr, nullptr, nullptr, always},
     {"pick", check_pick, plan_rows, run_rows<pick_row>},
     {"spread", check_spread, plan_rows, run_rows<spread_row>},
     {"columns", check_columns, plan_rows, run_rows<columns_row>},

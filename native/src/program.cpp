@@ -53,8 +53,8 @@ std::string Program::add_op(const tm_op* ops, int num_ops, int place) {
   return "";
 }
 
-// The inputs of a linear with bf16 weights on tiles are rounded once: by what makes them, where that comes right before and
-// can, else by an operation of its own. One set of rows may be read while the next is written.
+// The inputs of a linear with bf16 weights are rounded once, where its kernel takes them so: by what makes them, where that
+// comes right before and can, else by an operation of its own. One set of rows may be read while the next is written.
 void Program::round_inputs(Op* op, const tm_op* ops, int num_ops) {
   const int input = op->op.in0, set = num_rounded_++ % 2;
   op->rounded_in = set;

@@ -1,4 +1,4 @@
-"""bf16 weights on tiles: near the exact product, and equal bits however rows meet, on any variant."""
+"""bf16 weights: near the exact product, and equal bits however rows meet, on any variant of a family."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ops_cases import activations, raw_tensor, tile_backends
+from ops_cases import activations, raw_tensor
 
 from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.native.library import ISAS, TILE_ISAS, available_isas
 from tokenmill.ops.native.record import batch_of, run_forward
 from tokenmill.ops.reference import ReferenceOps
 
@@ -19,13 +20,17 @@ pytestmark = [pytest.mark.exact, pytest.mark.skipif(available() is not None, rea
 NUM_ROWS = 109
 """Panels of 32 rows, the last of them short."""
 CUTS = [1, 3, 19, 52, 55]
-SHAPES = [(16, 32), (24, 20), (48, 64), (33, 608), (80, 1217)]
-"""Outputs that fill no tile, one, and an odd number; less than a group of inputs, some, several blocks, an odd end."""
+SHAPES = [(16, 32), (24, 20), (48, 64), (33, 608), (80, 1217), (1536, 1090)]
+"""Outputs that fill no tile, one, an odd number, and units of many; less than a group of inputs, some, several blocks,
+an odd end."""
 
 
-@pytest.fixture(scope="module")
-def backends() -> Iterator[list[NativeOps]]:
-    yield from tile_backends()
+@pytest.fixture(scope="module", params=[ISAS, TILE_ISAS], ids=["lanes", "tiles"])
+def backends(request: pytest.FixtureRequest) -> Iterator[list[NativeOps]]:
+    made = [NativeOps(2, isa) for isa in available_isas(request.param)]
+    yield made
+    for ops in made:
+        ops.close()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
