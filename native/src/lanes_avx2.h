@@ -1,5 +1,5 @@
 // Sixteen lanes in two 256-bit registers (AVX2, FMA, F16C); with TM_AVX_VNNI the VEX form of vpdpbusd as well. See
-// lanes_scalar.h for the meaning. The linear kernels walk a tile as two halves of eight rows, to stay in 16 registers.
+// lanes_scalar.h for the meaning.
 #pragma once
 #include <immintrin.h>
 
@@ -193,15 +193,24 @@ inline LI dot4_u8(LI acc, LB w, LB x) {
   asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x));
   return acc;
 }
-inline LI dot4_u8(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, broadcast4(x)); }
 inline LI dot4_u7(LI acc, LB w, LB x) { return dot4_u8(acc, w, x); }
-inline LI dot4_u4(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, x); }
+constexpr bool kSignedCodes = false;
+typedef LI LS;
+inline LB wide_codes_of(LB a) { return a; }
+inline LI dot4_wide(LI acc, LB w, const int8_t* x, int b) { return dot4_u8(acc, w, broadcast4(x + 4 * b)); }
+inline LS sums_from(LI start) { return start; }
+inline LS dot4_u6(LS acc, LB w, const int8_t* x, int b) { return dot4_u8(acc, w, broadcast4(x + 4 * b)); }
+inline LI sums_to(LI, LS sums) { return sums; }
 #else
+// Keeps compilers from adding products in another order, which would hold many of them in registers at once.
+inline __m256i in_order(__m256i sum) {
+  asm("" : "+x"(sum));
+  return sum;
+}
 // Codes up to 127: a 16-bit pair sum is at most 127 * 128 * 2 = 32512, so vpmaddubsw cannot saturate.
 inline LI dot4_u7(LI acc, LB w, LB x) {
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+  return in_order(_mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1))));
 }
-inline LI dot4_u4(LI acc, LB w, const int8_t* x) { return dot4_u7(acc, w, broadcast4(x)); }
 // Codes up to 255 could saturate it, so even and odd bytes are widened to 16 bits and summed in 32.
 inline LI dot4_u8(LI acc, LB w, LB wide) {
   const __m256i even = _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(255)),
@@ -209,7 +218,20 @@ inline LI dot4_u8(LI acc, LB w, LB wide) {
   const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(wide, 8));
   return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
 }
-inline LI dot4_u8(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, broadcast4(x)); }
+// The size of a signed code times the input with its sign: a pair is at most 128 * 127 * 2 = 32512. (An input of -128 is
+// beside an infinite scale.)
+constexpr bool kSignedCodes = true;
+inline LB wide_codes_of(LB a) { return _mm256_xor_si256(a, _mm256_set1_epi8(-128)); }
+inline LI dot4_wide(LI acc, LB w, const int8_t* x, int b) {
+  return dot4_u7(acc, _mm256_abs_epi8(w), _mm256_sign_epi8(broadcast4(x + 4 * b), w));
+}
+// In 16 bits: eight words of codes below 16 make at most 15 * 128 * 16 = 30720, two of codes below 64 63 * 128 * 4 = 32256.
+typedef __m256i LS;
+inline LS sums_from(LI) { return _mm256_setzero_si256(); }
+inline LS dot4_u6(LS acc, LB w, const int8_t* x, int b) {
+  return in_order(_mm256_add_epi16(acc, _mm256_maddubs_epi16(w, broadcast4(x + 4 * b))));
+}
+inline LI sums_to(LI start, LS sums) { return _mm256_add_epi32(start, _mm256_madd_epi16(sums, _mm256_set1_epi16(1))); }
 #endif
 inline LB add_upper_bits(LB nibbles, LB upper, int left, int mask) {
   const __m256i placed = left < 0 ? _mm256_srli_epi16(upper, -left) : _mm256_slli_epi16(upper, left);

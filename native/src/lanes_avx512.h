@@ -202,7 +202,13 @@ inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*(const int32_t*)x));
   return acc;
 }
-inline LI dot4_u4(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, x); }
+constexpr bool kSignedCodes = false;
+typedef LI LS;
+inline LB wide_codes_of(LB a) { return a; }
+inline LI dot4_wide(LI acc, LB w, const int8_t* x, int b) { return dot4_u8(acc, w, x + 4 * b); }
+inline LS sums_from(LI start) { return start; }
+inline LS dot4_u6(LS acc, LB w, const int8_t* x, int b) { return dot4_u8(acc, w, x + 4 * b); }
+inline LI sums_to(LI, LS sums) { return sums; }
 inline LB broadcast4(const int8_t* x) {
   int32_t word;
   memcpy(&word, x, 4);

@@ -1,5 +1,5 @@
 // Sixteen lanes in four 128-bit registers (AArch64 with the dot-product instructions; with TM_NEON_I8MM those of mixed
-// signs as well). See lanes_scalar.h for the meaning. The linear kernels walk a tile as two halves of eight rows.
+// signs as well). See lanes_scalar.h for the meaning.
 #pragma once
 #include <arm_neon.h>
 
@@ -233,11 +233,42 @@ inline LI dot4_u8(LI acc, LB w, LB x) {
 inline LI dot4_u7(LI acc, LB w, LB x) {
   return {vdotq_s32(acc.a, with_sign(w.a), with_sign(x.a)), vdotq_s32(acc.b, with_sign(w.b), with_sign(x.b))};
 }
-inline LI dot4_u8(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, broadcast4(x)); }
-inline LI dot4_u4(LI acc, LB w, const int8_t* x) { return dot4_u7(acc, w, broadcast4(x)); }
+// By a switch, because the instructions hold the number of the word.
+#define TM_EACH_WORD(op, acc, w)          \
+  switch (b) {                            \
+    case 0: return op(acc, w, inputs, 0); \
+    case 1: return op(acc, w, inputs, 1); \
+    case 2: return op(acc, w, inputs, 2); \
+    default: return op(acc, w, inputs, 3); \
+  }
+inline int32x4_t dot16_word(int32x4_t acc, uint8x16_t w, int8x16_t inputs, int b) {
+  TM_EACH_WORD(vdotq_laneq_s32, acc, with_sign(w))
+}
+inline LI dot4_word(LI acc, LB w, const int8_t* x, int b) {
+  const int8x16_t inputs = vld1q_s8(x);
+  return {dot16_word(acc.a, w.a, inputs, b), dot16_word(acc.b, w.b, inputs, b)};
+}
+#if defined(TM_NEON_I8MM)
+constexpr bool kSignedCodes = false;
+inline LB wide_codes_of(LB a) { return a; }
+inline int32x4_t dot16_wide(int32x4_t acc, uint8x16_t w, int8x16_t inputs, int b) { TM_EACH_WORD(vusdotq_laneq_s32, acc, w) }
+inline LI dot4_wide(LI acc, LB w, const int8_t* x, int b) {
+  const int8x16_t inputs = vld1q_s8(x);
+  return {dot16_wide(acc.a, w.a, inputs, b), dot16_wide(acc.b, w.b, inputs, b)};
+}
+#else
+constexpr bool kSignedCodes = true;
+inline LB wide_codes_of(LB a) { return {veorq_u8(a.a, vdupq_n_u8(128)), veorq_u8(a.b, vdupq_n_u8(128))}; }
+inline LI dot4_wide(LI acc, LB w, const int8_t* x, int b) { return dot4_word(acc, w, x, b); }
+#endif
+#undef TM_EACH_WORD
+typedef LI LS;
+inline LS sums_from(LI start) { return start; }
+inline LS dot4_u6(LS acc, LB w, const int8_t* x, int b) { return dot4_word(acc, w, x, b); }
+inline LI sums_to(LI, LS sums) { return sums; }
 inline uint8x16_t upper16(uint8x16_t nibbles, uint8x16_t upper, int left, int mask) {
   const uint8x16_t placed = vshlq_u8(upper, vdupq_n_s8((int8_t)left));  // to the right where that is negative
-  return vorrq_u8(nibbles, vandq_u8(placed, vdupq_n_u8((uint8_t)mask)));
+  return vbslq_u8(vdupq_n_u8((uint8_t)mask), placed, nibbles);
 }
 inline LB add_upper_bits(LB nibbles, LB upper, int left, int mask) {
   return {upper16(nibbles.a, upper.a, left, mask), upper16(nibbles.b, upper.b, left, mask)};

@@ -210,7 +210,16 @@ inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
   TM_EACH r.v[i] = acc.v[i] + w.v[4 * i] * x[0] + w.v[4 * i + 1] * x[1] + w.v[4 * i + 2] * x[2] + w.v[4 * i + 3] * x[3];
   return r;
 }
-inline LI dot4_u4(LI acc, LB w, const int8_t* x) { return dot4_u8(acc, w, x); }
+// For the linear kernels, x being 16 inputs, of which those of word b are taken. 8-bit codes first go through wide_codes_of,
+// which subtracts 128 from them where kSignedCodes. Products of codes below 64 are summed apart, from sums_from(start) on,
+// and then sums_to(start, sums): in 16 bits hold two words of codes below 64, or eight of codes below 16.
+constexpr bool kSignedCodes = false;
+typedef LI LS;
+inline LB wide_codes_of(LB a) { return a; }
+inline LI dot4_wide(LI acc, LB w, const int8_t* x, int b) { return dot4_u8(acc, w, x + 4 * b); }
+inline LS sums_from(LI start) { return start; }
+inline LS dot4_u6(LS acc, LB w, const int8_t* x, int b) { return dot4_u8(acc, w, x + 4 * b); }
+inline LI sums_to(LI, LS sums) { return sums; }
 // The bits of every upper byte, `left` places up (or down, where that is negative), that `mask` keeps: set in the nibble in
 // its place.
 inline LB add_upper_bits(LB nibbles, LB upper, int left, int mask) {
