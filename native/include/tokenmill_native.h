@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 16
+#define TM_ABI_VERSION 17
 
 #define TM_NOT_FINITE (-1) /* in place of a token: the logits are not finite */
 #define TM_MASK_LATE (-2)  /* the mask has not come in time */
@@ -78,7 +78,9 @@ typedef struct {
   const tm_extent* extents; /* of each matrix, in the store's file */
 } tm_stack;
 
-/* How a KV pool stores values; int8 codes have a scale for each token and head. */
+/* How a KV pool stores values; int8 codes have a scale for each token and head.
+ * key_factors: of int8, what keys are multiplied by before they are stored, and then what queries are, [2][num_layers][num_kv_heads]
+ * [head_dim]; null: 1. */
 enum tm_kv_type { TM_KV_F32 = 0, TM_KV_F16 = 1, TM_KV_BF16 = 2, TM_KV_INT8 = 3 };
 
 typedef struct {
@@ -87,6 +89,7 @@ typedef struct {
   int32_t num_layers, num_kv_heads, head_dim, block_size;
   int32_t dtype, table; /* table: which of a sequence's block tables names blocks of this pool */
   int32_t value_dim, reserved; /* of latents: channels of a key that are the value too; 0: values are apart */
+  const float* key_factors;
 } tm_kv;
 
 /* Room for max_rows rows of `width` values. */

@@ -43,6 +43,9 @@ enum Kind : int32_t {
 // How a KV pool stores values: kF32, kF16, kBF16, or int8 codes with a scale for each token and head.
 constexpr int kInt8 = 3;
 
+// Channels of a head that int8 KV rotates together: see attention_codes.inc.
+static inline int rotated_block(int head_dim) { return head_dim & -head_dim; }
+
 static inline bool is_quantised(int32_t kind) { return kind >= kQ4_0; }
 static inline bool is_integer(int32_t kind) { return kind >= kW4; }  // see integer_weights.inc
 
@@ -300,6 +303,7 @@ struct Kernels {
   bool (*is_within)(const float* x, int n, float limit);
   void (*store_k)(int dtype, const float* k, int head_dim, int block_size, void* slot);
   void (*store_v)(int dtype, const float* v, int head_dim, void* slot);
+  void (*rotate)(const float* x, const float* factors, int n, float* out);
   void (*store_codes)(const float* x, int head_dim, int zero, int64_t step4, int64_t step1, uint8_t* codes, float* scale);
   void (*split_query)(const float* q, int head_dim, int64_t step4, int8_t* planes, float* scale, int32_t* starts);
   // Null, or for bf16: makes of keys [first, end) of a span what several calls of attend_span need. Where it is not

@@ -27,6 +27,10 @@ class KVLayout {
   }
   float* v_scales(uint8_t* block, int head) const { return k_scales(block, kv_.num_kv_heads + head); }
 
+  // Of the channels of int8 keys, and of queries that meet them; null: 1.
+  const float* key_factors(int layer, int head) const { return factors(layer, head); }
+  const float* query_factors(int layer, int head) const { return factors(kv_.num_layers + layer, head); }
+
   // The largest value that the type holds, after rounding.
   float limit() const {
     if (kv_.dtype == kF16) return 65519.996f;
@@ -34,6 +38,11 @@ class KVLayout {
   }
 
  private:
+  const float* factors(int row, int head) const {
+    if (kv_.key_factors == nullptr) return nullptr;
+    return kv_.key_factors + (static_cast<int64_t>(row) * kv_.num_kv_heads + head) * kv_.head_dim;
+  }
+
   const tm_kv& kv_;
   int64_t k_bytes_, v_bytes_;  // of one head
 };

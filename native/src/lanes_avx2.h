@@ -50,6 +50,16 @@ inline void store_bf16(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(both, 0xd8));
 }
 inline void store_normal_bf16(uint16_t* p, F x) { store_bf16(p, x); }
+template <int H>
+inline __m256 butterfly8(__m256 x) {
+  const __m256 signs = _mm256_blend_ps(_mm256_set1_ps(1.0f), _mm256_set1_ps(-1.0f), H == 1 ? 0xaa : H == 2 ? 0xcc : 0xf0);
+  const __m256 other = H == 1 ? _mm256_permute_ps(x, 0xb1) : H == 2 ? _mm256_permute_ps(x, 0x4e) : _mm256_permute2f128_ps(x, x, 1);
+  return _mm256_fmadd_ps(x, signs, other);
+}
+template <int H>
+inline F butterfly(F x) { return {butterfly8<H>(x.a), butterfly8<H>(x.b)}; }
+template <>
+inline F butterfly<8>(F x) { return {_mm256_add_ps(x.a, x.b), _mm256_sub_ps(x.a, x.b)}; }
 inline I as_int(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
 inline F as_float(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 inline I iset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }

@@ -78,6 +78,15 @@ inline F keep_lanes(F a, int first, int end) {
   return _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), kept, a);
 }
 #endif
+template <int H>
+inline F butterfly(F a) {
+  constexpr float a1 = H == 1 ? -1 : 1, a2 = H == 2 ? -1 : 1, a4 = H == 4 ? -1 : 1, a8 = H == 8 ? -1 : 1;
+  const F signs = _mm512_setr_ps(1, a1, a2, a1 * a2, a4, a4 * a1, a4 * a2, a4 * a2 * a1, a8, a8 * a1, a8 * a2, a8 * a1 * a2,
+                                 a8 * a4, a8 * a4 * a1, a8 * a4 * a2, a8 * a4 * a2 * a1);
+  const F other = H == 1 ? _mm512_permute_ps(a, 0xb1) : H == 2 ? _mm512_permute_ps(a, 0x4e)
+                : H == 4 ? _mm512_shuffle_f32x4(a, a, 0xb1) : _mm512_shuffle_f32x4(a, a, 0x4e);
+  return _mm512_fmadd_ps(a, signs, other);
+}
 inline I as_int(F a) { return _mm512_castps_si512(a); }
 inline F as_float(I a) { return _mm512_castsi512_ps(a); }
 inline I iset1(int32_t x) { return _mm512_set1_epi32(x); }

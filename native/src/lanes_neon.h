@@ -66,6 +66,17 @@ inline void store_bf16(uint16_t* p, F x) {
   put_bf164(p + 12, x.d);
 }
 inline void store_normal_bf16(uint16_t* p, F x) { store_bf16(p, x); }
+template <int H>
+inline float32x4_t butterfly4(float32x4_t x) {
+  const float signs[4] = {1.0f, H == 1 ? -1.0f : 1.0f, H == 1 ? 1.0f : -1.0f, -1.0f};
+  return fma4(x, vld1q_f32(signs), H == 1 ? vrev64q_f32(x) : vextq_f32(x, x, 2));
+}
+template <int H>
+inline F butterfly(F x) { return TM_EACH1(butterfly4<H>, x); }
+template <>
+inline F butterfly<4>(F x) { return {vaddq_f32(x.a, x.b), vsubq_f32(x.a, x.b), vaddq_f32(x.c, x.d), vsubq_f32(x.c, x.d)}; }
+template <>
+inline F butterfly<8>(F x) { return {vaddq_f32(x.a, x.c), vaddq_f32(x.b, x.d), vsubq_f32(x.a, x.c), vsubq_f32(x.b, x.d)}; }
 inline I as_int(F x) { return TM_EACH1(vreinterpretq_s32_f32, x); }
 inline F as_float(I x) { return TM_EACH1(vreinterpretq_f32_s32, x); }
 inline I iset1(int32_t x) {

@@ -84,6 +84,9 @@ inline F keep_lanes(F a, int first, int end) {
   TM_EACH a.v[i] = i >= first && i < end ? a.v[i] : -__builtin_inff();
   return a;
 }
+// Of lanes i and i + H, where i has not that bit: their sum, and by how much the first is greater.
+template <int H>
+inline F butterfly(F a) { F r; TM_EACH r.v[i] = i & H ? a.v[i ^ H] - a.v[i] : a.v[i] + a.v[i ^ H]; return r; }
 inline I as_int(F a) { I r; memcpy(&r, &a, 64); return r; }
 inline F as_float(I a) { F r; memcpy(&r, &a, 64); return r; }
 inline I iset1(int32_t x) { I r; TM_EACH r.v[i] = x; return r; }

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "attention_keys.h"
+#include "kv_layout.h"
 #include "workspace.h"
 
 namespace mill {
@@ -27,11 +28,15 @@ void fold_sinks(const Workspace& w, const tm_op& o, int head0, int num_heads, co
 }  // namespace
 
 void write_attention(const Workspace& w, const tm_op& o, int row, int head0, int num_heads, const SpanState& state) {
-  const bool quantise = w.buffers[o.out].form == TM_FORM_QUANTISED;
+  const bool quantise = w.buffers[o.out].form == TM_FORM_QUANTISED, is_rotated = o.kv->dtype == kInt8 && o.kv->value_dim == 0;
   if (o.vector != nullptr) fold_sinks(w, o, head0, num_heads, state);
   for (int h = 0; h < num_heads; h++) {
     const int64_t column = static_cast<int64_t>(head0 + h) * o.head_dim;
     float* acc = state.acc + static_cast<int64_t>(h) * o.head_dim;
+    if (is_rotated) {
+      w.kernels->rotate(acc, nullptr, o.head_dim, acc);
+      state.sum[h] *= rotated_block(o.head_dim);
+    }
     if (quantise) {
       const Quantised out = w.quantised(o.out);
       w.kernels->divide(acc, state.sum[h], o.head_dim, acc);
@@ -156,6 +161,7 @@ void run_attention(Workspace& w, const Op& op, int unit, int thread) {
   float state_max[kMaxPassQueries], state_sum[kMaxPassQueries], span_max[kMaxTile], span_sum[kMaxTile];
   float q_scales[kMaxPassQueries];
   int32_t q_starts[kMaxPassQueries * kQueryStarts];
+  const float* const query_factors = KVLayout(*o.kv).query_factors(o.layer, kv_head);
   int8_t* const planes = reinterpret_cast<int8_t*>(q);
   uint16_t* const q_bf16 = reinterpret_cast<uint16_t*>(q);
   const int64_t plane_bytes = 8 * ceil_div(head_dim, 4);  // of one query
@@ -168,7 +174,9 @@ void run_attention(Workspace& w, const Op& op, int unit, int thread) {
       row++;
     }
     if (is_codes) {
-      w.kernels->split_query(from, o.head_dim, 8 * count, planes + tile0 * plane_bytes + 8 * (n - tile0), q_scales + n,
+      float rotated[kMaxHeadDim];
+      w.kernels->rotate(from, query_factors, o.head_dim, rotated);
+      w.kernels->split_query(rotated, o.head_dim, 8 * count, planes + tile0 * plane_bytes + 8 * (n - tile0), q_scales + n,
                             q_starts + n * kQueryStarts);
     } else if (on_tiles) {
       w.kernels->round_row(from, o.head_dim, q_bf16 + n * q_stride);
@@ -179,7 +187,7 @@ void run_attention(Workspace& w, const Op& op, int unit, int thread) {
   SpanArgs args;
   args.dtype = o.kv->dtype;
   args.head_dim = o.head_dim;
-  args.scale = o.value;
+  args.scale = is_codes ? o.value / rotated_block(o.head_dim) : o.value;
   args.cap = o.cap;
   args.is_prepared = on_tiles && num_queries > tile_queries;
   const int num_tiles = ceil_div(num_queries, tile_queries);

@@ -65,8 +65,18 @@ void store_kv(Workspace& w, const tm_op& o, const float* qkv, int row) {
   const float limit = layout.limit();
   for (int head = 0; head < kv.num_kv_heads; head++, k += o.head_dim, v += o.head_dim) {
     uint8_t *keys = layout.keys(block, head), *values = layout.values(block, head);
-    const bool fits = kernels.is_within(k, o.head_dim, limit) && kernels.is_within(v, o.head_dim, limit);
-    const float *own_k = fits ? k : no_numbers.nans, *own_v = fits ? v : no_numbers.zeros;
+    const float *own_k = k, *own_v = v;
+    float rotated_k[kMaxHeadDim], rotated_v[kMaxHeadDim];
+    if (layout.is_codes()) {
+      kernels.rotate(k, layout.key_factors(o.layer, head), o.head_dim, rotated_k);
+      kernels.rotate(v, nullptr, o.head_dim, rotated_v);
+      own_k = rotated_k;
+      own_v = rotated_v;
+    }
+    if (!kernels.is_within(own_k, o.head_dim, limit) || !kernels.is_within(own_v, o.head_dim, limit)) {
+      own_k = no_numbers.nans;
+      own_v = no_numbers.zeros;
+    }
     if (layout.is_codes()) {
       uint8_t* v_slot = values + static_cast<int64_t>(slot / 4) * 4 * o.head_dim + slot % 4;
       kernels.store_codes(own_k, o.head_dim, 128, 4 * kv.block_size, 1, keys + 4 * slot, layout.k_scales(block, head) + slot);

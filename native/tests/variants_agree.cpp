@@ -94,6 +94,7 @@ class Layer {
     kv_.head_dim = kHeadDim;
     kv_.block_size = kBlockSize;
     kv_.dtype = kv_dtype;
+    kv_.key_factors = vector(2 * kKvHeads * kHeadDim);
 
     const int x = buffer(width_), codes = buffer(width_, TM_FORM_QUANTISED), normed = buffer(width_), qkv = buffer(qkv_);
     const int turned = buffer(qkv_), mixed = buffer(heads_ * kHeadDim), mixed_codes = buffer(heads_ * kHeadDim, TM_FORM_QUANTISED);

@@ -121,7 +121,8 @@ def test_dtypes_of_vllm_mean_the_weights_that_are_not_quantised():
 
 def test_kv_dtypes_are_named_in_the_fields_words():
     """vLLM's and llama.cpp's names mean ours; int8 says that it changes answers; others are refused with the list."""
-    for asked, kept in {"auto": "f16", "bfloat16": "bf16", "float16": "f16", "q8_0": "int8", "int8": "int8"}.items():
+    names = {"auto": "f16", "bfloat16": "bf16", "float16": "f16", "q8_0": "int8", "int8": "int8"}
+    for asked, kept in {**names, "int8_per_token_head": "int8"}.items():
         assert resolve(EngineOptions(kv_cache_dtype=asked), MACHINE, MODEL).spec.kv_dtype == kept
         asked_for = None if asked == "auto" else kept
         assert resolve(EngineOptions(kv_cache_dtype=asked), MACHINE, MODEL, "bf16").spec.kv_dtype == (
@@ -131,9 +132,10 @@ def test_kv_dtypes_are_named_in_the_fields_words():
         assert latent.spec.kv_dtype == ("bf16" if asked == "auto" else kept)
     choice = chosen(resolve(EngineOptions(kv_cache_dtype="int8"), MACHINE, MODEL), "kv_cache_dtype")
     assert "not the same answers" in choice.reason
-    with pytest.raises(ConfigError, match="int8") as refused:
-        resolve(EngineOptions(kv_cache_dtype="fp8"), MACHINE, MODEL)
-    assert refused.value.param == "kv_cache_dtype"
+    for other in ("fp8", "turboquant_k8v4"):  # as int8, but not in as many bits
+        with pytest.raises(ConfigError, match="int8") as refused:
+            resolve(EngineOptions(kv_cache_dtype=other), MACHINE, MODEL)
+        assert refused.value.param == "kv_cache_dtype"
 
 
 def test_policies_are_printed_where_they_are_chosen():

@@ -458,9 +458,13 @@ def test_numerics_id(make_worker, monkeypatch):
         make_worker(other_rope),
         make_worker(other_weights),
     ]
-    monkeypatch.setattr("tokenmill.worker.build.FORWARD", "forward-of-another-release")
-    others.append(make_worker())
-    assert len({base, *(worker.config.numerics_id for worker in others)}) == 8
+    with monkeypatch.context() as release:
+        release.setattr("tokenmill.worker.build.FORWARD", "forward-of-another-release")
+        others.append(make_worker())
+    monkeypatch.setattr("tokenmill.worker.build.ROTATED", "as they are")
+    others.append(make_worker(kv_dtype="int8"))
+    assert len({base, *(worker.config.numerics_id for worker in others)}) == 9
+    assert make_worker().config.numerics_id == base, "of int8 KV alone"
 
 
 def test_a_mixture_is_planned_for_every_row_at_one_expert():

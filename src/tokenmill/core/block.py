@@ -137,13 +137,16 @@ class KVGroup:
     layers     which of the model's layers they are, in order; empty: all
     table      place of their block table among a sequence's tables
     value_dim  of a latent group: channels of a key, the first ones, that are the value too; 0: values are apart
+    key_exponents  of int8, for each layer and then each channel of its KV heads: keys are stored divided by 2 to the
+               power of it; empty: 0
 
     One block holds, for each layer in turn, K as [num_kv_heads, head_dim, block_size] (token innermost, so that a
     vector lane is a token) and then V as [num_kv_heads, block_size, head_dim] (channel innermost): all layers of a
     block are one contiguous range, which is what transfers and tiers move.
 
     int8: K is [num_kv_heads, head_dim / 4, block_size, 4 channels] and V [num_kv_heads, block_size / 4, head_dim,
-    4 tokens] (fours that are not full are padded); a byte of K is code + 128, one of V the code. After them come the
+    4 tokens] (fours that are not full are padded); a byte of K is code + 128, one of V the code, both of what
+    Ops.write_kv makes of the channels. After them come the
     scales, float32: of K, then of V, each [num_kv_heads, block_size]. A scale belongs to one token and head, so that it
     is known when these are written and depends on nothing else.
 
@@ -162,9 +165,13 @@ class KVGroup:
     layers: tuple[int, ...] = ()
     table: int = 0
     value_dim: int = 0
+    key_exponents: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         assert len(self.layers) in (0, self.num_layers), self
+        assert not self.key_exponents or self.dtype == "int8", self
+        widths = {len(exponents) for exponents in self.key_exponents}
+        assert len(self.key_exponents) in (0, self.num_layers) and widths <= {self.num_kv_heads * self.head_dim}, self
         assert (self.name == LATENT) == (self.value_dim > 0), self
         assert not self.value_dim or (self.num_kv_heads == 1 and self.value_dim <= self.head_dim), self
 

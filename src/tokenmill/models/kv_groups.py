@@ -1,7 +1,8 @@
 """Which of a model's layers share a block table: its KV groups.
 
 Layers that see everything are one group. Those of each window are another, so that a sequence can give back what slid
-out of it; a window that reaches over the longest context served hides nothing and makes no difference.
+out of it; a window that reaches over the longest context served hides nothing and makes no difference. And what int8
+does to channels of their keys.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ..core.block import FULL, LATENT, WINDOW, KVGroup
 from .config import ModelConfig
+from .weights import LayerWeights
 
 LayerKV = tuple[Any, int]
 """A layer's bound pool, and the layer's place in it."""
@@ -48,3 +52,52 @@ def layer_kvs(groups: Sequence[KVGroup], kvs: Sequence[Any], num_layers: int) ->
         for place, layer in enumerate(group.layers or range(num_layers)):
             places[layer] = (kv, place)
     return tuple(places[layer] for layer in range(num_layers))
+
+
+def with_key_exponents(
+    groups: Sequence[KVGroup], config: ModelConfig, layers: Sequence[LayerWeights]
+) -> tuple[KVGroup, ...]:
+    """The same groups, where keys are int8 with the exponents that even out what each channel adds to a score's error.
+
+    The error of a score is the sum of what queries make of the errors of a key's channels. Where a key has one scale,
+    it is least if channels are divided by the root of the ratio of their size to that of the queries' (SmoothQuant,
+    arXiv 2211.10438, does so with activations and weights). Those sizes follow from the norms of heads, or are taken to
+    be 1 beside the biases. Channels that RoPE turns together share an exponent, so that it may come after RoPE."""
+    found: list[KVGroup] = []
+    for group in groups:
+        if group.dtype == "int8" and not group.value_dim:
+            own = [layers[index] for index in group.layers or range(config.num_layers)]
+            exponents = tuple(_key_exponents(config, layer) for layer in own)
+            group = replace(group, key_exponents=exponents if any(map(any, exponents)) else ())
+        found.append(group)
+    return tuple(found)
+
+
+_MOST_EXPONENT = 15
+_LEAST_SQUARE = 1e-12
+
+
+def _key_exponents(config: ModelConfig, layer: LayerWeights) -> tuple[int, ...]:
+    """Of each channel of the layer's KV heads."""
+    heads, width, num_turned = config.heads, config.head_dim, config.rotary_dim
+    if layer.q_norm is not None and layer.k_norm is not None:
+        q_X, k_X = np.square(layer.q_norm, dtype=np.float64), np.square(layer.k_norm, dtype=np.float64)
+    elif layer.qkv.bias is not None and layer.q_up is None:
+        q_end, k_end = heads.num_heads * width, (heads.num_heads + heads.num_kv_heads) * width
+        q_X, k_X, _ = np.split(1 + np.square(layer.qkv.bias, dtype=np.float64), (q_end, k_end))
+    else:
+        return (0,) * (heads.num_kv_heads * width)
+    q_HC = np.broadcast_to(q_X.reshape(-1, width), (heads.num_heads, width))
+    q_GC = q_HC.reshape(heads.num_kv_heads, -1, width).mean(axis=1)
+    k_GC = np.broadcast_to(k_X.reshape(-1, width), (heads.num_kv_heads, width))
+    q_GC, k_GC = (np.maximum(_of_pairs(square_GC, num_turned), _LEAST_SQUARE) for square_GC in (q_GC, k_GC))
+    # A quarter of the ratio's binary logarithm, rounded: without a logarithm, which libraries round in their own ways.
+    exponents_GC = (np.frexp(k_GC / q_GC)[1] + 1) // 4
+    return tuple(np.clip(exponents_GC, -_MOST_EXPONENT, _MOST_EXPONENT).reshape(-1).tolist())
+
+
+def _of_pairs(square_GC: np.ndarray, num_turned: int) -> np.ndarray:
+    """The mean of each two channels that RoPE turns together, in the place of both."""
+    half = num_turned // 2
+    mean_Gh = (square_GC[:, :half] + square_GC[:, half:num_turned]) / 2
+    return np.concatenate([mean_Gh, mean_Gh, square_GC[:, num_turned:]], axis=1)

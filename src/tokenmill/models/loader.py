@@ -21,7 +21,7 @@ from ..ops.forward import ForwardOps
 from . import decoder
 from .config import ModelConfig, RopeConfig, config_from_checkpoint
 from .decoder import AuxHiddenStates
-from .kv_groups import kv_groups, layer_kvs
+from .kv_groups import kv_groups, layer_kvs, with_key_exponents
 from .lora import LoraLimits, with_tables
 from .rope import RopeTables, query_scale_table, rope_frequencies, rope_table
 from .weights import LayerWeights, ModelWeights, Progress, load_weights
@@ -118,9 +118,10 @@ def load_model(
     if lora is not None:
         weights = with_tables(weights, config, ops, lora)
     ropes, rope_digest, num_table_bytes = load_ropes(config, ops, max_model_len or config.max_context)
+    groups = kv_groups(config, windows=windows, block_size=block_size, dtype=kv_dtype)
     return Model(
         config=config,
-        kv_groups=kv_groups(config, windows=windows, block_size=block_size, dtype=kv_dtype),
+        kv_groups=with_key_exponents(groups, config, weights.layers),
         weights=weights,
         ropes=ropes,
         rope_digest=rope_digest,

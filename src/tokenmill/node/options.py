@@ -54,6 +54,7 @@ KV_CACHE_DTYPES = {
     "float16": "f16",
     "bfloat16": "bf16",
     "float32": "f32",
+    "int8_per_token_head": "int8",
     "q8_0": "int8",
 }
 """As asked, in our words, vLLM's or llama.cpp's -> the KV pool's."""

@@ -267,7 +267,7 @@ def _kv_dtype(options: EngineOptions, own_kv_dtype: str, decisions: list[Decisio
     kv_dtype = KV_CACHE_DTYPES[options.kv_cache_dtype]
     if kv_dtype == "int8":
         reason = "as asked; half the memory, not the same answers as 16 bits"
-        decisions.append(Decision("kv_cache_dtype", "int8, a scale for each token and head", reason))
+        decisions.append(Decision("kv_cache_dtype", "int8, rotated, a scale for each token and head", reason))
     elif options.kv_cache_dtype != "auto":
         decisions.append(Decision("kv_cache_dtype", kv_dtype, "as asked"))
     elif own_kv_dtype != kv_dtype:

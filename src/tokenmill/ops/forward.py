@@ -112,10 +112,15 @@ class ForwardOps(Protocol):
         ...
 
     def write_kv(self, kv: Any, layer: int, qkv_TW: Array, batch: Any, heads: HeadGeometry) -> None:
-        """Store the k and v columns of every token of the step into its slot. In int8 KV, each head of a token becomes
-        codes round-half-even(x * (127 / max|x|)) with the scale max|x| / 127; below a maximum of 1e-30 all are 0. Where
-        K or V of a token and head are not finite as stored, K becomes NaN, so that who sees the token becomes NaN, and
-        V 0, so that who does not see it does not."""
+        """Store the k and v columns of every token of the step into its slot. Where K or V of a token and head are not
+        finite as stored, K becomes NaN, so that who sees the token becomes NaN, and V 0, so that who does not see it
+        does not.
+
+        In int8 KV, keys are divided by 2 to the power of their channels' exponents (KVGroup.key_exponents), and each
+        head of a token is rotated: each block of 2^n channels, the largest that divides them, times the Hadamard matrix
+        of +1 and -1, by sums and differences of channels 1, 2, 4, .. apart (QuaRot, arXiv 2404.00456; attention makes
+        up for it). Then it becomes codes round-half-even(x * (127 / max|x|)) with the scale max|x| / 127; below a
+        maximum of 1e-30 all are 0."""
         ...
 
     def paged_attention(

@@ -30,6 +30,8 @@ class ReferenceKV:
         return batch.block_tables_SB[self.group.table * num_seqs : (self.group.table + 1) * num_seqs]
 
     def write(self, layer: int, block_T: np.ndarray, slot_T: np.ndarray, k_TGC: np.ndarray, v_TGC: np.ndarray) -> None:
+        if self.group.dtype == "int8":
+            k_TGC, v_TGC = rotated(np.ldexp(k_TGC, -self._key_exponents(layer))), rotated(v_TGC)
         k_TGC, v_TGC = _finite_values(k_TGC, v_TGC, self.group.dtype)
         if self.group.dtype != "int8":
             keys_BGCs, values_BGsC = self._plain(layer)
@@ -51,14 +53,26 @@ class ReferenceKV:
             k_BGCs = from_stored(keys_BGCs[blocks], self.group.dtype)
             v_BGsC = from_stored(values_BGsC[blocks], self.group.dtype)
         else:
+            block = np.float32(rotated_block(width))
             keys_BGks4, values_BGskC4, k_scales_BGs, v_scales_BGs = (part[blocks] for part in self._codes(layer))
             k_BGCs = keys_BGks4.swapaxes(3, 4).reshape(len(blocks), groups, -1, self.group.block_size)[:, :, :width]
             k_BGCs = (k_BGCs - np.float32(128)) * k_scales_BGs[:, :, None]
+            k_BGsC = np.ldexp(rotated(k_BGCs.swapaxes(2, 3)) / block, self._key_exponents(layer)[:, None])
+            k_BGCs = k_BGsC.swapaxes(2, 3)
             v_BGsC = values_BGskC4.swapaxes(3, 4).reshape(len(blocks), groups, -1, width)[:, :, : self.group.block_size]
-            v_BGsC = v_BGsC.view(np.int8) * v_scales_BGs[..., None]
+            v_BGsC = rotated(v_BGsC.view(np.int8) * v_scales_BGs[..., None]) / block
         k_GCP = k_BGCs.transpose(1, 2, 0, 3).reshape(groups, width, -1)
         v_GPC = v_BGsC.transpose(1, 0, 2, 3).reshape(groups, -1, width)
         return k_GCP[..., :length], v_GPC[:, :length]
+
+    def _key_exponents(self, layer: int) -> np.ndarray:
+        """int [G, C], or [1, 1] where all are 0."""
+        shape = self.group.num_kv_heads, self.group.head_dim
+        return (
+            np.array(self.group.key_exponents[layer]).reshape(shape)
+            if self.group.key_exponents
+            else np.zeros((1, 1), int)
+        )
 
     def _plain(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """Views K [B, G, C, s] and V [B, G, s, C] of one layer, in the pool's own dtype (bf16 as uint16)."""
@@ -89,6 +103,24 @@ class ReferenceKV:
         """uint8 [B, bytes of one layer]"""
         size = self.group.bytes_per_layer_block
         return self.pool[:, layer * size : (layer + 1) * size]
+
+
+def rotated(x_XC: np.ndarray) -> np.ndarray:
+    """float32 [..., C]: each block of 2^n channels, as many as divide C, times the Hadamard matrix of +1 and -1 in its
+    natural order. Done twice it gives each value times the channels of a block."""
+    num_channels, apart = x_XC.shape[-1], 1
+    while apart < rotated_block(num_channels):
+        pairs_X2c = x_XC.reshape(*x_XC.shape[:-1], -1, 2, apart)
+        with np.errstate(invalid="ignore"):  # what is not finite stays so
+            sums_Xc = pairs_X2c[..., 0, :] + pairs_X2c[..., 1, :], pairs_X2c[..., 0, :] - pairs_X2c[..., 1, :]
+        x_XC = np.stack(sums_Xc, axis=-2).reshape(x_XC.shape)
+        apart *= 2
+    return x_XC
+
+
+def rotated_block(num_channels: int) -> int:
+    """The largest power of two that divides them."""
+    return num_channels & -num_channels
 
 
 def int8_codes(x_TGC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -58,6 +58,9 @@ from .spec import WorkerSpec
 LAYOUT = "K[G,C,s]V[G,s,C]"
 """How a block's bytes are ordered (core/block.py): part of the numerics id."""
 
+ROTATED = "rotated"
+"""What int8 does to keys and values before they become codes (Ops.write_kv): part of the numerics id of such KV."""
+
 FORWARD = "forward-1"
 """The forward pass as models/ writes it: part of the numerics id. Raise it with every change there that can change a
 bit of a model's results, or KV saved before would be mixed with KV computed after."""
@@ -426,6 +429,8 @@ def numerics_id(digest: str, model: Model | VectorModel, groups: Sequence[KVGrou
     group = groups[0]
     facts = [digest, FORWARD, group.dtype, LAYOUT, str(group.block_size), ops.family, model.rope_digest]
     facts += [f"{group.name} {group.layers}" for group in groups if group.layers]
+    if group.dtype == "int8" and not group.value_dim:
+        facts.append(ROTATED)
     if isinstance(model.config, ModelConfig):
         facts += declared_elsewhere(model.config.architecture, model.config.family)
     moe = model.config.moe if isinstance(model, Model) else None

@@ -171,6 +171,10 @@ class NativeOps:
         """A handle on a pool's bytes, uint8 [num_blocks, group.bytes_per_block]."""
         assert pool.dtype == np.uint8 and pool.flags.c_contiguous and pool.flags.writeable, pool.dtype
         assert pool.ndim == 2 and pool.shape[1] == group.bytes_per_block, (pool.shape, group.bytes_per_block)
+        key_factors = None
+        if group.key_exponents:
+            exponents = np.array(group.key_exponents)
+            key_factors = np.ldexp(np.float32(1), np.stack([-exponents, exponents]))
         struct = KVStruct(
             pool=pool.ctypes.data,
             num_blocks=len(pool),
@@ -182,8 +186,9 @@ class NativeOps:
             dtype=KV_TYPES[group.dtype],
             table=group.table,
             value_dim=group.value_dim,
+            key_factors=None if key_factors is None else key_factors.ctypes.data,
         )
-        return NativeKV(struct, pool, group)
+        return NativeKV(struct, pool, group, key_factors)
 
     def compile(self, forward: Callable[[Any, Any], Any], limits: StepLimits) -> NativeProgram:
         batch = SymbolicBatch()

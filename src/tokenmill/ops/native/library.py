@@ -55,7 +55,7 @@ STORE_SIGNATURES = {
 }
 
 
-ABI_VERSION = 16
+ABI_VERSION = 17
 _REBUILD = "build it again (pip install -e .)"
 
 KINDS = {
@@ -131,6 +131,7 @@ class KVStruct(ctypes.Structure):
         ("table", c_int32),
         ("value_dim", c_int32),
         ("reserved", c_int32),
+        ("key_factors", c_void_p),
     )
 
 

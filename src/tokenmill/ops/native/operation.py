@@ -69,11 +69,12 @@ class NativeStack:
 
 @dataclass(frozen=True, slots=True)
 class NativeKV:
-    """A bound pool: the C struct, and the array it points into."""
+    """A bound pool: the C struct, and the arrays it points into."""
 
     struct: KVStruct
     pool: np.ndarray
     group: KVGroup
+    key_factors: np.ndarray | None
 
 
 @dataclass(frozen=True, slots=True)
