@@ -37,7 +37,8 @@ enum tm_kind {
   TM_Q5_0 = 13, /* 5-bit codes, a scale for 32 */
   TM_W4 = 14,   /* packed from q4_0: integers, with one scale for a row; for variants with tiles only */
   TM_W4M = 15,  /* the same from q4_1 */
-  TM_W8 = 16    /* the same from q8_0 */
+  TM_W8 = 16,   /* the same from q8_0 */
+  TM_BF16P = 17 /* packed from bf16 in 12 bits a value, without loss; for variants without tiles only */
 };
 
 enum tm_activation { TM_SILU = 0, TM_GELU = 1, TM_GELU_ERF = 2, TM_SWIGLU = 3 }; /* the last: of experts, with limit and alpha */
@@ -285,7 +286,8 @@ TM_API int32_t tm_pack(tm_team* team, int32_t kind, int64_t num_cols, int32_t nu
                        const uint8_t* const* data, const int64_t* num_rows, const tm_integer_fit* fits, uint8_t* out,
                        int64_t out_bytes);
 
-/* 1 where the team computes this integer kind and it holds the scales of these matrices well: then `fits` has all fits. */
+/* 1 where the team computes this kind and it holds these matrices well: an integer kind their scales, then `fits` has all
+ * fits; TM_BF16P their exponents, few of which may be rare, and fits is null. */
 TM_API int32_t tm_fits_integer(tm_team* team, int32_t kind, int64_t num_cols, int32_t num_matrices,
                                const uint8_t* const* data, const int64_t* num_rows, tm_integer_fit* fits);
 

@@ -106,6 +106,7 @@ int64_t tm_integer_fits(int32_t kind, int64_t num_cols) {
 
 int32_t tm_fits_integer(tm_team* team, int32_t kind, int64_t num_cols, int32_t num_matrices, const uint8_t* const* data,
                         const int64_t* num_rows, tm_integer_fit* fits) {
+  if (kind == mill::kBF16P) return !team->kernels->has_tiles && mill::fits_packed(&team->team, {data, num_rows, num_matrices}, num_cols);
   if (!team->kernels->has_tiles || tm_integer_fits(kind, num_cols) == 0) return 0;
   return mill::fits_integer(&team->team, kind, {data, num_rows, num_matrices}, num_cols, reinterpret_cast<mill::IntegerFit*>(fits));
 }

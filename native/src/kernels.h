@@ -37,7 +37,8 @@ constexpr float kLog2E = 1.44269504f;  // weights of a softmax are powers of two
 
 enum Kind : int32_t {
   kF32 = 0, kF16 = 1, kBF16 = 2, kQ4_0 = 3, kQ4_1 = 4, kQ8_0 = 5, kQ8_M = 6, kQ8_H = 7, kQ8_HM = 8,
-  kQ6_H = 9, kQ4_K = 10, kQ5_K = 11, kQ6_K = 12, kQ5_0 = 13, kW4 = 14, kW4M = 15, kW8 = 16, kNumKinds = 17
+  kQ6_H = 9, kQ4_K = 10, kQ5_K = 11, kQ6_K = 12, kQ5_0 = 13, kW4 = 14, kW4M = 15, kW8 = 16, kBF16P = 17,
+  kNumKinds = 18
 };
 
 // How a KV pool stores values: kF32, kF16, kBF16, or int8 codes with a scale for each token and head.
@@ -46,8 +47,9 @@ constexpr int kInt8 = 3;
 // Channels of a head that int8 KV rotates together: see attention_codes.inc.
 static inline int rotated_block(int head_dim) { return head_dim & -head_dim; }
 
-static inline bool is_quantised(int32_t kind) { return kind >= kQ4_0; }
-static inline bool is_integer(int32_t kind) { return kind >= kW4; }  // see integer_weights.inc
+static inline bool is_quantised(int32_t kind) { return kind >= kQ4_0 && kind <= kW8; }
+static constexpr bool is_bf16(int32_t kind) { return kind == kBF16 || kind == kBF16P; }
+static inline bool is_integer(int32_t kind) { return kind >= kW4 && kind <= kW8; }  // see integer_weights.inc
 
 // Super-blocks; codes of 8 bits, of 6, of 5; scales for each 16 values rather than 32; products summed for each 16; minima
 // beside scales; bytes of the codes of 32 values.
@@ -96,6 +98,12 @@ static constexpr int num_exact_blocks(int32_t kind, int num_groups) {
 // One packed matrix: tiles of 16 output rows, K ascending inside a tile, the last tile padded with zeros.
 //
 //   dense       tile = [K][16 rows] values; of bf16 [K/2][16 rows] pairs, the last one filled up with zero
+//   packed bf16 tile = [K/8 groups][192 bytes], then a tail. A group is four steps of 16 pairs, the last one filled up. The low
+//               bytes of its values (the last bit of the exponent, and the mantissa) lie in its second and third 64 bytes: of steps
+//               0 and 1, 2 and 3, in turns 8 bytes of each. High bytes are looked up: the first 64 bytes hold 4-bit
+//               indices in the same order, those of steps 2 and 3 in the upper halves. Tail: the 16 high bytes to be
+//               looked up, the number of patches (uint32), and patches by step: high bytes that are not among these, each
+//               step << 13 | (2 * row + input of the pair) << 8 | high byte
 //   quantised   tile = one stream in the order of use, for short runs from several places are read at half the speed of
 //               memory: blocks of whole cache lines, each [groups of the block][scales, minima], then [groups][words] codes;
 //               scales and minima are [16] f16, a block one group or, without minima or halves, two
@@ -125,6 +133,12 @@ struct Part {
   const uint8_t* data;
   int64_t num_bytes;
 };
+
+// Of packed bf16: groups of a row, bytes of one, and of a tile's tail, with room for a patch of every 16th input.
+constexpr int kPackedGroup = 192;
+static inline int64_t packed_groups(int64_t num_cols) { return (num_cols + 7) / 8; }
+static inline int64_t most_patches(int64_t num_cols) { return (num_cols + 15) / 16; }
+static inline int64_t packed_tail(int64_t num_cols) { return 20 + 4 * most_patches(num_cols); }
 
 // Of an integer kind: bytes of a tile's codes.
 static inline int64_t integer_codes(int32_t kind, int64_t num_groups) {

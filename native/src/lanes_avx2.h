@@ -257,12 +257,22 @@ inline LF lround_half(LF a) {
 
 struct LPair { LF even, odd; };
 constexpr int kPairWords = 2;
-inline LPair load_pairs(const uint8_t* p) {
-  const __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
+inline LPair pairs_of(__m256i pairs) {
   return {las_float(_mm256_slli_epi32(pairs, 16)), las_float(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000)))};
 }
 inline LPair set1_pair(const float* x) { return {lset1(x[0]), lset1(x[1])}; }
 inline LF dot2(LF acc, LPair w, LPair x) { return lfma(w.even, x.even, lfma(w.odd, x.odd, acc)); }
+inline LPair load_pairs(const uint8_t* p) { return pairs_of(_mm256_loadu_si256((const __m256i*)p)); }
+inline void load_packed(const uint8_t* p, const uint8_t* highs, LPair* w) {
+  const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)highs));
+  const __m256i indices = _mm256_loadu_si256((const __m256i*)p);
+  for (int i = 0; i < 2; i++) {
+    const __m256i low = _mm256_loadu_si256((const __m256i*)(p + 64 + 64 * i));
+    const __m256i high = _mm256_shuffle_epi8(table, i ? high_nibbles(indices) : low_nibbles(indices));
+    w[2 * i] = pairs_of(_mm256_unpacklo_epi8(low, high));
+    w[2 * i + 1] = pairs_of(_mm256_unpackhi_epi8(low, high));
+  }
+}
 inline void transpose8(const uint16_t* const* rows, int at, __m256i* words) {
   __m256i fours[8];  // of rows 4 g to 4 g + 3: half h of fours[4 g + j] has word 4 h + j
   for (int g = 0; g < 2; g++) {

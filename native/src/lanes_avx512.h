@@ -243,7 +243,7 @@ inline LF lround_half(LF a) {
 #if defined(TM_AVX512_BF16)
 typedef __m512i LPair;
 constexpr int kPairWords = 1;
-inline LPair load_pairs(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline LPair pairs_of(__m512i words) { return words; }
 inline LPair set1_pair(const float* x) { return _mm512_castps_si512(_mm512_set1_ps(*x)); }
 inline LF dot2(LF acc, LPair w, LPair x) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
@@ -252,13 +252,21 @@ inline LF dot2(LF acc, LPair w, LPair x) {
 #else
 struct LPair { LF even, odd; };
 constexpr int kPairWords = 2;
-inline LPair load_pairs(const uint8_t* p) {
-  const __m512i pairs = _mm512_loadu_si512(p);
-  return {as_float(_mm512_slli_epi32(pairs, 16)), as_float(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000)))};
+inline LPair pairs_of(__m512i words) {
+  return {as_float(_mm512_slli_epi32(words, 16)), as_float(_mm512_and_si512(words, _mm512_set1_epi32((int)0xffff0000)))};
 }
 inline LPair set1_pair(const float* x) { return {set1(x[0]), set1(x[1])}; }
 inline LF dot2(LF acc, LPair w, LPair x) { return fma(w.even, x.even, fma(w.odd, x.odd, acc)); }
 #endif
+inline LPair load_pairs(const uint8_t* p) { return pairs_of(_mm512_loadu_si512(p)); }
+inline void load_packed(const uint8_t* p, const uint8_t* highs, LPair* w) {
+  const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)highs)), indices = _mm512_loadu_si512(p);
+  for (int i = 0; i < 2; i++) {
+    const __m512i low = _mm512_loadu_si512(p + 64 + 64 * i), high = _mm512_shuffle_epi8(table, i ? high_nibbles(indices) : low_nibbles(indices));
+    w[2 * i] = pairs_of(_mm512_unpacklo_epi8(low, high));
+    w[2 * i + 1] = pairs_of(_mm512_unpackhi_epi8(low, high));
+  }
+}
 inline void transpose_pairs(const uint16_t* const* rows, int at, I* words) {
   I fours[16];  // of rows 4 g to 4 g + 3: quarter q of fours[4 g + j] has word 4 q + j
   for (int g = 0; g < 4; g++) {

@@ -299,14 +299,28 @@ inline LF lround_half(LF x) { return {round_half4(x.a), round_half4(x.b)}; }
 
 struct LPair { LF even, odd; };
 constexpr int kPairWords = 2;
-inline LPair load_pairs(const uint8_t* p) {
-  const uint32x4_t a = vreinterpretq_u32_u8(vld1q_u8(p)), b = vreinterpretq_u32_u8(vld1q_u8(p + 16));
+inline LPair pairs_of(uint8x16_t first, uint8x16_t second) {
+  const uint32x4_t a = vreinterpretq_u32_u8(first), b = vreinterpretq_u32_u8(second);
   const uint32x4_t upper = vdupq_n_u32(0xffff0000u);
   return {{vreinterpretq_f32_u32(vshlq_n_u32(a, 16)), vreinterpretq_f32_u32(vshlq_n_u32(b, 16))},
           {vreinterpretq_f32_u32(vandq_u32(a, upper)), vreinterpretq_f32_u32(vandq_u32(b, upper))}};
 }
 inline LPair set1_pair(const float* x) { return {lset1(x[0]), lset1(x[1])}; }
 inline LF dot2(LF acc, LPair w, LPair x) { return lfma(w.even, x.even, lfma(w.odd, x.odd, acc)); }
+inline LPair load_pairs(const uint8_t* p) { return pairs_of(vld1q_u8(p), vld1q_u8(p + 16)); }
+inline void load_packed(const uint8_t* p, const uint8_t* highs, LPair* w) {
+  const uint8x16_t table = vld1q_u8(highs);
+  for (int i = 0; i < 2; i++) {
+    uint8x16_t low[2], high[2];
+    for (int j = 0; j < 2; j++) {
+      const uint8x16_t indices = vld1q_u8(p + 16 * j);
+      low[j] = vld1q_u8(p + 64 + 64 * i + 16 * j);
+      high[j] = vqtbl1q_u8(table, i ? vshrq_n_u8(indices, 4) : vandq_u8(indices, vdupq_n_u8(15)));
+    }
+    w[2 * i] = pairs_of(vzip1q_u8(low[0], high[0]), vzip1q_u8(low[1], high[1]));
+    w[2 * i + 1] = pairs_of(vzip2q_u8(low[0], high[0]), vzip2q_u8(low[1], high[1]));
+  }
+}
 inline void transpose_pairs(const uint16_t* const* rows, int at, I* words) {
   for (int i = 0; i < 16; i++) {
     int32_t column[16];

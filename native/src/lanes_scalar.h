@@ -252,6 +252,18 @@ inline LPair load_pairs(const uint8_t* p) {
 }
 inline LPair set1_pair(const float* x) { return {set1(x[0]), set1(x[1])}; }
 inline LF dot2(LF acc, LPair w, LPair x) { return lfma(w.even, x.even, lfma(w.odd, x.odd, acc)); }
+// The weights of four steps from a group of packed bf16; p: of the first lane. See Part.
+inline void load_packed(const uint8_t* p, const uint8_t* highs, LPair* w) {
+  for (int step = 0; step < 4; step++) {
+    uint8_t words[64];
+    for (int j = 0; j < 32; j++) {
+      const int at = j / 8 * 16 + step % 2 * 8 + j % 8;
+      words[2 * j] = p[64 + step / 2 * 64 + at];
+      words[2 * j + 1] = highs[step / 2 ? p[at] >> 4 : p[at] & 15];
+    }
+    w[step] = load_pairs(words);
+  }
+}
 // words[i]: of sixteen rows the pair of bf16 values 2 i places behind `at`.
 inline void transpose_pairs(const uint16_t* const* rows, int at, I* words) {
   TM_EACH for (int r = 0; r < 16; r++) memcpy(&words[i].v[r], rows[r] + at + 2 * i, 4);

@@ -25,7 +25,7 @@ int64_t rounded_scratch_bytes(int64_t max_rows) { return (2 + ceil_div(max_rows,
 // bf16 weights, where kernels read them so.
 bool takes_rounded(const Workspace& w, const Op& op) {
   return w.kernels->round_row != nullptr &&
-         std::any_of(op.parts.begin(), op.parts.end(), [](const Part& part) { return part.kind == kBF16; });
+         std::any_of(op.parts.begin(), op.parts.end(), [](const Part& part) { return is_bf16(part.kind); });
 }
 
 // Room a thread needs on tiles.
@@ -229,6 +229,7 @@ std::string check_weight(const Workspace& w, const tm_op& o) {
     const int64_t need = tm_packed_bytes(part.kind, part.num_rows, part.num_cols);
     if (need < 0 || part.num_bytes < need) return say("bytes of a packed part", part.num_bytes, need);
     if (is_integer(part.kind) && !w.kernels->has_tiles) return "integer kinds need tiles";
+    if (part.kind == kBF16P && w.kernels->has_tiles) return "tiles do not take packed bf16";
     column += part.num_rows;
   }
   return column == o.weight->num_rows ? "" : "parts do not add up";

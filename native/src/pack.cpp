@@ -4,9 +4,12 @@
 #include "pack.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <numeric>
+#include <vector>
 
 #include "half.h"
 #include "recode.h"
@@ -16,7 +19,7 @@ namespace mill {
 namespace {
 
 // Scales, (minima), codes of 32 values, or of a super-block.
-constexpr int64_t kRawBlockBytes[kNumKinds] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28, 144, 176, 210, 22, 18, 20, 34};
+constexpr int64_t kRawBlockBytes[kNumKinds] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28, 144, 176, 210, 22, 18, 20, 34, 0};
 
 const uint8_t* find_row(const RawRows& rows, int64_t row, int64_t row_bytes) {
   for (int i = 0; i < rows.count; i++) {
@@ -200,6 +203,67 @@ void pack_bf16(int64_t num_cols, const TileRows& from, uint8_t* tile) {
     values[i] = (values[i] & 0x7fffu) < 0x2380u ? 0 : values[i];
 }
 
+// A tile of bf16, filled up to whole groups of its packed form, and its high bytes: those to be looked up, and which one a value has.
+class HighBytes {
+ public:
+  HighBytes(int64_t num_cols, const TileRows& from) : pairs_(packed_groups(num_cols) * 4 * kLanes * 4) {
+    pack_bf16(num_cols, from, pairs_.data());
+    std::array<int64_t, 256> counts = {};
+    const int64_t num_values = (num_cols + 1) / 2 * 2 * kLanes;
+    for (int64_t i = 0; i < num_values; i++) counts[pairs_[2 * i + 1]]++;
+    std::array<uint8_t, 256> order;
+    std::iota(order.begin(), order.end(), uint8_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](uint8_t a, uint8_t b) { return counts[a] > counts[b]; });
+    index_.fill(kNone);
+    num_others_ = num_values;
+    for (int i = 0; i < 16; i++) {
+      most_[i] = order[i];
+      index_[order[i]] = static_cast<uint8_t>(i);
+      num_others_ -= counts[order[i]];
+    }
+    // What fills up is multiplied by zero, so any finite value will do: with a low byte of zero all are.
+    for (int64_t i = num_values; 2 * i < static_cast<int64_t>(pairs_.size()); i++) pairs_[2 * i + 1] = most_[0];
+  }
+  static constexpr uint8_t kNone = 255;
+  uint8_t low(int64_t i) const { return pairs_[2 * i]; }
+  uint8_t high(int64_t i) const { return pairs_[2 * i + 1]; }
+  uint8_t index(int64_t i) const { return index_[high(i)]; }
+  const std::array<uint8_t, 16>& most() const { return most_; }
+  int64_t num_others() const { return num_others_; }
+
+ private:
+  std::vector<uint8_t> pairs_;
+  std::array<uint8_t, 16> most_;
+  std::array<uint8_t, 256> index_;
+  int64_t num_others_;
+};
+
+// Where the low byte of a value of a group lies behind its indices, value 2 * row + k % 2 of a step; the index lies 64 or 128 bytes before.
+int64_t packed_low_at(int64_t step, int64_t value) { return 64 + step % 4 / 2 * 64 + value / 8 * 16 + step % 2 * 8 + value % 8; }
+
+// fits_packed was asked before.
+void pack_bf16p(int64_t num_cols, const TileRows& from, uint8_t* tile) {
+  const HighBytes bytes(num_cols, from);
+  uint8_t* tail = tile + packed_groups(num_cols) * kPackedGroup;
+  std::memset(tile, 0, static_cast<size_t>(tile_bytes(kBF16P, num_cols)));
+  std::copy(bytes.most().begin(), bytes.most().end(), tail);
+  uint32_t num_patches = 0;
+  for (int64_t step = 0; step < packed_groups(num_cols) * 4; step++)
+    for (int64_t value = 0; value < 2 * kLanes; value++) {
+      const int64_t i = step * 2 * kLanes + value, low_at = packed_low_at(step, value);
+      uint8_t* group = tile + step / 4 * kPackedGroup;
+      group[low_at] = bytes.low(i);
+      const uint8_t index = bytes.index(i);
+      if (index != HighBytes::kNone) {
+        group[low_at % 64] |= static_cast<uint8_t>(step % 4 < 2 ? index : index << 4);
+      } else if (num_patches < most_patches(num_cols)) {
+        const uint32_t patch = static_cast<uint32_t>(step << 13 | value << 8 | bytes.high(i));
+        std::memcpy(tail + 20 + 4 * num_patches++, &patch, 4);
+      }
+    }
+  std::memcpy(tail + 16, &num_patches, 4);
+}
+
 void pack_f16(int64_t num_cols, const TileRows& from, uint8_t* tile) {
   for (int64_t k = 0; k < num_cols; k++)
     for (int lane = 0; lane < from.count; lane++)
@@ -211,6 +275,7 @@ void pack_tile(int32_t kind, int64_t num_cols, const TileRows& from, uint8_t* ti
     case kF32: return interleave(from, 0, num_cols, 0, tile);
     case kF16: return pack_f16(num_cols, from, tile);
     case kBF16: return pack_bf16(num_cols, from, tile);
+    case kBF16P: return pack_bf16p(num_cols, from, tile);
     case kW4:
     case kW4M:
     case kW8: return pack_integer(kind, num_cols / kGroup, from, tile);
@@ -230,6 +295,7 @@ int64_t tile_bytes(int32_t kind, int64_t num_cols) {
     case kF32: bytes = num_cols * kLanes * 4; break;
     case kF16: bytes = num_cols * kLanes * 2; break;
     case kBF16: bytes = (num_cols + 1) / 2 * kLanes * 4; break;
+    case kBF16P: bytes = packed_groups(num_cols) * kPackedGroup + packed_tail(num_cols); break;
     case kW4:
     case kW4M:
     case kW8:
@@ -271,20 +337,36 @@ bool fits_integer(Team* team, int32_t kind, const RawRows& rows, int64_t num_col
   return fits && static_cast<double>(noise) <= kMost * kUnits * static_cast<double>(num_blocks);
 }
 
+static TileRows tile_rows(const RawRows& rows, int64_t row_bytes, int64_t num_rows, int tile) {
+  TileRows from = {};
+  from.count = static_cast<int>(std::min<int64_t>(kLanes, num_rows - tile * kLanes));
+  for (int lane = 0; lane < from.count; lane++) from.row[lane] = find_row(rows, static_cast<int64_t>(tile) * kLanes + lane, row_bytes);
+  return from;
+}
+
+bool fits_packed(Team* team, const RawRows& rows, int64_t num_cols) {
+  if (num_cols > kMostPackedCols) return false;
+  int64_t num_rows = 0;
+  for (int i = 0; i < rows.count; i++) num_rows += rows.num_rows[i];
+  std::atomic<bool> fits{true};
+  team->for_each(static_cast<int>((num_rows + kLanes - 1) / kLanes), [&](int tile, int) {
+    const TileRows from = tile_rows(rows, raw_row_bytes(kBF16, num_cols), num_rows, tile);
+    if (fits && HighBytes(num_cols, from).num_others() > most_patches(num_cols)) fits = false;
+  });
+  return fits;
+}
+
 void pack(Team* team, const RawRows& rows, const Part& part, const IntegerFit* fits, uint8_t* out) {
   const int64_t stride = tile_bytes(part.kind, part.num_cols);
   const int64_t row_bytes = raw_row_bytes(part.kind, part.num_cols);
   const int num_tiles = (part.num_rows + kLanes - 1) / kLanes;
   team->for_each(num_tiles, [&](int tile, int) {
     uint8_t* to = out + tile * stride;
-    TileRows from = {};
-    from.count = std::min(kLanes, part.num_rows - tile * kLanes);
+    TileRows from = tile_rows(rows, row_bytes, part.num_rows, tile);
     if (from.count < kLanes) std::memset(to, 0, stride);
-    for (int lane = 0; lane < from.count; lane++) {
-      const int64_t row = static_cast<int64_t>(tile) * kLanes + lane;
-      from.row[lane] = find_row(rows, row, row_bytes);
-      if (fits != nullptr) from.fits[lane] = fits + row * integer_blocks(part.num_cols, part.kind);
-    }
+    if (fits != nullptr)
+      for (int lane = 0; lane < from.count; lane++)
+        from.fits[lane] = fits + (static_cast<int64_t>(tile) * kLanes + lane) * integer_blocks(part.num_cols, part.kind);
     pack_tile(part.kind, part.num_cols, from, to);
   });
 }
@@ -342,9 +424,28 @@ static void unpack_superblocks(const Part& part, const uint8_t* tile, int64_t la
   }
 }
 
+static void unpack_bf16p(const Part& part, const uint8_t* tile, int64_t row, float* out) {
+  const uint8_t* tail = tile + packed_groups(part.num_cols) * kPackedGroup;
+  for (int64_t k = 0; k < part.num_cols; k++) {
+    const uint8_t* group = tile + k / 8 * kPackedGroup;
+    const int64_t step = k / 2, low_at = packed_low_at(step, 2 * row + k % 2);
+    const int index = step % 4 < 2 ? group[low_at % 64] & 15 : group[low_at % 64] >> 4;
+    out[k] = bf16_to_float(static_cast<uint16_t>(tail[index] << 8 | group[low_at]));
+  }
+  uint32_t num_patches, patch;
+  std::memcpy(&num_patches, tail + 16, 4);
+  for (uint32_t i = 0; i < num_patches; i++) {
+    std::memcpy(&patch, tail + 20 + 4 * i, 4);
+    const int64_t k = (patch >> 13) * 2 + (patch >> 8 & 1);
+    if ((patch >> 9 & 15) == row && k < part.num_cols)
+      out[k] = bits_to_float((float_to_bits(out[k]) & 0x00ffffffu) | (patch & 255u) << 24);
+  }
+}
+
 void unpack_row(const Part& part, int64_t row, float* out) {
   const uint8_t* tile = part.data + row / kLanes * tile_bytes(part.kind, part.num_cols);
   const int64_t lane = row % kLanes;
+  if (part.kind == kBF16P) return unpack_bf16p(part, tile, lane, out);
   if (!is_quantised(part.kind)) {
     for (int64_t k = 0; k < part.num_cols; k++) {
       const int64_t at = part.kind == kBF16 ? (k / 2 * kLanes + lane) * 2 + k % 2 : k * kLanes + lane;

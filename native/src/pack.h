@@ -31,6 +31,10 @@ inline int64_t integer_blocks(int64_t num_cols, int32_t kind) { return num_exact
 // found for each block, row by row; not all where the answer is no.
 bool fits_integer(Team* team, int32_t kind, const RawRows& rows, int64_t num_cols, IntegerFit* fits);
 
+// Whether packed bf16 has room for what these rows of bf16 have besides frequent exponents.
+constexpr int64_t kMostPackedCols = int64_t{1} << 20;  // what the step of a patch can count
+bool fits_packed(Team* team, const RawRows& rows, int64_t num_cols);
+
 // Fill part.data, which the caller allocated with tile_bytes * ceil(num_rows / 16) bytes. Threads over tiles. fits: what
 // fits_integer found, or null.
 void pack(Team* team, const RawRows& rows, const Part& part, const IntegerFit* fits, uint8_t* out);

@@ -64,7 +64,7 @@ void Program::round_inputs(Op* op, const tm_op* ops, int num_ops) {
       int num_readers = 0;
       for (int i = 0; i < num_ops; i++) num_readers += (ops[i].in0 == input) + (ops[i].in1 == input) + (ops[i].in2 == input);
       maker.rounded_out = set;
-      const auto reads_floats = [](const Part& part) { return !is_quantised(part.kind) && part.kind != kBF16; };
+      const auto reads_floats = [](const Part& part) { return !is_quantised(part.kind) && !is_bf16(part.kind); };
       maker.keeps = num_readers > 1 || std::any_of(op->parts.begin(), op->parts.end(), reads_floats);
       return;
     }

@@ -52,18 +52,19 @@ class Bytes {
   std::exit(2);
 }
 
+bool is_dense(int32_t kind) { return kind <= TM_BF16 || kind == TM_BF16P; }
 bool is_super(int32_t kind) { return kind >= TM_Q4_K && kind <= TM_Q6_K; }
 
 std::vector<uint8_t> raw_matrix(Draw* draw, int32_t kind, int rows, int cols) {
-  const int row_bytes = kind == TM_F32 ? cols * 4 : kind <= TM_BF16 ? cols * 2 : cols / (is_super(kind) ? 256 : 32) * kRawBlockBytes[kind];
+  const int row_bytes = kind == TM_F32 ? cols * 4 : is_dense(kind) ? cols * 2 : cols / (is_super(kind) ? 256 : 32) * kRawBlockBytes[kind];
   std::vector<uint8_t> raw(static_cast<size_t>(rows) * row_bytes);
   for (uint8_t& byte : raw) byte = static_cast<uint8_t>(draw->next());
   const auto put = [&](size_t at, uint16_t bits) { std::memcpy(raw.data() + at, &bits, 2); };
   const auto some = [&](uint16_t kept, uint16_t exponent) { return static_cast<uint16_t>((draw->next() & kept) | exponent); };
   if (kind == TM_F32)
     for (size_t at = 0; at < raw.size(); at += 4) put(at + 2, some(0x807f, 0x3d80));
-  else if (kind <= TM_BF16)
-    for (size_t at = 0; at < raw.size(); at += 2) put(at, kind == TM_F16 ? some(0x83ff, 0x2c00) : some(0x807f, 0x3d80));
+  else if (is_dense(kind))
+    for (size_t at = 0; at < raw.size(); at += 2) put(at, kind == TM_F16 ? some(0x83ff, 0x2c00) : kind == TM_BF16P && at % 384 == 0 ? some(0x9fff, 0x2000) : some(0x807f, 0x3d80));
   else {
     const bool has_minima = kind == TM_Q4_1 || kind == TM_Q8_M || kind == TM_Q8_HM || kind == TM_Q4_K || kind == TM_Q5_K;
     const bool has_halves = kind == TM_Q8_H || kind == TM_Q8_HM || kind == TM_Q6_H;
@@ -78,7 +79,7 @@ std::vector<uint8_t> raw_matrix(Draw* draw, int32_t kind, int rows, int cols) {
 class Layer {
  public:
   Layer(tm_team* team, int32_t kind, int32_t kv_dtype, int32_t activation, int window, int whole, float cap)
-      : team_(team), draw_{static_cast<uint64_t>(kind) + 1}, quantised_(kind >= TM_Q4_0) {
+      : team_(team), draw_{static_cast<uint64_t>(kind) + 1}, quantised_(!is_dense(kind)) {
     if (is_super(kind)) width_ = ffn_ = 256, heads_ = 8;
     qkv_ = (heads_ + 2 * kKvHeads) * kHeadDim;
     columns_[1] = width_;
@@ -347,7 +348,8 @@ int main() {
   for (const char* isa : {"avx2", "avxvnni", "avx512", "avx512bf16", "amx", "neon", "neoni8mm"}) {
     if (!tm_isa_available(isa)) continue;
     const char* plain = std::strcmp(isa, "amx") == 0 ? "scalartiles" : "scalar";
-    for (int32_t kind = TM_F32; kind < TM_W4; kind++) {
+    for (int32_t kind = TM_F32; kind <= TM_BF16P; kind++) {
+      if (kind >= TM_W4 && kind <= TM_W8) continue;  // made of others
       const bool agree = run(plain, kind) == run(isa, kind);
       compared++;
       failed += !agree;

@@ -285,7 +285,7 @@ def load_model(
     """Packs the weights with the most of these threads; with one, there is none beside the caller's afterwards.
     cache_dir: see build_worker. Raises ConfigError and BadCheckpoint."""
     pooling = choose_pooling(checkpoint, options.runner, options.pooling)
-    ops = select_ops(options.backend, threads.most)
+    ops = select_ops(options.backend, threads.most, lossless=options.weights_packing == "lossless")
     ops.use_threads(threads.most, threads.places)
     drafts = open_drafter(checkpoint, options, cache_dir)
     try:

@@ -48,6 +48,7 @@ GENERATION_CONFIGS = ("auto", "vllm")
 DTYPES = {"auto": None, "half": "f16", "float16": "f16", "bfloat16": "bf16", "float": None, "float32": None}
 """vLLM's names of weights' types, and the quantisation that each is here: none, where weights stay as stored."""
 
+WEIGHTS_PACKINGS = ("none", "lossless")
 KV_CACHE_DTYPES = {
     "auto": "f16",  # or the other type of 16 bits, where kernels prefer it
     **{name: name for name in KV_DTYPES},
@@ -116,6 +117,12 @@ class EngineOptions:
         None,
         "turn matrices stored in 16 or 32 bits into this at load (default: as stored; q4 is q4_1, q8 is q8_0)",
         choices=QUANTIZATIONS,
+    )
+    weights_packing: str = option(
+        "none",
+        "lossless: matrices stored in bf16 take about 12 bits a value, with the same answers bit for bit"
+        " (default: none; not with a matrix unit, nor for weights kept on disk)",
+        choices=WEIGHTS_PACKINGS,
     )
     kv_cache_dtype: str = option(
         "auto",

@@ -216,6 +216,8 @@ def resolve(
     whole = 0 if keeps_kv else max_model_len
     max_num_batched_tokens = _max_num_batched_tokens(options, max_num_seqs, whole, decisions)
     quantization = _quantization(options, decisions)
+    if options.weights_packing != "none":
+        decisions.append(Decision("weights_packing", f"{options.weights_packing} for matrices of bf16", "as asked"))
     lora = _lora(options, model, decisions)
     expert_min_share = _expert_min_share(options, model, decisions)
     enable_prefix_caching = options.enable_prefix_caching and keeps_kv

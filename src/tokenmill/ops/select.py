@@ -15,9 +15,9 @@ BACKENDS = ("auto", "native", "numpy")
 _log = logging.getLogger(__name__)
 
 
-def select_ops(backend: str, num_threads: int | None = None, isa: str | None = None) -> Ops:
-    """The backend called `backend`. Raises ConfigError for an unknown name, for 'native' where its library cannot be
-    used, and for an instruction set that cannot run here."""
+def select_ops(backend: str, num_threads: int | None = None, isa: str | None = None, *, lossless: bool = False) -> Ops:
+    """The backend called `backend`. lossless: see NativeOps; numpy keeps bf16 as it is. Raises ConfigError for an
+    unknown name, for 'native' where its library cannot be used, and for an instruction set that cannot run here."""
     if backend not in BACKENDS:
         raise ConfigError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}.", param="backend")
     if num_threads is not None and not 1 <= num_threads <= 1024:
@@ -34,4 +34,4 @@ def select_ops(backend: str, num_threads: int | None = None, isa: str | None = N
     if isa is not None and isa not in variants:
         known = ", ".join(variants)
         raise ConfigError(f"isa {isa!r} cannot run on this machine; it has {known}.", param="isa")
-    return NativeOps(num_threads, isa)
+    return NativeOps(num_threads, isa, lossless=lossless)

@@ -51,14 +51,19 @@ class NativeOps:
     isa          one of ISAS or TILE_ISAS (library.py); default: TOKENMILL_ISA, else
                  the fastest that runs here
     fuse         False keeps the recorded operations apart (same bits, slower)
+    lossless     matrices of bf16 take 12 bits a value, with the same bits of all results; not
+                 for a matrix unit, nor for weights kept on disk
     """
 
     name = "native"
 
-    def __init__(self, num_threads: int | None = None, isa: str | None = None, fuse: bool = True) -> None:
+    def __init__(
+        self, num_threads: int | None = None, isa: str | None = None, fuse: bool = True, lossless: bool = False
+    ) -> None:
         self.num_threads = num_threads or default_num_threads()
         self._step_threads = self.num_threads  # of steps of many rows
         self.fuse = fuse
+        self._lossless = lossless
         self._isa = isa or os.environ.get("TOKENMILL_ISA") or "auto"
         self._library = load_library()
         self._publish = keeping_interpreter("tm_publish")
@@ -100,7 +105,11 @@ class NativeOps:
 
     @property
     def _packer(self) -> Packer:
-        return Packer(self._library, self._team, self._weights, self.isa in TILE_ISAS)
+        return Packer(self._library, self._team, self._weights, self.isa in TILE_ISAS, self._lossless)
+
+    @property
+    def _plain_packer(self) -> Packer:
+        return Packer(self._library, self._team, self._weights, self.isa in TILE_ISAS, False)
 
     def pack(self, parts: Sequence[RawTensor]) -> NativeWeight:
         return self._packer.pack(parts)
@@ -111,13 +120,13 @@ class NativeOps:
     def pack_layer(self, make: Callable[[], Sequence[RawTensor]]) -> NativeWeight:
         offloaded = self._offloaded if self._is_offloading else None
         if offloaded is not None and offloaded.keeps_weights:
-            return offloaded.weight(self._packer, make)
+            return offloaded.weight(self._plain_packer, make)
         return self._packer.pack(make())
 
     def pack_experts(self, make: Callable[[], Sequence[Sequence[RawTensor]]]) -> NativeStack:
         offloaded = self._offloaded if self._is_offloading else None
         if offloaded is not None and offloaded.keeps_experts:
-            return offloaded.stack(self._packer, make)
+            return offloaded.stack(self._plain_packer, make)
         return self._packer.pack_stack(make())
 
     @contextlib.contextmanager

@@ -37,14 +37,15 @@ _TILE_ROWS = 16
 
 
 class Packer:
-    """Packs with a team's threads, weights into an arena. has_tiles: for a matrix unit. See ops/api.py for what the
-    functions mean."""
+    """Packs with a team's threads, weights into an arena. has_tiles: for a matrix unit. lossless: bf16 in fewer bits,
+    where kernels and exponents allow that (DFloat11, arXiv 2504.11651). See ops/api.py for what the functions mean."""
 
-    def __init__(self, library: ctypes.CDLL, team: Any, weights: WeightArena, has_tiles: bool) -> None:
+    def __init__(self, library: ctypes.CDLL, team: Any, weights: WeightArena, has_tiles: bool, lossless: bool) -> None:
         self._library = library
         self._team = team
         self._weights = weights
         self._has_tiles = has_tiles
+        self._lossless = lossless
 
     def pack(self, parts: Sequence[RawTensor]) -> NativeWeight:
         num_cols, order = parts[0].num_cols, parts[0].order
@@ -78,6 +79,8 @@ class Packer:
         packed = []
         for (kind, fits), (_, matrices) in zip(kinds, runs, strict=True):
             num_rows = sum(matrix.num_rows for matrix in matrices)
+            if kind == "bf16" and self._fits_packed(num_cols, matrices):
+                kind = "bf16p"
             packed.append((kind, num_rows, self._pack_kind(kind, num_cols, matrices, fits, take)))
         return packed
 
@@ -128,6 +131,14 @@ class Packer:
                     return None
             found.append((kind, fits))
         return found
+
+    def _fits_packed(self, num_cols: int, matrices: Sequence[RawTensor]) -> bool:
+        """Of bf16, which few rare exponents do."""
+        return self._lossless and bool(
+            self._library.tm_fits_integer(
+                self._team, KINDS["bf16p"], num_cols, len(matrices), *_addresses(matrices), None
+            )
+        )
 
     def pack_stack(self, matrices: Sequence[Sequence[RawTensor]]) -> NativeStack:
         """No integer kinds: a row meets too few of the matrices for tiles of digits to pay."""
@@ -303,7 +314,9 @@ class Packer:
 
 def _form(kind: int) -> int:
     """How a linear takes the inputs of a part."""
-    return F32 if kind < _FIRST_QUANTISED else QUANTISED if kind < _FIRST_INTEGER else WIDE
+    if kind < _FIRST_QUANTISED or kind == KINDS["bf16p"]:
+        return F32
+    return QUANTISED if kind < _FIRST_INTEGER else WIDE
 
 
 def _addresses(matrices: Sequence[RawTensor]) -> tuple[Any, Any]:
