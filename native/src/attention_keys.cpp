@@ -13,11 +13,12 @@ void point_ahead(const Workspace& w, const Op& op, const Pass& pass, int kv_head
   args->num_next = 0;
   if (kv.block_size % kLanes != 0) return;
   const KVLayout layout(kv);
+  args->next_bytes = layout.key_bytes() / (kv.block_size / kLanes);
   const int32_t* table = w.table_of(kv, pass.sequence);
   const int limit = plan.rows[pass.begin + pass.num_rows - 1].limit, num_chunks = ceil_div(std::min(kSpan, limit - span * kSpan), kLanes);
   int place = span * kSpan / kv.block_size, slot = span * kSpan % kv.block_size;
   while (args->num_next < num_chunks) {
-    args->next_keys[args->num_next++] = layout.keys(layout.block(op.op.layer, table[place]), kv_head) + 2 * slot;
+    args->next_keys[args->num_next++] = layout.keys(layout.block(op.op.layer, table[place]), kv_head) + slot / kLanes * args->next_bytes;
     slot += kLanes;
     if (slot < kv.block_size) continue;
     slot = 0;

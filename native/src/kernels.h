@@ -237,8 +237,9 @@ struct SpanArgs {
   const void* k_chunks[kSpan / kLanes];  // 16 keys each: channel d at element d * k_stride
   int64_t k_stride;
   const void* v_chunks[kSpan / kLanes];  // the same 16 tokens: channel c of token i at element i * head_dim + c
-  const void* next_keys[kSpan / kLanes];  // chunks of keys that will be wanted next, to be fetched ahead
-  int num_next;
+  const void* next_keys[kSpan / kLanes];  // keys that will be wanted next, to be fetched while values are weighed: parts of
+  int num_next;                           // next_bytes each, as many as chunks
+  int64_t next_bytes;
   const float* k_scales[kSpan / kLanes];  // int8: of 16 keys each, and of the values
   const float* v_scales[kSpan / kLanes];
   int first_key[kMaxTile];  // keys before it are behind the query's window

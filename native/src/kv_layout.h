@@ -17,6 +17,7 @@ class KVLayout {
   }
 
   bool is_codes() const { return kv_.dtype == kInt8; }
+  int64_t key_bytes() const { return k_bytes_; }  // of a block and head
   int64_t layer_bytes() const { return kv_.num_kv_heads * (k_bytes_ + v_bytes_ + (is_codes() ? 8 * kv_.block_size : 0)); }
 
   uint8_t* block(int layer, int32_t id) const { return kv_.pool + id * kv_.bytes_per_block + layer * layer_bytes(); }

@@ -140,7 +140,8 @@ void prepare(Workspace& w, const Op& op, const Pass& pass, int kv_head, int span
 void run_attention(Workspace& w, const Op& op, int unit, int thread) {
   const tm_op& o = op.op;
   const AttentionPlan& plan = *w.attention.plan;
-  const int num_units = static_cast<int>(plan.passes.size()) * o.num_kv_heads * plan.head_chunks;
+  const int64_t num_units = static_cast<int64_t>(plan.passes.size()) * o.num_kv_heads * plan.head_chunks;
+  const int64_t end_of_run = num_units * (thread + 1) / w.num_threads;  // of the units that are this thread's by plan
   const AttentionUnit at = attention_unit(w, unit, o.num_kv_heads);
   const Pass& pass = *at.pass;
   const int chunk = at.chunk, kv_head = at.kv_head;
@@ -191,6 +192,7 @@ void run_attention(Workspace& w, const Op& op, int unit, int thread) {
   args.cap = o.cap;
   args.is_prepared = on_tiles && num_queries > tile_queries;
   const int num_tiles = ceil_div(num_queries, tile_queries);
+  int num_next = 0;  // that the last tile fetches
   // Spans that are prepared at once are gone through tile by tile, so that a tile's state stays near; others one by one.
   for (int begin = pass.span_begin, end; begin < pass.span_end; begin = end) {
     end = args.is_prepared && begin == pass.span_begin ? std::min(pass.span_end, begin + kPreparedSpans - 1) : begin + 1;
@@ -199,10 +201,12 @@ void run_attention(Workspace& w, const Op& op, int unit, int thread) {
     } else {
       const int num_keys = std::min(kSpan, rows[pass.num_rows - 1].limit - begin * kSpan);
       fill_keys(w, op, pass.sequence, kv_head, begin, num_keys, gathered, &args);
-      if (on_tiles) {
-        const bool last = end == pass.span_end;
-        const AttentionUnit next = last && unit + 1 < num_units ? attention_unit(w, unit + 1, o.num_kv_heads) : at;
+      const bool last = end == pass.span_end;
+      num_next = 0;
+      if (!last || unit + 1 < end_of_run) {
+        const AttentionUnit next = last ? attention_unit(w, unit + 1, o.num_kv_heads) : at;
         point_ahead(w, op, *next.pass, next.kv_head, last ? next.pass->span_begin : end, &args);
+        num_next = args.num_next;
       }
     }
     for (int tile = 0; tile < num_tiles * (end - begin); tile++) {
@@ -212,6 +216,7 @@ void run_attention(Workspace& w, const Op& op, int unit, int thread) {
       const bool into_state = !pass.partial && span == pass.span_begin;
       const SpanState to = into_state ? state : SpanState{span_max, span_sum, span_acc};
       args.num_queries = count;
+      args.num_next = tile0 + count == num_queries ? num_next : 0;
       args.q = q + tile0 * kQueryStride;
       args.q_bf16 = q_bf16 + tile0 * q_stride;
       args.codes = {planes + tile0 * plane_bytes, q_scales + tile0, q_starts + tile0 * kQueryStarts};
