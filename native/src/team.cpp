@@ -72,9 +72,9 @@ void Team::publish(int num_units) {
   // From here on late threads may already claim.
   for (int t = 0; t < threads; t++)
     runs_[t].left.store(static_cast<uint64_t>(begin_of(t)) << 32 | static_cast<uint64_t>(begin_of(t + 1)), std::memory_order_release);
-  const uint64_t phase = phase_.load(std::memory_order_relaxed) + 1;
-  if (num_units == 0) finished_phase_.store(phase, std::memory_order_relaxed);
-  phase_.store(phase, std::memory_order_seq_cst);
+  if (num_units == 0) is_finished_.store(true, std::memory_order_release);
+  // By now others may have ended this phase and published later ones.
+  phase_.fetch_add(1, std::memory_order_seq_cst);
   // Workers need not wake for the end of a job.
   if (num_units > 0 && sleeping_workers_.load(std::memory_order_seq_cst) > 0) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -129,7 +129,7 @@ void Team::participate(int thread) {
     for (int unit; (unit = take(thread)) >= 0; num_done++) job_->run_unit(unit, thread);
     if (num_done > 0) finish(thread, num_done);
     if (num_done > 0 || help(thread)) continue;
-    if (is_caller && finished_phase_.load(std::memory_order_relaxed) == phase) return;
+    if (is_caller && is_finished_.load(std::memory_order_acquire)) return;
     if (!is_caller && stopping_.load(std::memory_order_acquire)) return;
     wait_for_change(phase, is_caller);
   }
@@ -168,6 +168,7 @@ void Team::run(Job* job, const std::function<void()>& aside, int num_threads) {
   }
   const bool is_alone = threads == 1;  // then `advance` does all of the job, which may wait for what `aside` leads to
   if (aside && is_alone) aside();
+  is_finished_.store(false, std::memory_order_relaxed);
   advance();
   if (aside && !is_alone) aside();
   participate(0);

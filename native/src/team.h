@@ -113,12 +113,12 @@ class Team {
 
   void (*const rest_)();
   std::vector<Limit> limits_;
-  alignas(64) std::atomic<uint64_t> phase_{0};    // number of the latest
+  alignas(64) std::atomic<uint64_t> phase_{0};    // how many were published
   alignas(64) std::atomic<int> open_groups_{0};  // with unfinished units
   alignas(64) std::atomic<int> sleeping_workers_{0};
   std::atomic<int> taking_part_;  // threads of the job; set before its first phase
   std::atomic<int> caller_sleeps_{0};
-  std::atomic<uint64_t> finished_phase_{0};  // the phase number that announced the end of the latest job
+  std::atomic<bool> is_finished_{false};  // the latest job
   std::atomic<bool> stopping_{false};
   Job* job_ = nullptr;
   std::unique_ptr<Run[]> runs_;      // of each thread
