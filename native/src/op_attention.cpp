@@ -141,7 +141,7 @@ void run_attention(Workspace& w, const Op& op, int unit, int thread) {
   const tm_op& o = op.op;
   const AttentionPlan& plan = *w.attention.plan;
   const int64_t num_units = static_cast<int64_t>(plan.passes.size()) * o.num_kv_heads * plan.head_chunks;
-  const int64_t end_of_run = num_units * (thread + 1) / w.num_threads;  // of the units that are this thread's by plan
+  const int64_t end_of_run = std::min(num_units, num_units * (thread + 1) / w.num_threads);  // of this thread's by plan
   const AttentionUnit at = attention_unit(w, unit, o.num_kv_heads);
   const Pass& pass = *at.pass;
   const int chunk = at.chunk, kv_head = at.kv_head;
