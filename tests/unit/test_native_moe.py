@@ -18,6 +18,7 @@ from ops_stack_cases import raw_stack
 from tokenmill.ops.api import SOFTMAX_CHOSEN, Experts, Routing, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import ISAS, TILE_ISAS, available_isas
+from tokenmill.ops.native.library import KINDS as NUMBERS
 from tokenmill.ops.native.record import batch_of
 from tokenmill.ops.reference import ReferenceOps
 
@@ -197,8 +198,8 @@ def test_unequal_stacks_are_refused(ops: NativeOps) -> None:
     assert "bytes of a matrix" in attempt({"num_rows": 1 << 20})
     assert "bytes of a matrix" in attempt({"num_cols": 1 << 20}, "down")
     assert "no stack" in attempt({"data": 0})
-    assert "integer kind" in attempt({"kind": 10})
-    assert "integer kind" in attempt({"kind": 99})
+    assert "integer kind" in attempt({"kind": NUMBERS["w4"]})
+    assert "bytes of a matrix" in attempt({"kind": 99})
     assert "inner values" in attempt({"num_cols": 64}, "down")
 
 
