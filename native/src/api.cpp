@@ -170,7 +170,10 @@ tm_program* tm_program_new(tm_team* team, const tm_op* ops, int32_t num_ops, con
 
 void tm_program_free(tm_program* program) { delete program; }
 
-void tm_call_run(tm_call* call) { mill::run_call(call, nullptr); }
+void tm_call_run(tm_call* call) {
+  mill::run_call(call, nullptr);
+  call->ended_ns = mill::now_ns();
+}
 
 void tm_program_time(tm_program* program, int64_t* ns) { program->program->time(ns); }
 

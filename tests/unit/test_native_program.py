@@ -84,6 +84,16 @@ def test_a_layer_is_eight_operations(isa: str) -> None:
 
 
 @needs_native
+def test_a_call_tells_when_it_began_and_ended(ops: NativeOps) -> None:
+    table = ops.pack([raw_tensor(np.random.default_rng(0), "f32", 9, 64)])
+    program = ops.compile(lambda backend, batch: backend.embed(table, batch.tokens_T), StepLimits(8, 1, 1, 1))
+    call = program.bind(Sequences(16, [np.zeros(1, np.int32)]).batch([(0, [3, 1, 8], 0)]))
+    call()
+    began_s, ended_s = call.span_s
+    assert 0 < began_s <= ended_s
+
+
+@needs_native
 def test_a_value_read_twice_is_not_fused_away(ops: NativeOps) -> None:
     """A norm whose output is also added, and a linear added to itself, give the unfused result."""
     rng = np.random.default_rng(0)
