@@ -197,22 +197,26 @@ void run_linear_gated(Workspace& w, const Op& op, int unit, int thread) {
     args.ld_out_rounded = rounded_stride(o.width);
     return w.kernels->linear(&args);
   }
-  const int num_groups = group_end - group_begin;
-  args.num_tiles = num_groups * (kGroup / kLanes);
+  // Weights that come from memory are read in long runs; what passes again comes from a cache, where less at a time is better.
+  const int most_groups = at.row_end - at.row_begin > kPanel ? 1 : kGatedGroups;
   args.ld_out = kGatedGroups * kGroup;
   const Quantised out = w.quantised(o.out);
   alignas(64) float gate[kPanel][kGatedGroups * kGroup], up[kPanel][kGatedGroups * kGroup];
   for (int row = at.row_begin; row < at.row_end; row += kPanel) {
     args.row0 = row;
     args.num_rows = std::min(kPanel, at.row_end - row);
-    args.tile0 = group_begin * (kGroup / kLanes);
-    args.out = gate[0];
-    w.kernels->linear(&args);
-    args.tile0 += o.width / kLanes;
-    args.out = up[0];
-    w.kernels->linear(&args);
-    for (int i = 0; i < num_groups; i++)
-      w.kernels->gated_group(o.activation, gate[0] + i * kGroup, up[0] + i * kGroup, args.ld_out, args.num_rows, &out, row, group_begin + i);
+    for (int first = group_begin, num_groups; first < group_end; first += num_groups) {
+      num_groups = std::min(most_groups, group_end - first);
+      args.num_tiles = num_groups * (kGroup / kLanes);
+      args.tile0 = first * (kGroup / kLanes);
+      args.out = gate[0];
+      w.kernels->linear(&args);
+      args.tile0 += o.width / kLanes;
+      args.out = up[0];
+      w.kernels->linear(&args);
+      for (int i = 0; i < num_groups; i++)
+        w.kernels->gated_group(o.activation, gate[0] + i * kGroup, up[0] + i * kGroup, args.ld_out, args.num_rows, &out, row, first + i);
+    }
   }
 }
 
