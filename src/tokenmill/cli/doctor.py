@@ -62,14 +62,13 @@ def doctor(args: argparse.Namespace) -> int:
     if args.brief:
         print(f"tokenmill {__version__}: {kernels}")
         return 0
+    threads = thread_options(read_processors(), machine.cpu_quota)
     if args.report:
-        print(_REPORT.format(facts="\n".join(_report(machine, kernels, args.port))))
+        print(_REPORT.format(facts="\n".join(_report(machine, threads, kernels, args.port))))
         return 0
-    for name, value in _facts(machine, kernels, args.port):
+    for name, value in _facts(machine, threads, kernels, args.port):
         print(f"{name:<10} {value}")
-    if args.measure:
-        return _measure(thread_options(read_processors(), machine.cpu_quota))
-    return 0
+    return _measure(threads) if args.measure else 0
 
 
 READ_BYTES = (4 * MiB, 32 * MiB, 256 * MiB)
@@ -114,12 +113,12 @@ def _threads(threads: ThreadOptions) -> str:
     return f"{threads.default}, or what steps timed at start choose of {counts}: {threads.about}"
 
 
-def _facts(machine: MachineFacts, kernels: str, port: int) -> Iterator[tuple[str, str]]:
+def _facts(machine: MachineFacts, threads: ThreadOptions, kernels: str, port: int) -> Iterator[tuple[str, str]]:
     yield "tokenmill", f"{__version__}, Python {platform.python_version()} ({sys.executable})"
     yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}"
     quota = "" if machine.cpu_quota is None else f", of which the container grants {machine.cpu_quota:g}"
     yield "cpu", f"{machine.cpu_model}, {machine.num_cpus} usable{quota}"
-    yield "threads", _threads(thread_options(read_processors(), machine.cpu_quota))
+    yield "threads", _threads(threads)
     yield "features", " ".join(machine.cpu_features) or "none that the kernels know"
     limit = "no container limit" if machine.cgroup_headroom is None else format_bytes(machine.cgroup_headroom) + " left"
     yield "memory", f"{format_bytes(machine.memory_available)} available, {limit}"
@@ -132,11 +131,11 @@ def _facts(machine: MachineFacts, kernels: str, port: int) -> Iterator[tuple[str
     yield "port", _port(port)
 
 
-def _report(machine: MachineFacts, kernels: str, port: int) -> Iterator[str]:
+def _report(machine: MachineFacts, threads: ThreadOptions, kernels: str, port: int) -> Iterator[str]:
     """The facts, and more that a maintainer asks for. Neither names of this machine, its user and folders, nor values
     of variables that may be secret."""
     hidden = {sys.executable: "python", str(Path.home()): "~"}
-    for name, value in _facts(machine, kernels, port):
+    for name, value in _facts(machine, threads, kernels, port):
         if name != "cache":
             for text, instead in hidden.items():
                 value = value.replace(text, instead) if len(text) > 1 else value

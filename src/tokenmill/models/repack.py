@@ -44,7 +44,7 @@ from ..formats.grids import book_of
 from ..formats.integers import IntegerMatrix, PackedCodes, expanded, read_quantised
 from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import BLOCK_LAYOUT, Tensor
-from ..ops.api import BLOCK_BYTES, GROUP, SUPERBLOCK_BYTES, LatentGeometry, Ops, RawTensor, block_of
+from ..ops.api import BLOCK_BYTES, CODE_OFFSETS, GROUP, SUPERBLOCK_BYTES, LatentGeometry, Ops, RawTensor, block_of
 from ..ops.reference_weights import dequantise as dequantise_raw
 from .config import ModelConfig
 
@@ -201,14 +201,11 @@ def _encode(
     out[:, at:] = _packed(kind, codes.reshape(len(out), GROUP))
 
 
-_OFFSETS = {"q4_0": 8, "q4_1": 0, "q4_k": 0, "q5_0": 16, "q5_k": 0, "q6_h": 32, "q6_k": 32}
-
-
 def _packed(kind: str, codes_bk: NDArray[np.int8]) -> NDArray[np.uint8]:
     """32 codes of a block as its last bytes."""
-    if kind not in _OFFSETS:
+    if kind not in CODE_OFFSETS:
         return codes_bk.view(np.uint8)
-    raw = (codes_bk + np.int8(_OFFSETS[kind])).view(np.uint8)
+    raw = (codes_bk + np.int8(CODE_OFFSETS[kind])).view(np.uint8)
     low, upper = raw & np.uint8(15), raw >> 4
     parts = [low[:, :HALF] | low[:, HALF:] << 4]
     if kind in ("q6_h", "q6_k"):

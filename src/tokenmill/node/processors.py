@@ -115,16 +115,18 @@ def as_asked(num_threads: int) -> ThreadOptions:
 
 def num_fast_cores(processors: Sequence[Processor]) -> int:
     """What threads are made for where nothing is measured: one for each."""
-    return max(1, len({each.core for each in processors if _is_fast(each, processors)}))
+    fast = _fast(processors)
+    return max(1, len({each.core for each in processors if each.number in fast}))
 
 
 def thread_options(processors: Sequence[Processor], quota: float | None = None) -> ThreadOptions:
     """quota: processors' worth of time that a container grants. More threads than that would be stopped in the middle
     of a step, all at once, until the next period."""
     firsts = {each.core: each.number for each in reversed(processors)}
+    fast = _fast(processors)
 
     def order(each: Processor) -> tuple[bool, bool, int, int]:
-        return firsts[each.core] != each.number, not _is_fast(each, processors), each.node, each.number
+        return firsts[each.core] != each.number, each.number not in fast, each.node, each.number
 
     ordered = sorted(processors, key=order)
     most = max(1, min(len(ordered), int(quota) if quota is not None else len(ordered)))
@@ -134,24 +136,23 @@ def thread_options(processors: Sequence[Processor], quota: float | None = None) 
         for at, each in enumerate(ordered)
         if at + 1 == len(ordered) or order(each)[:3] != order(ordered[at + 1])[:3]
     ]
-    fast = num_fast_cores(processors)
-    parts = [fast // part for part in (2, 4) if fast >= SHARED_BY * part // 2]
-    counts = sorted({min(count, most) for count in (*ends, fast, *parts) if count >= 1} or {1})
-    kinds = {(each.node, _is_fast(each, processors)) for each in ordered}
+    default = num_fast_cores(processors)
+    parts = [default // part for part in (2, 4) if default >= SHARED_BY * part // 2]
+    counts = sorted({min(count, most) for count in (*ends, default, *parts) if count >= 1} or {1})
+    by_kind: dict[tuple[int, bool], list[int]] = {}
+    for each in ordered:
+        by_kind.setdefault((each.node, each.number in fast), []).append(each.number)
     places: tuple[tuple[int, ...], ...] = ()
-    if len(kinds) > 1:
-        by_kind = {
-            kind: tuple(each.number for each in ordered if (each.node, _is_fast(each, processors)) == kind)
-            for kind in kinds
-        }
-        places = tuple(by_kind[each.node, _is_fast(each, processors)] for each in ordered[: counts[-1]])
-    return ThreadOptions(tuple(counts), min(fast, most), places, describe(processors, quota))
+    if len(by_kind) > 1:
+        places = tuple(tuple(by_kind[each.node, each.number in fast]) for each in ordered[: counts[-1]])
+    return ThreadOptions(tuple(counts), min(default, most), places, describe(processors, quota))
 
 
 def describe(processors: Sequence[Processor], quota: float | None = None) -> str:
     """'8 cores with 16 hardware threads, 4 slow cores, 2 NUMA nodes'."""
     cores = {each.core: each for each in reversed(processors)}
-    slow = [core for core, each in cores.items() if not _is_fast(each, processors)]
+    fast = _fast(processors)
+    slow = [core for core, each in cores.items() if each.number not in fast]
     said = [_count(len(cores) - len(slow), "fast core" if slow else "core")]
     if len(processors) > len(cores):
         said[0] += f" with {len([each for each in processors if each.core not in slow])} hardware threads"
@@ -168,8 +169,10 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _is_fast(each: Processor, of: Sequence[Processor]) -> bool:
-    return each.speed >= FAST * max(other.speed for other in of)
+def _fast(processors: Sequence[Processor]) -> set[int]:
+    """Numbers of those of fast cores."""
+    least = FAST * max((each.speed for each in processors), default=0.0)
+    return {each.number for each in processors if each.speed >= least}
 
 
 MEASURED_ROWS = (1, 32, 8)

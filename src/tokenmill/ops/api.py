@@ -22,6 +22,7 @@ from .draws import Mask as Mask
 from .draws import SampleBatch as SampleBatch
 from .kv_pool import KVPool
 from .weights import BLOCK_BYTES as BLOCK_BYTES
+from .weights import CODE_OFFSETS as CODE_OFFSETS
 from .weights import GROUP as GROUP
 from .weights import QUANTISATIONS as QUANTISATIONS
 from .weights import SUPERBLOCK_BYTES as SUPERBLOCK_BYTES

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .api import GROUP, QUANTISATIONS, RawTensor, same_order
+from .api import CODE_OFFSETS, GROUP, QUANTISATIONS, RawTensor, same_order
 from .reference_kv import from_stored, to_stored
 
 DENSE_KINDS = ("f32", "f16", "bf16")
@@ -31,7 +31,6 @@ _SUPERBLOCKS = {
     ),
     "q6_k": np.dtype([("d", "<f2", (1,)), ("factors", "u1", 16), ("g", [("q", "u1", 16), ("upper", "u1", (2, 4))], 8)]),
 }
-_OFFSETS = {"q4_0": 8, "q5_0": 16, "q6_h": 32, "q6_k": 32}
 _SMALLEST_GROUP_MAX = np.float32(1e-30)
 _SMALLEST_BF16_FACTOR = np.float32(2.0**-56)
 
@@ -122,7 +121,7 @@ def _codes_of(kind: str, blocks: np.ndarray) -> np.ndarray:
     elif kind in ("q5_0", "q5_k"):
         upper = blocks["upper"][:, None] >> np.arange(8, dtype=np.uint8)[:, None] & 1
         codes += 16 * upper.reshape(len(blocks), GROUP).astype(np.float32)
-    return codes - _OFFSETS.get(kind, 0)
+    return codes - CODE_OFFSETS[kind]
 
 
 def _of_superblocks(kind: str, blocks: np.ndarray) -> np.ndarray:

@@ -25,6 +25,9 @@ SUPERBLOCK = 256
 SUPERBLOCK_BYTES = {"q4_k": 144, "q5_k": 176, "q6_k": 210}
 """Kinds in super-blocks: bytes of one, of 256 values. In it lie f16 scale, f16 minimum if any, factors, then codes."""
 
+CODE_OFFSETS = {"q4_0": 8, "q4_1": 0, "q4_k": 0, "q5_0": 16, "q5_k": 0, "q6_h": 32, "q6_k": 32}
+"""Kinds with codes of fewer than 8 bits: what they are stored plus."""
+
 QUANTISATIONS = ("q8_0", "q4_0", "q4_1", "f16", "bf16")
 """Kinds that dense matrices can be turned into at load."""
 

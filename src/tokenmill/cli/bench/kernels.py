@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,12 +58,18 @@ QUANTISED_BITS = 9
 
 
 def kernels(args: argparse.Namespace) -> int:
-    path, ops = open_native(args, "bench kernels measures")
+    with opened(args, "bench kernels measures") as (ops, model, facts):
+        return run(args, _cases(ops, model), ops, facts)
+
+
+@contextmanager
+def opened(args: argparse.Namespace, what_for: str) -> Iterator[tuple[NativeOps, Model, dict[str, str]]]:
+    """As open_native, with the model, and what both are."""
+    path, ops = open_native(args, what_for)
     checkpoint = open_checkpoint(path)
     try:
         model = load_model(checkpoint, ops, block_size=BLOCK_SIZE)
-        facts = {"model": path.name, "kernels": describe_kernels(ops)}
-        return run(args, _cases(ops, model), ops, facts)
+        yield ops, model, {"model": path.name, "kernels": describe_kernels(ops)}
     finally:
         ops.close()
         checkpoint.close()
@@ -185,10 +192,7 @@ def _attention(ops: NativeOps, model: Model) -> Iterator[Case]:
     for name, sequences in shapes:
         counts = [context // BLOCK_SIZE for _, context in sequences]
         ids = np.random.default_rng(3).permutation(num_blocks)[: sum(counts)].astype(np.int32)
-        tables = np.zeros((len(sequences), max(counts)), np.int32)
-        for table, own in zip(tables, np.split(ids, np.cumsum(counts)[:-1]), strict=True):
-            table[: len(own)] = own
-        batch = make_batch(sequences, tables)
+        batch = make_batch(sequences, tables_of(ids, counts))
         seen = sum(rows * context - rows * (rows - 1) // 2 for rows, context in sequences)
         yield Case(
             operation=name,
@@ -278,6 +282,14 @@ def _has_kind(kind: str, operation: Operation) -> bool:
 
 def _limits(max_tokens: int) -> StepLimits:
     return StepLimits(max_tokens=max_tokens, max_seqs=1, max_blocks_per_seq=1, max_logit_rows=1)
+
+
+def tables_of(ids: np.ndarray, counts: Sequence[int]) -> np.ndarray:
+    """A block table for each of `counts`, of the next so many ids, int32; zeros behind them."""
+    tables_SB = np.zeros((len(counts), max(counts)), np.int32)
+    for table, own in zip(tables_SB, np.split(ids, np.cumsum(counts)[:-1]), strict=True):
+        table[: len(own)] = own
+    return tables_SB
 
 
 def make_batch(

@@ -9,13 +9,11 @@ import numpy as np
 
 from ...bench import machine
 from ...bench.scaling import COUNTS, Phase, show
-from ...formats.checkpoint import open_checkpoint
-from ...models.loader import Model, load_model
-from ...node.load import describe_kernels
+from ...models.loader import Model
 from ...ops.api import StepBatch, StepLimits
 from ...ops.native import NativeOps
 from ...ops.native.program import NativeProgram
-from .kernels import BLOCK_SIZE, make_batch, open_native
+from .kernels import BLOCK_SIZE, make_batch, opened, tables_of
 from .profile import operation_names
 
 STEPS = {
@@ -30,15 +28,8 @@ REPEATS = 3
 
 
 def scaling(args: argparse.Namespace) -> int:
-    path, ops = open_native(args, "bench scaling cuts steps as")
-    checkpoint = open_checkpoint(path)
-    try:
-        model = load_model(checkpoint, ops, block_size=BLOCK_SIZE)
-        facts = {"model": path.name, "kernels": describe_kernels(ops), "commit": machine.commit() or "not a checkout"}
-        return show(args, _measure(ops, model), facts)
-    finally:
-        ops.close()
-        checkpoint.close()
+    with opened(args, "bench scaling cuts steps as") as (ops, model, facts):
+        return show(args, _measure(ops, model), facts | {"commit": machine.commit() or "not a checkout"})
 
 
 def _measure(ops: NativeOps, model: Model) -> dict[str, dict[int, list[Phase]]]:
@@ -64,10 +55,7 @@ def _measure(ops: NativeOps, model: Model) -> dict[str, dict[int, list[Phase]]]:
 
 def _batch(sequences: Sequence[tuple[int, int]], num_tables: int) -> StepBatch:
     counts = [-(-context // BLOCK_SIZE) for _, context in sequences]
-    starts = np.cumsum([0, *counts])[:-1]
-    tables_SB = np.zeros((len(sequences), max(counts)), np.int32)
-    for table, start, count in zip(tables_SB, starts, counts, strict=True):
-        table[:count] = np.arange(start, start + count)
+    tables_SB = tables_of(np.arange(sum(counts), dtype=np.int32), counts)
     ends = np.cumsum([rows for rows, _ in sequences]).astype(np.int32)
     return make_batch(sequences, np.concatenate([tables_SB] * num_tables), ends - 1)
 

@@ -105,11 +105,10 @@ class NativeOps:
 
     @property
     def _packer(self) -> Packer:
-        return Packer(self._library, self._team, self._weights, self.isa in TILE_ISAS, self._lossless)
+        return self._packer_of(self._lossless)
 
-    @property
-    def _plain_packer(self) -> Packer:
-        return Packer(self._library, self._team, self._weights, self.isa in TILE_ISAS, False)
+    def _packer_of(self, lossless: bool) -> Packer:
+        return Packer(self._library, self._team, self._weights, self.isa in TILE_ISAS, lossless)
 
     def pack(self, parts: Sequence[RawTensor]) -> NativeWeight:
         return self._packer.pack(parts)
@@ -120,13 +119,13 @@ class NativeOps:
     def pack_layer(self, make: Callable[[], Sequence[RawTensor]]) -> NativeWeight:
         offloaded = self._offloaded if self._is_offloading else None
         if offloaded is not None and offloaded.keeps_weights:
-            return offloaded.weight(self._plain_packer, make)
+            return offloaded.weight(self._packer_of(lossless=False), make)
         return self._packer.pack(make())
 
     def pack_experts(self, make: Callable[[], Sequence[Sequence[RawTensor]]]) -> NativeStack:
         offloaded = self._offloaded if self._is_offloading else None
         if offloaded is not None and offloaded.keeps_experts:
-            return offloaded.stack(self._plain_packer, make)
+            return offloaded.stack(self._packer_of(lossless=False), make)
         return self._packer.pack_stack(make())
 
     @contextlib.contextmanager
