@@ -67,6 +67,47 @@ void run_rows(Workspace& w, const Op& op, int unit, int thread) {
   for (int row = begin; row < end; row++) Row(w, op, row, thread);
 }
 
+// Gates and what they are multiplied by, of some rows and groups of inner values: row counts from the first of the call.
+struct GateUp {
+  alignas(64) float gate[kPanel][kGatedGroups * kGroup], up[kPanel][kGatedGroups * kGroup];
+  int row, num_rows, group, num_groups;
+
+  static constexpr int64_t kStride = kGatedGroups * kGroup;  // from one row to the next
+};
+
+// `use(GateUp*)` for the groups [begin, end) of a weight of `width` gates and then as many ups, and all rows of the arguments, of
+// which it makes the rest. Weights that come from memory are read in long runs; what passes again comes from a cache, where less
+// at a time is better.
+template <class Use>
+void each_gate_up(const Kernels& kernels, LinearArgs args, int width, int begin, int end, const Use& use) {
+  GateUp both;
+  const int row0 = args.row0, num_rows = args.num_rows, most_groups = num_rows > kPanel ? 1 : kGatedGroups;
+  args.ld_out = GateUp::kStride;
+  for (both.row = 0; both.row < num_rows; both.row += kPanel) {
+    both.num_rows = std::min(kPanel, num_rows - both.row);
+    args.row0 = row0 + both.row;
+    args.num_rows = both.num_rows;
+    for (both.group = begin; both.group < end; both.group += both.num_groups) {
+      both.num_groups = std::min(most_groups, end - both.group);
+      args.num_tiles = both.num_groups * (kGroup / kLanes);
+      args.tile0 = both.group * (kGroup / kLanes);
+      args.out = both.gate[0];
+      kernels.linear(&args);
+      args.tile0 += width / kLanes;
+      args.out = both.up[0];
+      kernels.linear(&args);
+      use(&both);
+    }
+  }
+}
+
+// act(gate) * up of them, as codes of rows of `out` from out_row on.
+inline void gate_into_codes(const Kernels& kernels, int activation, const GateUp& both, const Quantised& out, int out_row) {
+  for (int i = 0; i < both.num_groups; i++)
+    kernels.gated_group(activation, both.gate[0] + i * kGroup, both.up[0] + i * kGroup, GateUp::kStride, both.num_rows, &out,
+                        out_row + both.row, both.group + i);
+}
+
 // Heads and KV of an operation: op_heads.cpp.
 std::string check_heads(const Workspace& w, const tm_op& o);
 // A weight's parts line up and hold all their bytes: op_linear.cpp.

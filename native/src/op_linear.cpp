@@ -186,38 +186,20 @@ void run_linear_gated(Workspace& w, const Op& op, int unit, int thread) {
   LinearArgs args = {};
   LinearInputs held;
   give_inputs(w, op, op.parts.front(), thread, &held, &args, true);
+  args.row0 = at.row_begin;
+  args.num_rows = at.row_end - at.row_begin;
   if (args.up_tiles) {
     args.tile0 = group_begin * (kGroup / kLanes);
     args.num_tiles = (group_end - group_begin) * (kGroup / kLanes);
-    args.row0 = at.row_begin;
-    args.num_rows = at.row_end - at.row_begin;
     if (op.keeps) args.out = w.rows_of(o.out, at.row_begin) + group_begin * kGroup;
     args.ld_out = o.width;
     if (op.rounded_out >= 0) args.out_rounded = w.rounded_row(op.rounded_out, at.row_begin, o.width) + group_begin * kGroup;
     args.ld_out_rounded = rounded_stride(o.width);
     return w.kernels->linear(&args);
   }
-  // Weights that come from memory are read in long runs; what passes again comes from a cache, where less at a time is better.
-  const int most_groups = at.row_end - at.row_begin > kPanel ? 1 : kGatedGroups;
-  args.ld_out = kGatedGroups * kGroup;
   const Quantised out = w.quantised(o.out);
-  alignas(64) float gate[kPanel][kGatedGroups * kGroup], up[kPanel][kGatedGroups * kGroup];
-  for (int row = at.row_begin; row < at.row_end; row += kPanel) {
-    args.row0 = row;
-    args.num_rows = std::min(kPanel, at.row_end - row);
-    for (int first = group_begin, num_groups; first < group_end; first += num_groups) {
-      num_groups = std::min(most_groups, group_end - first);
-      args.num_tiles = num_groups * (kGroup / kLanes);
-      args.tile0 = first * (kGroup / kLanes);
-      args.out = gate[0];
-      w.kernels->linear(&args);
-      args.tile0 += o.width / kLanes;
-      args.out = up[0];
-      w.kernels->linear(&args);
-      for (int i = 0; i < num_groups; i++)
-        w.kernels->gated_group(o.activation, gate[0] + i * kGroup, up[0] + i * kGroup, args.ld_out, args.num_rows, &out, row, first + i);
-    }
-  }
+  each_gate_up(*w.kernels, args, o.width, group_begin, group_end,
+               [&](const GateUp* both) { gate_into_codes(*w.kernels, o.activation, *both, out, at.row_begin); });
 }
 
 }  // namespace

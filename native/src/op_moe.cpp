@@ -239,39 +239,22 @@ void fetch_ahead(const uint8_t* data) {
 void run_groups(Workspace& w, const tm_op& o, const ExpertInputs& in, LinearArgs args, const ExpertRun& run, int slot,
                 int begin, int end) {
   const tm_moe& m = *o.moe;
-  const int width = inner_width(o), num_rows = args.num_rows;
+  const int width = inner_width(o);
   const float* bias = m.gate_up_bias == nullptr ? nullptr : m.gate_up_bias + static_cast<int64_t>(run.expert) * 2 * width;
   const Quantised out = inner_codes(w, o);
-  alignas(64) float gate[kPanel][kGatedGroups * kGroup], up[kPanel][kGatedGroups * kGroup];
-  args.ld_out = kGatedGroups * kGroup;
-  for (int row = 0; row < num_rows; row += kPanel) {
-    args.row0 = in.row0 + row;
-    args.num_rows = std::min(kPanel, num_rows - row);
-    for (int group = begin; group < end; group += kGatedGroups) {
-      const int num_groups = std::min(kGatedGroups, end - group), columns = num_groups * kGroup;
-      args.num_tiles = columns / kLanes;
-      args.tile0 = group * (kGroup / kLanes);
-      args.out = gate[0];
-      w.kernels->linear(&args);
-      args.tile0 += width / kLanes;
-      args.out = up[0];
-      w.kernels->linear(&args);
-      for (int r = 0; bias != nullptr && r < args.num_rows; r++) {
-        w.kernels->add(gate[r], bias + group * kGroup, columns, gate[r]);
-        w.kernels->add(up[r], bias + width + group * kGroup, columns, up[r]);
-      }
-      if (o.activation != TM_SWIGLU) {
-        for (int i = 0; i < num_groups; i++)
-          w.kernels->gated_group(o.activation, gate[0] + i * kGroup, up[0] + i * kGroup, args.ld_out, args.num_rows, &out, slot + row,
-                                 group + i);
-        continue;
-      }
-      for (int r = 0; r < args.num_rows; r++) {
-        w.kernels->swiglu(gate[r], up[r], columns, m.limit, m.alpha, gate[r]);
-        w.kernels->quantise_row(gate[r], &out, slot + row + r, group, num_groups);
-      }
+  args.row0 = in.row0;
+  each_gate_up(*w.kernels, args, width, begin, end, [&](GateUp* both) {
+    const int columns = both->num_groups * kGroup;
+    for (int r = 0; bias != nullptr && r < both->num_rows; r++) {
+      w.kernels->add(both->gate[r], bias + both->group * kGroup, columns, both->gate[r]);
+      w.kernels->add(both->up[r], bias + width + both->group * kGroup, columns, both->up[r]);
     }
-  }
+    if (o.activation != TM_SWIGLU) return gate_into_codes(*w.kernels, o.activation, *both, out, slot);
+    for (int r = 0; r < both->num_rows; r++) {
+      w.kernels->swiglu(both->gate[r], both->up[r], columns, m.limit, m.alpha, both->gate[r]);
+      w.kernels->quantise_row(both->gate[r], &out, slot + both->row + r, both->group, both->num_groups);
+    }
+  });
 }
 
 // The same where either side is float32.
