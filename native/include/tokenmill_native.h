@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 17
+#define TM_ABI_VERSION 18
 
 #define TM_NOT_FINITE (-1) /* in place of a token: the logits are not finite */
 #define TM_MASK_LATE (-2)  /* the mask has not come in time */
@@ -38,7 +38,9 @@ enum tm_kind {
   TM_W4 = 14,   /* packed from q4_0: integers, with one scale for a row; for variants with tiles only */
   TM_W4M = 15,  /* the same from q4_1 */
   TM_W8 = 16,   /* the same from q8_0 */
-  TM_BF16P = 17 /* packed from bf16 in 12 bits a value, without loss; for variants without tiles only */
+  TM_BF16P = 17, /* packed from bf16 in 12 bits a value, without loss; for variants without tiles only */
+  TM_MXFP4 = 18, /* 4-bit floats, the exponent of a power of two for 32 */
+  TM_IQ4_NL = 19 /* 4-bit codes of a table, a scale for 32 */
 };
 
 enum tm_activation { TM_SILU = 0, TM_GELU = 1, TM_GELU_ERF = 2, TM_SWIGLU = 3 }; /* the last: of experts, with limit and alpha */
@@ -306,9 +308,9 @@ enum tm_stored {
   TM_STORED_Q5_K = 6,   /* q5_k */
   TM_STORED_Q6_K = 7,   /* q6_k */
   TM_STORED_Q8_K = 8,   /* q8_0 */
-  TM_STORED_IQ4_NL = 9, /* q8_0 */
-  TM_STORED_IQ4_XS = 10,/* q8_0 */
-  TM_STORED_MXFP4 = 11, /* q8_0 */
+  TM_STORED_IQ4_NL = 9, /* iq4_nl or q8_0 */
+  TM_STORED_IQ4_XS = 10,/* iq4_nl or q8_0 */
+  TM_STORED_MXFP4 = 11, /* mxfp4 */
   TM_STORED_TQ2_0 = 12, /* q4_0 */
   TM_STORED_TQ1_0 = 13, /* q4_0 */
   TM_STORED_NVFP4 = 14, /* q8_h */

@@ -38,7 +38,7 @@ constexpr float kLog2E = 1.44269504f;  // weights of a softmax are powers of two
 enum Kind : int32_t {
   kF32 = 0, kF16 = 1, kBF16 = 2, kQ4_0 = 3, kQ4_1 = 4, kQ8_0 = 5, kQ8_M = 6, kQ8_H = 7, kQ8_HM = 8,
   kQ6_H = 9, kQ4_K = 10, kQ5_K = 11, kQ6_K = 12, kQ5_0 = 13, kW4 = 14, kW4M = 15, kW8 = 16, kBF16P = 17,
-  kNumKinds = 18
+  kMXFP4 = 18, kIQ4_NL = 19, kNumKinds = 20
 };
 
 // How a KV pool stores values: kF32, kF16, kBF16, or int8 codes with a scale for each token and head.
@@ -47,17 +47,18 @@ constexpr int kInt8 = 3;
 // Channels of a head that int8 KV rotates together: see attention_codes.inc.
 static inline int rotated_block(int head_dim) { return head_dim & -head_dim; }
 
-static inline bool is_quantised(int32_t kind) { return kind >= kQ4_0 && kind <= kW8; }
+static inline bool is_quantised(int32_t kind) { return kind >= kQ4_0 && kind != kBF16P; }
 static constexpr bool is_bf16(int32_t kind) { return kind == kBF16 || kind == kBF16P; }
 static inline bool is_integer(int32_t kind) { return kind >= kW4 && kind <= kW8; }  // see integer_weights.inc
 
-// Super-blocks; codes of 8 bits, of 6, of 5; scales for each 16 values rather than 32; products summed for each 16; minima
-// beside scales; bytes of the codes of 32 values.
+// Super-blocks; codes of 8 bits, of 6, of 5; scales for each 16 values rather than 32; codes of 4 bits that stand for values of
+// a table; products summed for each 16; minima beside scales; bytes of the codes of 32 values.
 static constexpr bool is_super(int32_t kind) { return kind >= kQ4_K && kind <= kQ6_K; }
 static constexpr bool is_wide(int32_t kind) { return kind >= kQ8_0 && kind <= kQ8_HM; }
 static constexpr bool is_six(int32_t kind) { return kind == kQ6_H || kind == kQ6_K; }
 static constexpr bool is_five(int32_t kind) { return kind == kQ5_0 || kind == kQ5_K; }
 static constexpr bool has_halves(int32_t kind) { return kind == kQ8_H || kind == kQ8_HM || is_six(kind); }
+static constexpr bool is_looked_up(int32_t kind) { return kind == kMXFP4 || kind == kIQ4_NL; }
 static constexpr bool sums_halves(int32_t kind) { return has_halves(kind) || kind == kQ5_0; }
 static constexpr bool has_minima(int32_t kind) {
   return kind == kQ4_1 || kind == kQ8_M || kind == kQ8_HM || kind == kQ4_K || kind == kQ5_K;
@@ -69,8 +70,10 @@ static constexpr int code_bytes(int32_t kind) {
 
 // Of quantised kinds that are neither integer kinds nor in super-blocks: how many groups a block of a tile holds, bytes of a group's scales and minima,
 // bytes of a block, and where a group's scales and codes lie. Minima lie behind the scales.
-static constexpr int scale_bytes(int32_t kind) { return kLanes * 2 * (has_halves(kind) ? 2 : 1) * (has_minima(kind) ? 2 : 1); }
-static constexpr int block_groups(int32_t kind) { return scale_bytes(kind) < 64 ? 2 : 1; }
+static constexpr int scale_bytes(int32_t kind) {
+  return kind == kMXFP4 ? kLanes : kLanes * 2 * (has_halves(kind) ? 2 : 1) * (has_minima(kind) ? 2 : 1);
+}
+static constexpr int block_groups(int32_t kind) { return scale_bytes(kind) < 64 ? 64 / scale_bytes(kind) : 1; }
 static constexpr int block_bytes(int32_t kind) { return block_groups(kind) * (scale_bytes(kind) + kLanes * code_bytes(kind)); }
 static constexpr int64_t scales_at(int32_t kind, int64_t group) {
   return group / block_groups(kind) * block_bytes(kind) + group % block_groups(kind) * scale_bytes(kind);
@@ -95,6 +98,11 @@ static constexpr int num_exact_blocks(int32_t kind, int num_groups) {
   return (num_groups + size - 1) / size;
 }
 
+// What codes of kinds that are looked up stand for; those of kMXFP4 (E2M1 of the OCP Microscaling Formats) are doubled.
+constexpr int8_t kE2M1Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static constexpr const int8_t* values_of(int32_t kind) { return kind == kMXFP4 ? kE2M1Values : kIQ4Values; }
+
 // One packed matrix: tiles of 16 output rows, K ascending inside a tile, the last tile padded with zeros.
 //
 //   dense       tile = [K][16 rows] values; of bf16 [K/2][16 rows] pairs, the last one filled up with zero
@@ -106,7 +114,8 @@ static constexpr int num_exact_blocks(int32_t kind, int num_groups) {
 //               step << 13 | (2 * row + input of the pair) << 8 | high byte
 //   quantised   tile = one stream in the order of use, for short runs from several places are read at half the speed of
 //               memory: blocks of whole cache lines, each [groups of the block][scales, minima], then [groups][words] codes;
-//               scales and minima are [16] f16, a block one group or, without minima or halves, two
+//               scales and minima are [16] f16, a block one group or, without minima or halves, two. Those of kMXFP4 are the
+//               exponents of float32 powers of two, [16] bytes, and a block four groups
 //     4 bit     4 words of 64 bytes: word b, lane i holds codes k = 4b..4b+3 of row i (low) and 16+4b.. (high nibbles)
 //     5 bit     4 such words of the lower 4 bits, then a word of upper bits: bit n of byte j, lane i is that of code
 //               k = 4n+j of row i

@@ -188,11 +188,16 @@ inline LF ladd(LF a, LF b) { return _mm256_add_ps(a, b); }
 inline LF lmul(LF a, LF b) { return _mm256_mul_ps(a, b); }
 inline LF lfma(LF a, LF b, LF c) { return _mm256_fmadd_ps(a, b, c); }
 inline LF lload_half(const uint16_t* p) { return half8(p); }
+inline LF lload_exponents(const uint8_t* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), 23));
+}
 inline LI liset1(int32_t x) { return _mm256_set1_epi32(x); }
 inline LF las_float(LI a) { return _mm256_castsi256_ps(a); }
 inline LB load_bytes(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
 inline LB low_nibbles(LB a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
 inline LB high_nibbles(LB a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(15)); }
+inline LB load_table(const uint8_t* p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p)); }
+inline LB look_up(LB table, LB indices) { return _mm256_shuffle_epi8(table, indices); }
 inline LB broadcast4(const int8_t* x) {
   int32_t word;
   memcpy(&word, x, 4);
@@ -264,11 +269,10 @@ inline LPair set1_pair(const float* x) { return {lset1(x[0]), lset1(x[1])}; }
 inline LF dot2(LF acc, LPair w, LPair x) { return lfma(w.even, x.even, lfma(w.odd, x.odd, acc)); }
 inline LPair load_pairs(const uint8_t* p) { return pairs_of(_mm256_loadu_si256((const __m256i*)p)); }
 inline void load_packed(const uint8_t* p, const uint8_t* highs, LPair* w) {
-  const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)highs));
-  const __m256i indices = _mm256_loadu_si256((const __m256i*)p);
+  const LB table = load_table(highs), indices = load_bytes(p);
   for (int i = 0; i < 2; i++) {
     const __m256i low = _mm256_loadu_si256((const __m256i*)(p + 64 + 64 * i));
-    const __m256i high = _mm256_shuffle_epi8(table, i ? high_nibbles(indices) : low_nibbles(indices));
+    const __m256i high = look_up(table, i ? high_nibbles(indices) : low_nibbles(indices));
     w[2 * i] = pairs_of(_mm256_unpacklo_epi8(low, high));
     w[2 * i + 1] = pairs_of(_mm256_unpackhi_epi8(low, high));
   }

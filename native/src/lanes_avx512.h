@@ -201,11 +201,14 @@ inline LF ladd(LF a, LF b) { return add(a, b); }
 inline LF lmul(LF a, LF b) { return mul(a, b); }
 inline LF lfma(LF a, LF b, LF c) { return fma(a, b, c); }
 inline LF lload_half(const uint16_t* p) { return load_half(p); }
+inline LF lload_exponents(const uint8_t* p) { return as_float(shift_left_23(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))); }
 inline LI liset1(int32_t x) { return iset1(x); }
 inline LF las_float(LI a) { return as_float(a); }
 inline LB load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline LB low_nibbles(LB a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline LB high_nibbles(LB a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
+inline LB load_table(const uint8_t* p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p)); }
+inline LB look_up(LB table, LB indices) { return _mm512_shuffle_epi8(table, indices); }
 // Written in assembly because compilers copy registers around the intrinsic in unrolled loops.
 inline LI dot4_u8(LI acc, LB w, const int8_t* x) {
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*(const int32_t*)x));
@@ -260,9 +263,9 @@ inline LF dot2(LF acc, LPair w, LPair x) { return fma(w.even, x.even, fma(w.odd,
 #endif
 inline LPair load_pairs(const uint8_t* p) { return pairs_of(_mm512_loadu_si512(p)); }
 inline void load_packed(const uint8_t* p, const uint8_t* highs, LPair* w) {
-  const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)highs)), indices = _mm512_loadu_si512(p);
+  const LB table = load_table(highs), indices = load_bytes(p);
   for (int i = 0; i < 2; i++) {
-    const __m512i low = _mm512_loadu_si512(p + 64 + 64 * i), high = _mm512_shuffle_epi8(table, i ? high_nibbles(indices) : low_nibbles(indices));
+    const __m512i low = _mm512_loadu_si512(p + 64 + 64 * i), high = look_up(table, i ? high_nibbles(indices) : low_nibbles(indices));
     w[2 * i] = pairs_of(_mm512_unpacklo_epi8(low, high));
     w[2 * i + 1] = pairs_of(_mm512_unpackhi_epi8(low, high));
   }

@@ -210,11 +210,18 @@ inline LF ladd(LF x, LF y) { return {vaddq_f32(x.a, y.a), vaddq_f32(x.b, y.b)}; 
 inline LF lmul(LF x, LF y) { return {vmulq_f32(x.a, y.a), vmulq_f32(x.b, y.b)}; }
 inline LF lfma(LF x, LF y, LF z) { return {vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b)}; }
 inline LF lload_half(const uint16_t* p) { return {half4(p), half4(p + 4)}; }
+inline LF lload_exponents(const uint8_t* p) {
+  const uint16x8_t bytes = vmovl_u8(vld1_u8(p));
+  return {vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vget_low_u16(bytes)), 23)),
+          vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vget_high_u16(bytes)), 23))};
+}
 inline LI liset1(int32_t x) { return {vdupq_n_s32(x), vdupq_n_s32(x)}; }
 inline LF las_float(LI x) { return {vreinterpretq_f32_s32(x.a), vreinterpretq_f32_s32(x.b)}; }
 inline LB load_bytes(const uint8_t* p) { return {vld1q_u8(p), vld1q_u8(p + 16)}; }
 inline LB low_nibbles(LB x) { return {vandq_u8(x.a, vdupq_n_u8(15)), vandq_u8(x.b, vdupq_n_u8(15))}; }
 inline LB high_nibbles(LB x) { return {vshrq_n_u8(x.a, 4), vshrq_n_u8(x.b, 4)}; }
+inline LB load_table(const uint8_t* p) { return {vld1q_u8(p), vld1q_u8(p)}; }
+inline LB look_up(LB table, LB indices) { return {vqtbl1q_u8(table.a, indices.a), vqtbl1q_u8(table.b, indices.b)}; }
 inline int8x16_t broadcast16(const int8_t* x) {
   int32_t word;
   memcpy(&word, x, 4);
@@ -309,16 +316,11 @@ inline LPair set1_pair(const float* x) { return {lset1(x[0]), lset1(x[1])}; }
 inline LF dot2(LF acc, LPair w, LPair x) { return lfma(w.even, x.even, lfma(w.odd, x.odd, acc)); }
 inline LPair load_pairs(const uint8_t* p) { return pairs_of(vld1q_u8(p), vld1q_u8(p + 16)); }
 inline void load_packed(const uint8_t* p, const uint8_t* highs, LPair* w) {
-  const uint8x16_t table = vld1q_u8(highs);
+  const LB table = load_table(highs), indices = load_bytes(p);
   for (int i = 0; i < 2; i++) {
-    uint8x16_t low[2], high[2];
-    for (int j = 0; j < 2; j++) {
-      const uint8x16_t indices = vld1q_u8(p + 16 * j);
-      low[j] = vld1q_u8(p + 64 + 64 * i + 16 * j);
-      high[j] = vqtbl1q_u8(table, i ? vshrq_n_u8(indices, 4) : vandq_u8(indices, vdupq_n_u8(15)));
-    }
-    w[2 * i] = pairs_of(vzip1q_u8(low[0], high[0]), vzip1q_u8(low[1], high[1]));
-    w[2 * i + 1] = pairs_of(vzip2q_u8(low[0], high[0]), vzip2q_u8(low[1], high[1]));
+    const LB low = load_bytes(p + 64 + 64 * i), high = look_up(table, i ? high_nibbles(indices) : low_nibbles(indices));
+    w[2 * i] = pairs_of(vzip1q_u8(low.a, high.a), vzip1q_u8(low.b, high.b));
+    w[2 * i + 1] = pairs_of(vzip2q_u8(low.a, high.a), vzip2q_u8(low.b, high.b));
   }
 }
 inline void transpose_pairs(const uint16_t* const* rows, int at, I* words) {

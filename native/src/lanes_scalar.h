@@ -193,11 +193,16 @@ inline LF ladd(LF a, LF b) { return add(a, b); }
 inline LF lmul(LF a, LF b) { return mul(a, b); }
 inline LF lfma(LF a, LF b, LF c) { return fma(a, b, c); }
 inline LF lload_half(const uint16_t* p) { return load_half(p); }
+// Powers of two (0 for an exponent of 0) from their exponents as float32 stores them.
+inline LF lload_exponents(const uint8_t* p) { LF r; TM_EACH r.v[i] = mill::bits_to_float((uint32_t)p[i] << 23); return r; }
 inline LI liset1(int32_t x) { return iset1(x); }
 inline LF las_float(LI a) { return as_float(a); }
 inline LB load_bytes(const uint8_t* p) { LB r; memcpy(&r, p, 64); return r; }
 inline LB low_nibbles(LB a) { LB r; for (int i = 0; i < 64; i++) r.v[i] = a.v[i] & 15; return r; }
 inline LB high_nibbles(LB a) { LB r; for (int i = 0; i < 64; i++) r.v[i] = a.v[i] >> 4; return r; }
+// A table of 16 bytes, and what it has at indices from 0 to 15.
+inline LB load_table(const uint8_t* p) { LB r; for (int i = 0; i < 64; i++) r.v[i] = p[i % 16]; return r; }
+inline LB look_up(LB table, LB indices) { LB r; for (int i = 0; i < 64; i++) r.v[i] = table.v[indices.v[i]]; return r; }
 // Products of unsigned and signed bytes, four to a lane; an address stands for the four bytes there in every lane.
 inline LB broadcast4(const int8_t* x) { LB r; for (int i = 0; i < 64; i++) r.v[i] = (uint8_t)x[i % 4]; return r; }
 inline LI dot4_u8(LI acc, LB w, LB x) {

@@ -19,7 +19,7 @@ namespace mill {
 namespace {
 
 // Scales, (minima), codes of 32 values, or of a super-block.
-constexpr int64_t kRawBlockBytes[kNumKinds] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28, 144, 176, 210, 22, 18, 20, 34, 0};
+constexpr int64_t kRawBlockBytes[kNumKinds] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28, 144, 176, 210, 22, 18, 20, 34, 0, 17, 18};
 
 const uint8_t* find_row(const RawRows& rows, int64_t row, int64_t row_bytes) {
   for (int i = 0; i < rows.count; i++) {
@@ -50,10 +50,11 @@ void interleave(const TileRows& from, int64_t at, int64_t num_words, uint32_t fl
 void pack_quantised(int32_t kind, int64_t num_groups, const TileRows& from, uint8_t* tile) {
   const int codes = code_bytes(kind);
   const int64_t group_bytes = kRawBlockBytes[kind];
+  const int size = kind == kMXFP4 ? 1 : 2;  // of a scale or minimum
   for (int64_t g = 0; g < num_groups; g++) {
     for (int lane = 0; lane < from.count; lane++)
-      for (int i = 0; i < group_bytes - codes; i += 2)
-        std::memcpy(tile + scales_at(kind, g) + (i * kLanes / 2 + lane) * 2, from.row[lane] + g * group_bytes + i, 2);
+      for (int i = 0; i < group_bytes - codes; i += size)
+        std::memcpy(tile + scales_at(kind, g) + i * kLanes + lane * size, from.row[lane] + g * group_bytes + i, size);
     interleave(from, (g + 1) * group_bytes - codes, codes / 4, is_wide(kind) ? 0x80808080u : 0, tile + codes_at(kind, g));
   }
 }
@@ -389,12 +390,13 @@ static void unpack_integer(const Part& part, const uint8_t* tile, int row, float
   }
 }
 
-// The code of value k of a group. from: the lane's bytes of the first of its words.
+// The code of value k of a group, or what it stands for. from: the lane's bytes of the first of its words.
 static int code_of(int32_t kind, const uint8_t* from, int k) {
   const int i = is_wide(kind) ? k : k % 16;
   const auto byte = [&](int word) { return from[word * 64 + k % 4]; };
   if (is_wide(kind)) return byte(i / 4) - 128;
   int code = k < 16 ? byte(i / 4) & 15 : byte(i / 4) >> 4;
+  if (is_looked_up(kind)) return values_of(kind)[code];
   if (is_six(kind)) code |= (byte(4 + k / 16) >> i / 4 * 2 & 3) << 4;
   if (is_five(kind)) code |= (byte(4) >> k / 4 & 1) << 4;
   return code - (is_six(kind) ? 32 : kind == kQ5_0 ? 16 : kind == kQ4_0 ? 8 : 0);
@@ -463,9 +465,11 @@ void unpack_row(const Part& part, int64_t row, float* out) {
   if (is_super(part.kind)) return unpack_superblocks(part, tile, lane, out);
   if (is_integer(part.kind)) return unpack_integer(part, tile, static_cast<int>(lane), out);
   const int halves = has_halves(part.kind) ? 2 : 1;
-  const auto half_at = [&](int64_t group, int index) {
+  const auto scale_at = [&](int64_t group, int index) {
+    const uint8_t* scales = tile + scales_at(part.kind, group);
+    if (part.kind == kMXFP4) return bits_to_float(static_cast<uint32_t>(scales[lane]) << 23);
     uint16_t value;
-    std::memcpy(&value, tile + scales_at(part.kind, group) + (index * kLanes + lane) * 2, 2);
+    std::memcpy(&value, scales + (index * kLanes + lane) * 2, 2);
     return half_to_float(value);
   };
   for (int64_t g = 0; g < num_groups; g++) {
@@ -473,8 +477,8 @@ void unpack_row(const Part& part, int64_t row, float* out) {
     float* to = out + g * kGroup;
     for (int k = 0; k < kGroup; k++) {
       const int half = k * halves / kGroup;
-      to[k] = half_at(g, half) * static_cast<float>(code_of(part.kind, from, k));
-      if (has_minima(part.kind)) to[k] += half_at(g, halves + half);
+      to[k] = scale_at(g, half) * static_cast<float>(code_of(part.kind, from, k));
+      if (has_minima(part.kind)) to[k] += scale_at(g, halves + half);
     }
   }
 }

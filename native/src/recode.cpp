@@ -165,9 +165,6 @@ void read_q8_k(const uint8_t* block, Decoded* to) {
   std::memcpy(to->codes, block + 4, 256);
 }
 
-constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-constexpr int8_t kE2M1Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // doubled
-
 void look_up(const int8_t* values, int n, int8_t* codes) {
   for (int i = 0; i < n; i++) codes[i] = values[static_cast<int>(codes[i])];
 }
@@ -175,7 +172,6 @@ void look_up(const int8_t* values, int n, int8_t* codes) {
 void read_iq4_nl(const uint8_t* block, Decoded* to) {
   to->scales[0] = half_of(block);
   nibbles(block + 2, 16, to->codes);
-  look_up(kIQ4Values, 32, to->codes);
 }
 
 void read_iq4_xs(const uint8_t* block, Decoded* to) {
@@ -186,13 +182,12 @@ void read_iq4_xs(const uint8_t* block, Decoded* to) {
     to->scales[run] = scale * static_cast<float>((low | high << 4) - 32);
     nibbles(block + 8 + run * 16, 16, to->codes + run * 32);
   }
-  look_up(kIQ4Values, 256, to->codes);
 }
 
 void read_mxfp4(const uint8_t* block, Decoded* to) {
   to->scales[0] = std::ldexp(1.0f, block[0] - 128);
   nibbles(block + 1, 16, to->codes);
-  look_up(kE2M1Values, 32, to->codes);
+  for (int i = 0; i < 32; i++) to->codes[i] = to->codes[i] == 8 ? 0 : to->codes[i];  // a zero has no sign
 }
 
 void read_tq2_0(const uint8_t* block, Decoded* to) {
@@ -337,7 +332,7 @@ constexpr Format kFormats[kNumStored] = {
     {read_q5_0, 32, 22, 1, kQ5_0},    {read_q5_1, 32, 24, 1, kQ8_M},    {read_q8_1, 32, 36, 1, kQ8_0},
     {read_q2_k, 256, 84, 16, kQ8_HM}, {read_q3_k, 256, 110, 16, kQ6_H}, {read_q4_k, 256, 144, 8, kQ4_K, 0, kQ4_1},
     {read_q5_k, 256, 176, 8, kQ5_K},  {read_q6_k, 256, 210, 16, kQ6_K}, {read_q8_k, 256, 292, 1, kQ8_0},
-    {read_iq4_nl, 32, 18, 1, kQ8_0},  {read_iq4_xs, 256, 136, 8, kQ8_0}, {read_mxfp4, 32, 17, 1, kQ8_0},
+    {read_iq4_nl, 32, 18, 1, kIQ4_NL, 0, kQ8_0}, {read_iq4_xs, 256, 136, 8, kIQ4_NL, 0, kQ8_0}, {read_mxfp4, 32, 17, 1, kMXFP4},
     {read_tq2_0, 256, 66, 1, kQ4_0},  {read_tq1_0, 256, 54, 1, kQ4_0},  {read_nvfp4, 64, 36, 4, kQ8_H},
     {read_iq1_s, 256, 50, 8, kQ8_0, 2048 * 8},   {read_iq1_m, 256, 56, 16, kQ8_H, 2048 * 8},
     {read_iq2_xxs, 256, 66, 8, kQ8_0, 256 * 8},  {read_iq2_xs, 256, 74, 16, kQ8_H, 512 * 8},
@@ -381,6 +376,9 @@ void to_halves(const float* values, uint16_t* halves, Loss* loss) {
   *loss = all;
 }
 
+// Of scales that are powers of two: kernels multiply them by kMagic.
+constexpr float kLargestPower = 0x1p103f;
+
 struct BlockLoss {
   Loss scales, minima;
 };
@@ -398,6 +396,11 @@ void write_superblock(int32_t kind, const Decoded& from, uint8_t* out) {
 
 void write_blocks(const Format& format, int32_t kind, const Decoded& from, BlockLoss* loss, uint8_t* out) {
   const int halves = has_halves(kind) ? 2 : 1, per_scale = format.values / format.scales;
+  if (kind == kMXFP4) {
+    if (!(from.scales[0] <= kLargestPower)) loss->scales.lost = bits_of(INFINITY);
+    *out = static_cast<uint8_t>(float_to_bits(from.scales[0]) >> 23);
+    return write_codes(kind, from.codes, out + 1);
+  }
   uint16_t scales[kMostScales], minima[kMostScales];
   // Of more than a format has, the others are zeros.
   const auto convert = format.scales == 1 ? to_halves<1> : format.scales <= 8 ? to_halves<8> : to_halves<kMostScales>;
@@ -482,6 +485,7 @@ bool recode(Team* team, int32_t stored, int32_t kind, const int8_t* book, int64_
     decoded.book = book;
     for (int64_t block = first; block < end; block++) {
       format.read(data + block * format.bytes, &decoded);
+      if (is_looked_up(format.kind) && !is_looked_up(kind)) look_up(values_of(format.kind), format.values, decoded.codes);
       write_blocks(format, kind, decoded, &losses[unit], out + block * out_bytes);
     }
   });

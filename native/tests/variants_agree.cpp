@@ -14,7 +14,7 @@
 namespace {
 
 constexpr int kKvHeads = 2, kHeadDim = 32, kVocab = 75, kRank = 16, kBlockSize = 16, kBlocks = 40, kMaxTokens = 300;
-constexpr int kRawBlockBytes[] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28, 144, 176, 210, 22};  // of 32 values, or 256, from TM_Q4_0 on
+constexpr int kRawBlockBytes[] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28, 144, 176, 210, 22, 0, 0, 0, 0, 17, 18};  // of 32 values, or 256, from TM_Q4_0 on
 
 struct Draw {
   uint64_t state;
@@ -63,6 +63,8 @@ std::vector<uint8_t> raw_matrix(Draw* draw, int32_t kind, int rows, int cols) {
   const auto some = [&](uint16_t kept, uint16_t exponent) { return static_cast<uint16_t>((draw->next() & kept) | exponent); };
   if (kind == TM_F32)
     for (size_t at = 0; at < raw.size(); at += 4) put(at + 2, some(0x807f, 0x3d80));
+  else if (kind == TM_MXFP4)
+    for (size_t at = 0; at < raw.size(); at += kRawBlockBytes[kind]) raw[at] = static_cast<uint8_t>(116 + raw[at] % 8);
   else if (is_dense(kind))
     for (size_t at = 0; at < raw.size(); at += 2) put(at, kind == TM_F16 ? some(0x83ff, 0x2c00) : kind == TM_BF16P && at % 384 == 0 ? some(0x9fff, 0x2000) : some(0x807f, 0x3d80));
   else {
@@ -348,7 +350,7 @@ int main() {
   for (const char* isa : {"avx2", "avxvnni", "avx512", "avx512bf16", "amx", "neon", "neoni8mm"}) {
     if (!tm_isa_available(isa)) continue;
     const char* plain = std::strcmp(isa, "amx") == 0 ? "scalartiles" : "scalar";
-    for (int32_t kind = TM_F32; kind <= TM_BF16P; kind++) {
+    for (int32_t kind = TM_F32; kind <= TM_IQ4_NL; kind++) {
       if (kind >= TM_W4 && kind <= TM_W8) continue;  // made of others
       const bool agree = run(plain, kind) == run(isa, kind);
       compared++;

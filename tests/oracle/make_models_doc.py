@@ -79,7 +79,7 @@ no class for, is compared with its published equations.
 
 ## GPT-OSS
 
-Its experts are held as q8_0 where a file has them in 4-bit floats (nothing is rounded) and as stored otherwise. YaRN's
+Its experts are held as stored, 4-bit floats too. YaRN's
 ramp over the pairs begins and ends between pairs, as the model was trained; a GGUF file cannot say so, and llama.cpp
 rounds both to whole pairs, so the same file gives slightly other logits there. Prompts and answers are in harmony
 ([tools.md](tools.md#reasoning)).
@@ -122,6 +122,8 @@ float16 already. A matrix whose scales float16 cannot represent is kept in float
 | q4_0 | 18 | d * (4-bit code - 8) |
 | q4_1 | 20 | d * 4-bit code + m |
 | q4_k | 18 | the same, where d and m are 6-bit factors times one d and one m for 256 values, rounded to float16 |
+| iq4_nl | 18 | d * an 8-bit value of a table of 16, which a 4-bit code chooses |
+| mxfp4 | 17 | 4-bit float (E2M1) * a power of two |
 | q5_0 | 22 | d * (5-bit code - 16) |
 | q5_k | 22 | as q4_k, with 5-bit codes |
 | q8_0 | 34 | d * 8-bit code |
@@ -150,9 +152,9 @@ is computed; it maps the file, or reads it whole if it was written before torch 
 | compressed-tensors pack-quantized, 2 to 8 bits | q4_0, q4_1, q8_0, q8_m | the package |
 | compressed-tensors int-quantized (W8A8) | q8_0 | packed by the published layout |
 | compressed-tensors float-quantized (FP8, FP8_BLOCK), mxfp8-quantized | f16 | the package |
-| compressed-tensors nvfp4-pack-quantized, mxfp4-pack-quantized | q8_h, q8_0 | the package |
+| compressed-tensors nvfp4-pack-quantized, mxfp4-pack-quantized | q8_h, mxfp4 | the package |
 | compressed-tensors sparse-24-bitmask, sparse-bitmask | as stored, dense | the package |
-| GPT-OSS's 4-bit experts (MXFP4 blocks and scales) | q8_0 | transformers, with the same values |
+| GPT-OSS's 4-bit experts (MXFP4 blocks and scales) | mxfp4 | transformers, with the same values |
 | fp8 with scales for square blocks | f16 | torch's float8 |
 | bitsandbytes nf4 and fp4, with nested (double) quantisation or without | f16 | the package |
 | bitsandbytes 8 bits (LLM.int8) | q8_0 | the package |
@@ -305,8 +307,8 @@ MATRIX_UNIT = """\
 On processors with a matrix unit (AMX) matrices of q4_0, q4_1 and q8_0 blocks become integers that it can multiply: a
 weight is `scale * w`, w of 8 bits, with a scale for at most 320 inputs of a row, or 576 of q4_0; they take 17, 20 and
 32 bytes for 32 values. Where more than a fifth of a matrix's groups would gain as much noise as making codes of 4 bits
-does (scales too far apart), it stays in blocks. A q4_k matrix is one of q4_1 there. `TOKENMILL_ISA=avx512` keeps the
-other kernels, and all blocks.
+does (scales too far apart), it stays in blocks. A q4_k matrix is one of q4_1 there, one of iq4_nl is
+one of q8_0. `TOKENMILL_ISA=avx512` keeps the other kernels, and all blocks.
 """
 
 
@@ -317,7 +319,9 @@ def _gguf_kinds() -> str:
     lines = [MATRIX_UNIT, "", "GGUF tensor types (each decoded bit for bit as the gguf package does):", ""]
     kept = {kind for kind, packed in BLOCK_KINDS.items() if kind == packed}
     lines += ["| stored | in memory |", "|---|---|", f"| {', '.join(sorted(DIRECT_KINDS | kept))} | as stored |"]
-    lines += [f"| {', '.join(kinds)} | {packed} |" for packed, kinds in sorted(stored.items()) if packed not in kept]
+    for packed, kinds in sorted(stored.items()):
+        others = [kind for kind in kinds if kind != packed]
+        lines += [f"| {', '.join(others)} | {packed} |"] if others else []
     return "\n".join(lines) + "\n"
 
 

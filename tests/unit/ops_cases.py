@@ -47,7 +47,10 @@ def raw_tensor(rng: np.random.Generator, kind: str, num_rows: int, num_cols: int
         largest = {"q4_0": 0.03, "q4_1": 0.03, "q5_0": 0.015, "q6_h": 0.008}.get(kind, 0.002)
         data = rng.integers(0, 256, (num_rows, num_groups, BLOCK_BYTES[kind]), dtype=np.uint8)
         scales = rng.uniform(-largest, largest, (num_rows, num_groups, num_halves)).astype(np.float16)
-        data[..., : 2 * num_halves] = scales.view(np.uint8)
+        if kind == "mxfp4":
+            data[..., 0] = rng.integers(118, 123, (num_rows, num_groups))
+        else:
+            data[..., : 2 * num_halves] = scales.view(np.uint8)
         if kind in ("q4_1", "q8_m", "q8_hm"):
             data[..., 2 * num_halves : 4 * num_halves] = (scales * -8).astype(np.float16).view(np.uint8)
     return RawTensor(kind, num_rows, num_cols, np.ascontiguousarray(data).view(np.uint8).reshape(-1))

@@ -250,7 +250,7 @@ def test_ggml_blocks_keep_their_codes(kind: str) -> None:
 @pytest.mark.parametrize("kind", STORED)
 def test_native_recoding_gives_the_same_bytes(kind: str) -> None:
     """Blocks of any bits with plausible scales, more of them than one thread takes at a time; and blocks whose scales
-    float16 cannot hold are refused alike."""
+    float16 cannot hold, or kernels as powers of two, are refused alike."""
     block_values, block_bytes = BLOCK_LAYOUT[kind]
     num_blocks = 1300
     rng = np.random.default_rng(1)
@@ -263,7 +263,7 @@ def test_native_recoding_gives_the_same_bytes(kind: str) -> None:
     assert raw.kind == expected.kind == BLOCK_KINDS[kind]
     np.testing.assert_array_equal(raw.data, expected.data)
     if kind in ("q8_k", "mxfp4"):
-        data[:, :4] = np.full(1, 3e-7, np.float32).view(np.uint8) if kind == "q8_k" else 90
+        data[:, :4] = np.full(1, 3e-7, np.float32).view(np.uint8) if kind == "q8_k" else 240
         flat = data.reshape(-1)
         assert ops.recode(kind, flat, raw.kind, num_blocks, block_values, None) is None
         assert raw_matrix(Tensor("t", kind, (num_blocks, block_values), memoryview(flat.tobytes())), ops).kind == "f32"
@@ -347,10 +347,14 @@ def _plausible_scales(kind: str, data: np.ndarray, rng: np.random.Generator) -> 
             data[:, place : place + 2] = rng.uniform(0.005, 0.02, (len(data), 1)).astype(np.float16).view(np.uint8)
 
 
-def test_scales_that_float16_cannot_hold_keep_the_matrix_in_float32() -> None:
-    """Powers of two below float16's range lose too much: such a matrix is not rounded."""
-    data = np.full((4, 17), 0x21, np.uint8)
-    data[:, 0] = 70  # 2^-58
-    raw = raw_matrix(Tensor("t", "mxfp4", (2, 64), memoryview(data.reshape(-1).tobytes())))
-    assert raw.kind == "f32"
-    assert np.array_equal(dequantise_raw(raw).reshape(-1), dequantise("mxfp4", data, 128))
+def test_powers_of_two_are_scales_of_any_size() -> None:
+    """From 0 on, as from float32's smallest normal number down, and up to where sums of products would overflow: such
+    a matrix is kept in float32."""
+    for exponents, kind in (([2, 70, 120, 231], "mxfp4"), ([0, 1, 0, 1], "mxfp4"), ([2, 70, 120, 232], "f32")):
+        data = np.full((4, 17), 0x21, np.uint8)
+        data[:, 0] = exponents
+        raw = raw_matrix(Tensor("t", "mxfp4", (2, 64), memoryview(data.reshape(-1).tobytes())))
+        assert raw.kind == kind
+        expected = dequantise("mxfp4", data, 128)
+        np.testing.assert_allclose(dequantise_raw(raw).reshape(-1), expected, rtol=0, atol=2.0**-125)
+        assert exponents[0] < 2 or np.array_equal(dequantise_raw(raw).reshape(-1), expected)

@@ -225,7 +225,7 @@ def test_rows_and_variants_of_a_linear_agree(kind: str, family: tuple[str, ...])
         ops.close()
 
 
-@pytest.mark.parametrize("kind", ["q4_k", "q5_k", "q6_k", "q5_0"])
+@pytest.mark.parametrize("kind", ["q4_k", "q5_k", "q6_k", "q5_0", "mxfp4", "iq4_nl"])
 def test_narrow_kinds_have_the_bits_of_8_bit_codes(kind: str) -> None:
     """Blocks of random bits of a stored format give the rows and products that their codes give as whole bytes beside
     scales and minimums which were rounded before; and they take no more memory than they are."""
@@ -235,10 +235,14 @@ def test_narrow_kinds_have_the_bits_of_8_bit_codes(kind: str) -> None:
     (num_rows, num_cols) = shape = 100, 1536
     data = rng.integers(0, 256, (num_rows * num_cols // block_values, block_bytes), dtype=np.uint8)
     ends = rng.uniform(-0.02, 0.02, (len(data), 2)) * 10.0 ** rng.uniform(-4, 0, (len(data), 1))  # subnormal ones, too
-    at, count = {"q6_k": (208, 2), "q5_0": (0, 2)}.get(kind, (0, 4))
-    data[:, at : at + count] = ends.astype(np.float16).view(np.uint8)[:, :count]
+    at, count = {"q6_k": (208, 2), "q5_0": (0, 2), "iq4_nl": (0, 2)}.get(kind, (0, 4))
+    if kind == "mxfp4":
+        data[:, 0] = rng.integers(104, 128, len(data))
+    else:
+        data[:, at : at + count] = ends.astype(np.float16).view(np.uint8)[:, :count]
     codes = READERS[kind](data)
-    fields = [("d", "<f2", 1 if codes.minimums_bg is not None else 2), ("m", "<f2", 1), ("q", "i1", 32)]
+    has_halves = kind in ("q6_k", "q5_0")
+    fields = [("d", "<f2", (1 + has_halves,)), ("m", "<f2", (1,)), ("q", "i1", 32)]
     blocks = np.empty(
         num_rows * num_cols // 32, [each for each in fields if each[0] != "m" or codes.minimums_bg is not None]
     )
@@ -246,7 +250,8 @@ def test_narrow_kinds_have_the_bits_of_8_bit_codes(kind: str) -> None:
     if codes.minimums_bg is not None:
         blocks["m"] = codes.minimums_bg.reshape(blocks["m"].shape)
     blocks["q"] = codes.codes_bv.reshape(-1, 32)
-    wide = RawTensor("q8_h" if codes.minimums_bg is None else "q8_m", *shape, blocks.view(np.uint8))
+    wide_kind = "q8_m" if codes.minimums_bg is not None else "q8_h" if has_halves else "q8_0"
+    wide = RawTensor(wide_kind, *shape, blocks.view(np.uint8))
     narrow = ops.recode(kind, data.reshape(-1), kind, *shape, None)
     assert narrow is not None and narrow.kind == kind
     weights = [ops.pack([narrow]), ops.pack([wide])]

@@ -148,6 +148,8 @@ _KERNELS = {
     "q4_0": "4-bit codes by 8-bit activations, a scale for 32",
     "q4_1": "4-bit codes by 8-bit activations, a scale and a minimum for 32",
     "q4_k": "4-bit codes by 8-bit activations, factors of a scale and of a minimum for 32",
+    "iq4_nl": "4-bit codes of a table by 8-bit activations, a scale for 32",
+    "mxfp4": "4-bit floats by 8-bit activations, a power of two for 32",
     "q8_0": "8-bit codes by 8-bit activations, a scale for 32",
     "q8_m": "8-bit codes by 8-bit activations, a scale and a minimum for 32",
     "q8_h": "8-bit codes by 8-bit activations, a scale for 16",

@@ -6,18 +6,20 @@ more than float16's own precision (it is far below the matrix's largest), the ma
     stored                                    kernels        what changes
     f32 f16 bf16 q4_0 q4_1 q8_0               as stored      nothing
     q5_0                                      q5_0           nothing
-    iq4_nl mxfp4                              q8_0           nothing (scales are float16 or powers of two)
+    iq4_nl                                    iq4_nl         nothing
+    mxfp4, 4-bit floats with such scales      mxfp4          nothing (scales are powers of two)
     q5_1                                      q8_m           nothing
     q4_k q5_k q6_k                            as stored      products of scales are rounded, where they are used
     q3_k                                      q6_h           products of scales are rounded
     iq1_m iq2_xs iq2_s nvfp4                  q8_h           products of scales are rounded
     q2_k                                      q8_hm          products of scales are rounded
-    iq1_s iq2_xxs iq3_xxs iq3_s iq4_xs q8_k   q8_0           products of scales are rounded
+    iq4_xs                                    iq4_nl         products of scales are rounded
+    iq1_s iq2_xxs iq3_xxs iq3_s q8_k          q8_0           products of scales are rounded
     tq1_0 tq2_0                               q4_0           nothing
     integers to 4 bits, groups of 32 n        q4_0 or q4_1   scales of other types, and minimums, are rounded
     integers to 8 bits, groups of 32 n        q8_0 or q8_m   scales of other types, and minimums, are rounded
     the same, groups of 16 n                  q8_h or q8_hm  scales of other types, and minimums, are rounded
-    4-bit floats                              q8_0 or q8_h   products of scales are rounded
+    4-bit floats with others                  q8_h           products of scales are rounded
     8-bit floats, codes of a map              f16            values are rounded
     other groups                              f16            values are rounded
     sparse, or inputs first                   as stored      zeros are written out, or inputs put last
@@ -44,7 +46,18 @@ from ..formats.grids import book_of
 from ..formats.integers import IntegerMatrix, PackedCodes, expanded, read_quantised
 from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import BLOCK_LAYOUT, Tensor
-from ..ops.api import BLOCK_BYTES, CODE_OFFSETS, GROUP, SUPERBLOCK_BYTES, LatentGeometry, Ops, RawTensor, block_of
+from ..ops.api import (
+    BLOCK_BYTES,
+    CODE_OFFSETS,
+    CODE_VALUES,
+    GROUP,
+    LARGEST_POWER,
+    SUPERBLOCK_BYTES,
+    LatentGeometry,
+    Ops,
+    RawTensor,
+    block_of,
+)
 from ..ops.reference_weights import dequantise as dequantise_raw
 from .config import ModelConfig
 
@@ -53,7 +66,7 @@ DIRECT_KINDS = DENSE_KINDS | {"q4_0", "q4_1", "q8_0"}
 BLOCK_KINDS = {
     "q2_k": "q8_hm", "q3_k": "q6_h", "q4_k": "q4_k", "q5_k": "q5_k", "q6_k": "q6_k", "q5_0": "q5_0", "q5_1": "q8_m",
     "q8_1": "q8_0", "q8_k": "q8_0", "iq1_s": "q8_0", "iq1_m": "q8_h", "iq2_xxs": "q8_0", "iq2_xs": "q8_h",
-    "iq2_s": "q8_h", "iq3_xxs": "q8_0", "iq3_s": "q8_0", "iq4_nl": "q8_0", "iq4_xs": "q8_0", "mxfp4": "q8_0",
+    "iq2_s": "q8_h", "iq3_xxs": "q8_0", "iq3_s": "q8_0", "iq4_nl": "iq4_nl", "iq4_xs": "iq4_nl", "mxfp4": "mxfp4",
     "nvfp4": "q8_h", "tq1_0": "q4_0", "tq2_0": "q4_0",
 }  # fmt: skip
 """Stored block format -> the kind of block its codes go into."""
@@ -67,6 +80,10 @@ def raw_matrix(tensor: Tensor | QuantisedTensor, ops: Ops | None = None) -> RawT
     num_rows, num_cols = tensor.shape
     if isinstance(tensor, QuantisedTensor) and tensor.layout in ("sparse", "turned"):
         return RawTensor(packed_kind(tensor), num_rows, num_cols, expanded(tensor).view(np.uint8).reshape(-1))
+    if isinstance(tensor, QuantisedTensor) and tensor.layout == "mxfp4" and num_cols % GROUP == 0:
+        raw = _from_floats4(tensor)
+        if raw is not None:
+            return raw
     if isinstance(tensor, QuantisedTensor):
         matrix = read_quantised(tensor)
         if isinstance(matrix, IntegerMatrix):
@@ -96,7 +113,7 @@ def packed_kind(tensor: Tensor | QuantisedTensor) -> str:
     """The kind that `raw_matrix` is expected to give, without reading anything."""
     if not isinstance(tensor, QuantisedTensor):
         return tensor.kind if tensor.kind in DIRECT_KINDS else BLOCK_KINDS.get(tensor.kind, "f32")
-    known = {"float": "f16", "mapped": "f16", "nvfp4": "q8_h", "mxfp4": "q8_0"}
+    known = {"float": "f16", "mapped": "f16", "nvfp4": "q8_h", "mxfp4": "mxfp4"}
     if tensor.layout in known:
         return known[tensor.layout]
     if tensor.layout in ("sparse", "turned"):
@@ -115,6 +132,21 @@ def dense(kind: str, values_NK: NDArray[np.float32]) -> RawTensor:
     return RawTensor(kind, num_rows, num_cols, stored.view(np.uint8).reshape(-1))
 
 
+def _from_floats4(tensor: QuantisedTensor) -> RawTensor | None:
+    """Of MXFP4 whose codes come in pairs of neighbours and apart from the exponents (plus 127) of their scales."""
+    num_rows, num_cols = tensor.shape
+    exponents = np.frombuffer(tensor.parts["weight_scale"].data, np.uint8)
+    if int(exponents.max(initial=0)) - 128 > np.log2(LARGEST_POWER):
+        return None
+    pairs_bj = np.frombuffer(tensor.data, np.uint8).reshape(-1, HALF)
+    low_bj, high_bj = pairs_bj[:, : HALF // 2], pairs_bj[:, HALF // 2 :]
+    out = np.empty((len(pairs_bj), BLOCK_BYTES["mxfp4"]), np.uint8)
+    out[:, 0] = exponents - (exponents > 0)  # values of the table are doubled
+    out[:, 1::2] = low_bj & 15 | high_bj << 4
+    out[:, 2::2] = low_bj >> 4 | high_bj & 0xF0
+    return RawTensor("mxfp4", num_rows, num_cols, out.reshape(-1))
+
+
 def _from_blocks(tensor: Tensor) -> RawTensor | None:
     kind = BLOCK_KINDS[tensor.kind]
     block_values, block_bytes = block_of(kind)
@@ -123,6 +155,11 @@ def _from_blocks(tensor: Tensor) -> RawTensor | None:
     loss = _Loss()
     for first, codes in read_codes(tensor.kind, tensor.data, tensor.num_values):
         places = slice(first * per_block, (first + len(codes.codes_bv)) * per_block)
+        if kind == "mxfp4":
+            loss.check_powers(codes.scales_bg)
+            out[places, 0] = codes.scales_bg[:, 0].view(np.uint32) >> 23
+            out[places, 1:] = _packed(kind, codes.codes_bv)
+            continue
         scales, minimums = loss.rounded(codes.scales_bg, codes.minimums_bg)
         if kind in SUPERBLOCK_BYTES:
             _encode_superblocks(kind, codes, out[places])
@@ -176,6 +213,11 @@ class _Loss:
             self._largest[index] = np.maximum(self._largest[index], np.abs(values).max(initial=0))
         return rounded
 
+    def check_powers(self, scales: NDArray[np.float32]) -> None:
+        """Of powers of two, which lose nothing unless they are too large."""
+        if not scales.max(initial=0) <= LARGEST_POWER:
+            self._lost[0] = np.inf
+
     def fits(self) -> bool:
         """Never more than float16's own precision of the largest value."""
         return bool((self._lost <= self._largest * _SMALLEST_SHARE).all())
@@ -203,9 +245,14 @@ def _encode(
 
 def _packed(kind: str, codes_bk: NDArray[np.int8]) -> NDArray[np.uint8]:
     """32 codes of a block as its last bytes."""
-    if kind not in CODE_OFFSETS:
+    if kind in CODE_VALUES:
+        raw = np.zeros(256, np.uint8)
+        raw[CODE_VALUES[kind][::-1].view(np.uint8)] = np.arange(16)[::-1]  # of equal ones the first
+        raw = raw[codes_bk.view(np.uint8)]
+    elif kind in CODE_OFFSETS:
+        raw = (codes_bk + np.int8(CODE_OFFSETS[kind])).view(np.uint8)
+    else:
         return codes_bk.view(np.uint8)
-    raw = (codes_bk + np.int8(CODE_OFFSETS[kind])).view(np.uint8)
     low, upper = raw & np.uint8(15), raw >> 4
     parts = [low[:, :HALF] | low[:, HALF:] << 4]
     if kind in ("q6_h", "q6_k"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .api import CODE_OFFSETS, GROUP, QUANTISATIONS, RawTensor, same_order
+from .api import CODE_OFFSETS, CODE_VALUES, GROUP, QUANTISATIONS, RawTensor, same_order
 from .reference_kv import from_stored, to_stored
 
 DENSE_KINDS = ("f32", "f16", "bf16")
@@ -23,6 +23,8 @@ _BLOCKS = {
     "q8_hm": np.dtype([("d", "<f2", 2), ("m", "<f2", 2), ("q", "i1", 32)]),
     "q6_h": np.dtype([("d", "<f2", 2), ("q", "u1", 16), ("upper", "u1", (2, 4))]),
     "q5_0": np.dtype([("d", "<f2", (1,)), ("q", "u1", 16), ("upper", "u1", 4)]),
+    "mxfp4": np.dtype([("exponent", "u1", (1,)), ("q", "u1", 16)]),
+    "iq4_nl": np.dtype([("d", "<f2", (1,)), ("q", "u1", 16)]),
 }
 _SUPERBLOCKS = {
     "q4_k": np.dtype([("d", "<f2", (1,)), ("m", "<f2", (1,)), ("factors", "<u4", 3), ("g", [("q", "u1", 16)], 8)]),
@@ -103,7 +105,10 @@ def dequantise(part: RawTensor) -> np.ndarray:
     assert part.num_cols % GROUP == 0, f"{part.kind} rows hold whole groups of {GROUP}, got {part.num_cols} columns"
     blocks = data.view(_BLOCKS[part.kind])
     codes = _codes_of(part.kind, blocks)
-    scales_bh = blocks["d"].astype(np.float32)
+    if part.kind == "mxfp4":
+        scales_bh = (blocks["exponent"].astype(np.uint32) << 23).view(np.float32)
+    else:
+        scales_bh = blocks["d"].astype(np.float32)
     values_bhk = codes.reshape(len(blocks), scales_bh.shape[1], -1) * scales_bh[:, :, None]
     if "m" in (blocks.dtype.names or ()):
         values_bhk += blocks["m"].astype(np.float32)[:, :, None]
@@ -116,6 +121,8 @@ def _codes_of(kind: str, blocks: np.ndarray) -> np.ndarray:
         codes: np.ndarray = blocks["q"].astype(np.float32)
         return codes
     codes = _nibbles(blocks["q"])
+    if kind in CODE_VALUES:
+        return CODE_VALUES[kind][codes.astype(np.uint8)].astype(np.float32)
     if kind in ("q6_h", "q6_k"):
         codes += 16 * _upper_bits(blocks["upper"])
     elif kind in ("q5_0", "q5_k"):

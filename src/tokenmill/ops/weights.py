@@ -18,8 +18,12 @@ from ..core.experts import WeightReads
 GROUP = 32
 """Values that share one quantisation scale."""
 
-BLOCK_BYTES = {"q4_0": 18, "q4_1": 20, "q5_0": 22, "q6_h": 28, "q8_0": 34, "q8_m": 36, "q8_h": 36, "q8_hm": 40}
-"""Quantised kinds: bytes of a block of 32 values. In a block lie f16 scales, f16 minimums, then codes."""
+BLOCK_BYTES = {
+    **{"q4_0": 18, "q4_1": 20, "q5_0": 22, "q6_h": 28, "q8_0": 34, "q8_m": 36, "q8_h": 36, "q8_hm": 40},
+    **{"mxfp4": 17, "iq4_nl": 18},
+}
+"""Quantised kinds: bytes of a block of 32 values. In a block lie f16 scales (of 'mxfp4' an exponent), f16 minimums,
+then codes."""
 
 SUPERBLOCK = 256
 SUPERBLOCK_BYTES = {"q4_k": 144, "q5_k": 176, "q6_k": 210}
@@ -27,6 +31,15 @@ SUPERBLOCK_BYTES = {"q4_k": 144, "q5_k": 176, "q6_k": 210}
 
 CODE_OFFSETS = {"q4_0": 8, "q4_1": 0, "q4_k": 0, "q5_0": 16, "q5_k": 0, "q6_h": 32, "q6_k": 32}
 """Kinds with codes of fewer than 8 bits: what they are stored plus."""
+
+CODE_VALUES = {
+    "mxfp4": np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8),
+    "iq4_nl": np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8),
+}
+"""Kinds with codes of 4 bits that stand for values of a table; those of 'mxfp4' (E2M1) are doubled."""
+
+LARGEST_POWER = 2.0**103
+"""The largest scale of 'mxfp4'."""
 
 QUANTISATIONS = ("q8_0", "q4_0", "q4_1", "f16", "bf16")
 """Kinds that dense matrices can be turned into at load."""
@@ -40,7 +53,9 @@ class RawTensor:
     'q8_h' (d * q, one d for each half of a block) and 'q8_hm' (d * q + m, one d and m for each half). 'q6_h' is 'q8_h'
     with codes -32..31, stored + 32: the lower 4 bits as in 'q4_0', then 8 bytes of upper bits, byte j of a half with
     those of its values j, 4 + j, 8 + j and 12 + j from the lowest bits up. 'q5_0' (d * (q - 16)) has behind the lower 4
-    bits 4 bytes of upper ones: bit n of byte j is that of value 4 n + j.
+    bits 4 bytes of upper ones: bit n of byte j is that of value 4 n + j. 'iq4_nl' and 'mxfp4' have codes as 'q4_0' that
+    stand for d * CODE_VALUES[kind][q]; d of 'mxfp4' is a power of two, of which the block has the exponent as float32
+    stores it, a byte (0: d is 0).
 
     In super-blocks of 8 blocks, 'q4_k' is 'q4_1' whose d and m are those of the super-block times 6-bit factors,
     rounded to f16. The factors are in three 32-bit words: a word w has from the lowest bits up those of d and m of

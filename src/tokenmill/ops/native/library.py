@@ -55,17 +55,18 @@ STORE_SIGNATURES = {
 }
 
 
-ABI_VERSION = 17
+ABI_VERSION = 18
 _REBUILD = "build it again (pip install -e .)"
 
 KINDS = {
     **{"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8, "q6_h": 9},
     **{"q4_k": 10, "q5_k": 11, "q6_k": 12, "q5_0": 13, "w4": 14, "w4m": 15, "w8": 16, "bf16p": 17},
+    **{"mxfp4": 18, "iq4_nl": 19},
 }
 INTEGER_KINDS = {"q4_0": "w4", "q4_1": "w4m", "q8_0": "w8"}
 """What variants with tiles pack a kind as, where its scales allow that."""
-PLAIN_KINDS = {"q4_k": "q4_1"}
-"""Of super-blocks: the kind with the same values that such variants take instead."""
+PLAIN_KINDS = {"q4_k": "q4_1", "iq4_nl": "q8_0"}
+"""Of others: the kind with the same values that such variants take instead."""
 KV_TYPES = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3}
 STORED = (
     "q5_0", "q5_1", "q8_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k", "iq4_nl", "iq4_xs", "mxfp4", "tq2_0",

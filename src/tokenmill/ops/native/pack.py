@@ -31,7 +31,7 @@ from .memory import ALIGNMENT, WeightArena, aligned_bytes
 from .operation import F32, QUANTISED, WIDE, NativeLora, NativeStack, NativeWeight
 from .packed_file import PAGE, Extent, StoredPart, StoredWeight
 
-_FIRST_QUANTISED, _FIRST_INTEGER = KINDS["q4_0"], KINDS["w4"]
+_FIRST_QUANTISED, _FIRST_INTEGER, _LAST_INTEGER = KINDS["q4_0"], KINDS["w4"], KINDS["w8"]
 _TILE_ROWS = 16
 """Rows of a packed tile."""
 
@@ -316,7 +316,7 @@ def _form(kind: int) -> int:
     """How a linear takes the inputs of a part."""
     if kind < _FIRST_QUANTISED or kind == KINDS["bf16p"]:
         return F32
-    return QUANTISED if kind < _FIRST_INTEGER else WIDE
+    return WIDE if _FIRST_INTEGER <= kind <= _LAST_INTEGER else QUANTISED
 
 
 def _addresses(matrices: Sequence[RawTensor]) -> tuple[Any, Any]:
