@@ -348,7 +348,9 @@ struct Kernels {
   void (*typicality)(const float* x, int n, float max, float inverse_temperature, float mean, float* out);
   uint64_t (*sum_mass)(const float* mass, const float* keys, int n, float least, int* count);
   void (*drop_below)(float* mass, const float* keys, int n, float least);
-  int (*low_words)(const DrawName& name, int first, int end, uint32_t limit, int32_t* ids, uint32_t* words);
+  int (*low_ids)(const DrawName& name, int first, int end, int32_t* ids);
+  void (*race_words)(const DrawName& name, const int32_t* ids, int count, uint32_t* words);
+  void (*about_mass)(const float* x, int n, float max, float inverse_temperature, float least, float* sums);
   void (*chunk_max)(const float* x, int num_runs, float* out);
   int (*collect)(const float* x, int n, float least, float below, int32_t* ids, int room);
 };

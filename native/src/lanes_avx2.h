@@ -106,13 +106,12 @@ inline D dxor3(D x, D y, D z) { return dxor(dxor(x, y), z); }
 inline D dmul(D x, D y) { return {_mm256_mul_epu32(x.a, y.a), _mm256_mul_epu32(x.b, y.b)}; }
 inline D dupper(D x) { return {_mm256_srli_epi64(x.a, 32), _mm256_srli_epi64(x.b, 32)}; }
 inline D block_numbers() { return {_mm256_set_epi64x(5, 1, 4, 0), _mm256_set_epi64x(7, 3, 6, 2)}; }
-inline __m256i least_of_four(__m256i w0, __m256i w1, __m256i w2, __m256i w3) {
-  return _mm256_min_epu32(_mm256_min_epu32(w0, w1), _mm256_min_epu32(w2, w3));
-}
-inline bool any_up_to(D w0, D w1, D w2, D w3, uint32_t limit) {
-  const __m256i least = _mm256_min_epu32(least_of_four(w0.a, w1.a, w2.a, w3.a), least_of_four(w0.b, w1.b, w2.b, w3.b));
-  const __m256i found = _mm256_cmpeq_epi32(least, _mm256_min_epu32(least, _mm256_set1_epi32((int)limit)));
-  return (_mm256_movemask_ps(_mm256_castsi256_ps(found)) & 0x55) != 0;
+inline D dload(const uint64_t* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)}; }
+inline uint64_t zero_bytes(I x) {
+  const __m256i zero = _mm256_setzero_si256();
+  const uint32_t a = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(x.a, zero));
+  const uint32_t b = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(x.b, zero));
+  return a | (uint64_t)b << 32;
 }
 inline __m256i word_pairs(__m256i x, __m256i y) { return _mm256_blend_epi32(x, _mm256_slli_epi64(y, 32), 0xaa); }
 inline void words_in_order(D w0, D w1, D w2, D w3, I* first, I* second) {

@@ -114,10 +114,8 @@ inline D dxor3(D a, D b, D c) { return _mm512_ternarylogic_epi64(a, b, c, 0x96);
 inline D dmul(D a, D b) { return _mm512_mul_epu32(a, b); }
 inline D dupper(D a) { return _mm512_srli_epi64(a, 32); }
 inline D block_numbers() { return _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0); }
-inline bool any_up_to(D w0, D w1, D w2, D w3, uint32_t limit) {
-  const D least = _mm512_min_epu32(_mm512_min_epu32(w0, w1), _mm512_min_epu32(w2, w3));
-  return _mm512_mask_cmple_epu32_mask(0x5555, least, _mm512_set1_epi32((int)limit)) != 0;
-}
+inline D dload(const uint64_t* p) { return _mm512_loadu_si512(p); }
+inline uint64_t zero_bytes(I a) { return _mm512_testn_epi8_mask(a, a); }
 inline void words_in_order(D w0, D w1, D w2, D w3, I* first, I* second) {
   const D low = _mm512_mask_mov_epi32(w0, 0xaaaa, _mm512_slli_epi64(w1, 32));
   const D high = _mm512_mask_mov_epi32(w2, 0xaaaa, _mm512_slli_epi64(w3, 32));

@@ -140,14 +140,15 @@ inline D block_numbers() {
   const uint64_t numbers[8] = {0, 4, 1, 5, 2, 6, 3, 7};
   return {vld1q_u64(numbers), vld1q_u64(numbers + 2), vld1q_u64(numbers + 4), vld1q_u64(numbers + 6)};
 }
-inline uint32x4_t least_of(uint64x2_t x, uint64x2_t y) { return vminq_u32(vreinterpretq_u32_u64(x), vreinterpretq_u32_u64(y)); }
-inline uint32x4_t least_of_four(uint64x2_t w0, uint64x2_t w1, uint64x2_t w2, uint64x2_t w3) {
-  return vminq_u32(least_of(w0, w1), least_of(w2, w3));
-}
-inline bool any_up_to(D w0, D w1, D w2, D w3, uint32_t limit) {
-  const uint32x4_t low = vminq_u32(least_of_four(w0.a, w1.a, w2.a, w3.a), least_of_four(w0.b, w1.b, w2.b, w3.b));
-  const uint32x4_t high = vminq_u32(least_of_four(w0.c, w1.c, w2.c, w3.c), least_of_four(w0.d, w1.d, w2.d, w3.d));
-  return vminv_u32(vmovn_u64(vreinterpretq_u64_u32(vminq_u32(low, high)))) <= limit;
+inline D dload(const uint64_t* p) { return {vld1q_u64(p), vld1q_u64(p + 2), vld1q_u64(p + 4), vld1q_u64(p + 6)}; }
+inline uint8x16_t zero_places(int32x4_t x, uint8x16_t places) { return vandq_u8(vceqzq_u8(vreinterpretq_u8_s32(x)), places); }
+inline uint64_t zero_bytes(I x) {
+  const uint8_t eight[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+  const uint8x16_t places = vld1q_u8(eight);
+  const uint8x16_t low = vpaddq_u8(zero_places(x.a, places), zero_places(x.b, places));
+  const uint8x16_t high = vpaddq_u8(zero_places(x.c, places), zero_places(x.d, places));
+  const uint8x16_t four = vpaddq_u8(low, high);
+  return vgetq_lane_u64(vreinterpretq_u64_u8(vpaddq_u8(four, four)), 0);
 }
 inline uint64x2_t word_pairs(uint64x2_t x, uint64x2_t y) { return vsliq_n_u64(x, y, 32); }
 inline int32x4_t first_of(uint64x2_t x, uint64x2_t y) { return vreinterpretq_s32_u64(vzip1q_u64(x, y)); }

@@ -113,14 +113,12 @@ inline D dxor(D a, D b) { D r; TM_EACH_D r.v[i] = a.v[i] ^ b.v[i]; return r; }
 inline D dxor3(D a, D b, D c) { return dxor(dxor(a, b), c); }
 inline D dmul(D a, D b) { D r; TM_EACH_D r.v[i] = (a.v[i] & 0xffffffffu) * (b.v[i] & 0xffffffffu); return r; }
 inline D dupper(D a) { D r; TM_EACH_D r.v[i] = a.v[i] >> 32; return r; }
-// Whether the lower half of any lane is at most `limit`.
-inline bool any_up_to(D w0, D w1, D w2, D w3, uint32_t limit) {
-  bool any = false;
-  TM_EACH_D {
-    any |= (uint32_t)w0.v[i] <= limit || (uint32_t)w1.v[i] <= limit;
-    any |= (uint32_t)w2.v[i] <= limit || (uint32_t)w3.v[i] <= limit;
-  }
-  return any;
+inline D dload(const uint64_t* p) { D r; TM_EACH_D r.v[i] = p[i]; return r; }
+// Which of the 64 bytes, those of lane 0 first and of each the lowest, are 0.
+inline uint64_t zero_bytes(I a) {
+  uint64_t found = 0;
+  for (int i = 0; i < 64; i++) found |= (uint64_t)(((uint32_t)a.v[i / 4] >> i % 4 * 8 & 0xffu) == 0) << i;
+  return found;
 }
 // The order in which the lanes hold blocks of four words, and the 32 words of eight blocks in the order of the blocks.
 inline D block_numbers() { return D{{0, 4, 1, 5, 2, 6, 3, 7}}; }

@@ -8,8 +8,9 @@ namespace mill {
 constexpr uint32_t kPhiloxMultiply0 = 0xD2511F53u, kPhiloxMultiply1 = 0xCD9E8D57u;
 constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;
 
-// Purposes of draws. Each has random words of its own.
-constexpr uint32_t kPurposeToken = 0, kPurposeXtc = 1;
+// Purposes of draws. Each has random words of its own. A token id's word has its upper byte from one, a block of 16 bytes for
+// 16 ids, and its others from another, a block of four words for four ids: most ids have lost by the first.
+constexpr uint32_t kPurposeToken = 0, kPurposeXtc = 1, kPurposeTokenRest = 2;
 
 // The key `seed` and the first three words of the counter. The fourth tells blocks of four words apart.
 struct DrawName {

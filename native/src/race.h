@@ -38,14 +38,14 @@ inline float exponential_of(uint32_t w) {
   return -__builtin_fmaf((float)exponent, 0.693145751953125f, f + low);
 }
 
-// The least time so far, and whose it is. Ids come in rising order, so that ties go to the lower one.
+// The least time so far, and whose it is; of equal times the lower id's.
 struct Race {
   float best = __builtin_inff();
   int32_t winner = -1;
 
   void enter(int32_t id, float mass, uint32_t w) {
     const float time = exponential_of(w) / mass;
-    if (time < best || winner < 0) best = time, winner = id;
+    if (time < best || winner < 0 || (time == best && id < winner)) best = time, winner = id;
   }
 
   // Whether this id cannot win, for E is at least (w + 1/2) / 2^32. The factor covers what rounding takes from E, from the

@@ -11,7 +11,8 @@
 //                top choices", text-generation-webui's pull request 6335)
 //
 // Where many ids survive there is no list: all others have their mass set to 0. Masses are made of all ids only where a
-// share of their sum is asked for: else of those of a list, or without any filter of the few that might win.
+// share of their sum is asked for: else of those of a list, or without any filter of the few that might win. Of top_p alone
+// it mostly is enough to know that the winner among all ids is kept.
 //
 // Sums are of integers, round(mass * 2^40), so that they are exact and have no order. Selections first narrow down the
 // candidates that can be at the border, then find it by bisection of the keys.
@@ -296,6 +297,7 @@ int keep_share(const Kernels* kernels, const Scratch& scratch, int num_cols, flo
 }
 
 constexpr int kRaceRun = 1024;
+constexpr int kFewWords = 32;  // they are made of so many ids at a time
 constexpr double kRounding = 1e-3;  // far more than what rounding takes from the logarithms of masses and times
 
 // Not below e^x for x up to 0, and by at most a fifteenth above: straight lines between powers of two.
@@ -304,21 +306,26 @@ float above_exp(double x) {
   return bits_to_float(static_cast<uint32_t>(power * 0x1p23) + 1);
 }
 
-// The winner among all ids; -1 where not all logits are finite. Without masses (null) none is left out, and they are made of
-// those that may win alone. A time being at least (w + 1/2) / 2^32 / mass, these are few: with the least time so far, and the
-// largest mass of a run of ids, a word has to be low.
-int32_t race_of_all(const Kernels* kernels, const float* logits, const float* mass, int num_cols, float inverse,
-                    const DrawName& name, const Scratch& scratch) {
+// The winner among all ids; -1 where not all logits are finite. Without masses (null) those race whose logits are above
+// `floor`, and masses are made of those that may win alone. These are few: a time is at least (w + 1/2) / 2^32 / mass, so with
+// the least time so far an id has to be heavy, or the upper byte of its word 0. Tells the largest value unless `most` is null.
+int32_t race_of_all(const Kernels* kernels, const float* logits, const float* mass, int num_cols, float inverse, float floor,
+                    const DrawName& name, const Scratch& scratch, float* most) {
   const float* values = mass ? mass : logits;
   float highest = logits[0];  // so far; masses are those against it
   double best = kAll, reach = kAll;  // the logarithm of the least time; that time and a little more
   const auto log_mass = [&](float value) { return (static_cast<double>(value) - highest) * inverse; };
   const auto most_mass = [&](float value) { return mass ? value : above_exp(log_mass(value)); };
+  // With an upper byte of 1 and more only what is heavier can win: the mass times the least time is 1/256 there.
+  const auto heavy_value = [&] {
+    if (mass) return static_cast<float>(0x1p-8 / reach);
+    return static_cast<float>(std::max(highest - (std::log(256.0) + best + 2 * kRounding) / inverse, static_cast<double>(kLowest)));
+  };
   int32_t* ids = scratch.ids;
   uint32_t* words = scratch.words;
-  int count = 0;
+  int count = 0, stop = 0;  // ids that may win, and behind them those whose words tell
   for (int first = 0, end; first < num_cols; first = end) {
-    end = std::min({num_cols, first + kRaceRun, std::max(2 * first, 32)});  // at first the bound is loose
+    end = std::min({num_cols, first + kRaceRun, std::max(2 * first, 128)});  // at first the bound is loose
     const float top = kernels->max_of(values + first, end - first);
     if (std::isnan(top)) return -1;
     if (mass == nullptr && top > highest) {
@@ -326,35 +333,86 @@ int32_t race_of_all(const Kernels* kernels, const float* logits, const float* ma
       reach = std::exp(best + kRounding);
       highest = top;
     }
-    const double limit = reach * most_mass(top) * 0x1p32;
-    const uint32_t most = limit < 0x1p32 ? static_cast<uint32_t>(limit) : ~0u;
-    const int stop = count + kernels->low_words(name, first, end, most, ids + count, words + count);
-    for (int i = count; i < stop; i++) {
+    if (top > floor) {
+      const float heavy = heavy_value();
+      const int light = stop;
+      stop += kernels->low_ids(name, first, end, ids + stop);
+      if (top >= heavy) {
+        stop = light + keep_if(ids + light, stop - light, [&](int32_t id) { return values[id] < heavy; });
+        const int from = stop;
+        stop += kernels->collect(values + first, end - first, heavy, kAll, ids + stop, end - first);
+        for (int i = from; i < stop; i++) ids[i] += first;
+      }
+    }
+    if (end > kRaceRun && end < num_cols && stop - count < kFewWords) continue;
+    kernels->race_words(name, ids + count, stop - count, words + count);
+    const int from = count;
+    for (int i = from; i < stop; i++) {
       const float value = values[ids[i]];
-      if (!(words[i] * 0x1p-32 <= reach * most_mass(value)) || (mass && value == 0.0f)) continue;
+      if (!(words[i] * 0x1p-32 <= reach * most_mass(value)) || (mass && value == 0.0f) || !(value > floor)) continue;
       const double time = exponential_of(words[i]);
       const double log_time = mass ? std::log(time / value) : std::log(time) - log_mass(value);
       if (log_time > best + kRounding) continue;
       if (log_time < best) best = log_time, reach = std::exp(best + kRounding);
       ids[count] = ids[i], words[count++] = words[i];
     }
+    stop = count;
   }
   for (int i = 0; i < count; i++) scratch.mass[i] = values[ids[i]];
   if (mass == nullptr) kernels->exp_mass(scratch.mass, count, highest, inverse, scratch.mass);
   Race race;
   for (int i = 0; i < count; i++)
     if (scratch.mass[i] > 0.0f) race.enter(ids[i], scratch.mass[i], words[i]);
+  if (most) *most = highest;
   return race.winner;
 }
 
 // The winner among the ids of a list.
-int32_t race_of(const float* mass, const int32_t* ids, int count, const DrawName& name) {
+int32_t race_of(const Kernels* kernels, const float* mass, const int32_t* ids, int count, const DrawName& name,
+                const Scratch& scratch) {
+  kernels->race_words(name, ids, count, scratch.words);
   Race race;
   for (int i = 0; i < count; i++) {
-    const uint32_t word = philox(name, static_cast<uint32_t>(ids[i]) / 4).words[ids[i] % 4];
-    if (mass[ids[i]] > 0.0f && !race.is_late(mass[ids[i]], word)) race.enter(ids[i], mass[ids[i]], word);
+    const float own = mass[ids[i]];
+    if (own > 0.0f && !race.is_late(own, scratch.words[i])) race.enter(ids[i], own, scratch.words[i]);
   }
   return race.winner;
+}
+
+constexpr int32_t kUndecided = -2;
+constexpr float kLargeShare = 0.3f;  // of smaller ones a winner would be one too seldom
+
+// The winner among the heaviest ids that together have `share` of all mass; -1 where not all logits are finite. The winner
+// among all is it if it is one of them, as sums of masses that are nearly right mostly tell; if not, those that are heavier
+// race. kUndecided where it is too near to the border.
+int32_t race_of_share(const Kernels* kernels, const float* logits, int num_cols, float inverse, float share,
+                      const DrawName& name, const Scratch& scratch) {
+  constexpr int kFew = 64;
+  const double error = 2e-4 + num_cols * 0x1p-27;  // of a sum
+  // Logits further apart than that have different masses.
+  const float apart = static_cast<float>(0x1p-12 / static_cast<double>(inverse));
+  float highest = 0, floor = -kAll;
+  const auto mass = [&](int32_t id) { return std::exp((static_cast<double>(logits[id]) - highest) * inverse); };
+  for (;;) {
+    const int32_t winner = race_of_all(kernels, logits, nullptr, num_cols, inverse, floor, name, scratch, &highest);
+    if (winner < 0) return floor == -kAll ? winner : kUndecided;
+    const float own = logits[winner], low = std::nextafter(own - apart, -kAll), high = std::nextafter(own + apart, kAll);
+    // Where few are as heavy, their masses tell. Where many are, all masses have to be summed.
+    const int num_heavy = kernels->collect(logits, num_cols, low, kAll, scratch.ids, kFew);
+    double heavy = 0;
+    for (int i = 0; i < num_heavy; i++) heavy += mass(scratch.ids[i]);
+    const double own_mass = mass(winner);
+    if (num_heavy <= kFew && heavy - own_mass < share * heavy * (1 - error)) return winner;
+    float sums[2];
+    kernels->about_mass(logits, num_cols, highest, inverse, low, sums);
+    const double wanted = static_cast<double>(share) * sums[0];
+    if (sums[1] * (1 + error) - own_mass < wanted * (1 - error)) return winner;
+    const int num_near = kernels->collect(logits, num_cols, low, high, scratch.ids, kFew);
+    double near = 0;
+    for (int i = 0; i < num_near; i++) near += mass(scratch.ids[i]);
+    if (num_near > kFew || sums[1] * (1 - error) - near < wanted * (1 + error)) return kUndecided;
+    floor = own;
+  }
 }
 
 }  // namespace
@@ -370,10 +428,15 @@ int32_t sample_row(const Kernels* kernels, const float* logits, int num_cols, co
   const DrawName name = {how.seed, static_cast<uint32_t>(how.position), static_cast<uint32_t>(how.choice), kPurposeToken};
   const DrawName xtc = {how.seed, static_cast<uint32_t>(how.position), static_cast<uint32_t>(how.choice), kPurposeXtc};
   const bool excludes_top = how.xtc_probability > 0.0f && (philox(xtc, 0).words[0] + 0.5) * 0x1p-32 < how.xtc_probability;
-  const bool needs_sum = how.typical_p < 1.0f || how.top_p < 1.0f || excludes_top;
   const bool has_top_k = how.top_k > 0 && how.top_k < num_cols;
-  if (!needs_sum && !has_top_k && !(how.top_n_sigma > 0.0f) && !(how.min_p > 0.0f))
-    return race_of_all(kernels, logits, nullptr, num_cols, inverse, name, scratch);
+  const bool is_plain = !has_top_k && !(how.top_n_sigma > 0.0f) && !(how.typical_p < 1.0f) && !(how.min_p > 0.0f) && !excludes_top;
+  if (is_plain && !(how.top_p < 1.0f))
+    return race_of_all(kernels, logits, nullptr, num_cols, inverse, -kAll, name, scratch, nullptr);
+  if (is_plain && how.top_p > kLargeShare) {
+    const int32_t winner = race_of_share(kernels, logits, num_cols, inverse, how.top_p, name, scratch);
+    if (winner != kUndecided) return winner;
+  }
+  const bool needs_sum = how.typical_p < 1.0f || how.top_p < 1.0f || excludes_top;
   const float highest = kernels->max_of(logits, num_cols);
   if (std::isnan(highest)) return -1;
 
@@ -415,13 +478,13 @@ int32_t sample_row(const Kernels* kernels, const float* logits, int num_cols, co
     }
   }
   if (excludes_top) count = exclude_top(kernels, mass, num_cols, how.xtc_threshold, ids, count);
-  if (count >= 0 && count < num_cols / 32) return race_of(mass, ids, count, name);
+  if (count >= 0 && count < num_cols / 32) return race_of(kernels, mass, ids, count, name, scratch);
   if (count >= 0) {  // a long list: all others have no mass
     int next = 0;
     for (int i = 0; i < count; next = ids[i++] + 1) std::fill(mass + next, mass + ids[i], 0.0f);
     std::fill(mass + next, mass + num_cols, 0.0f);
   }
-  return race_of_all(kernels, logits, mass, num_cols, inverse, name, scratch);
+  return race_of_all(kernels, logits, mass, num_cols, inverse, -kAll, name, scratch, nullptr);
 }
 
 int32_t sample_adjusted_row(const Kernels* kernels, const float* logits, int num_cols, const SamplingRow& how,

@@ -98,7 +98,7 @@ def test_instruction_sets_and_lists_draw_alike(num_ids: int) -> None:
     logits_LV = rng.normal(0, 4, (num_draws, num_ids)).astype(np.float32)
     all_settings: list[dict[str, float]] = [
         {}, {"top_k": 5}, {"top_k": num_ids * 2 // 3}, {"min_p": 1e-7}, {"min_p": 0.2}, {"top_p": 0.999},
-        {"top_p": 0.3}, {"typical_p": 0.8}, {"typical_p": 0.2, "top_p": 0.9, "min_p": 0.5},
+        {"top_p": 0.3}, {"top_p": 0.9}, {"typical_p": 0.8}, {"typical_p": 0.2, "top_p": 0.9, "min_p": 0.5},
         {"top_k": 40, "typical_p": 0.5}, {"xtc_probability": 1, "xtc_threshold": 0.02},
     ]  # fmt: skip
     for settings in all_settings:
@@ -130,11 +130,30 @@ def test_races_of_all_ids_bear_any_scale(temperature: float, largest: float) -> 
         backend.close()
 
 
+@pytest.mark.parametrize("share", [0.25, 0.75])
 @pytest.mark.parametrize("filter_", ["top_p", "typical_p"])
-def test_of_equal_ids_the_lower_ones_are_kept(ops, filter_: str) -> None:
-    """5,000 equal ids and a share of a quarter: the first 1,250 alone are drawn, and all through."""
-    drawn = ops.sample(np.zeros((400, 5000), np.float32), _how(400, 3, **{filter_: 0.25}))
-    assert drawn.max() < 1250 and np.ptp(drawn) > 1200
+def test_of_equal_ids_the_lower_ones_are_kept(ops, filter_: str, share: float) -> None:
+    """5,000 equal ids and a share of them: the first ones alone are drawn, and all through."""
+    drawn = ops.sample(np.zeros((400, 5000), np.float32), _how(400, 3, **{filter_: share}))
+    assert drawn.max() < 5000 * share and np.ptp(drawn) > 4800 * share
+
+
+@needs_native
+@pytest.mark.exact
+@pytest.mark.parametrize("top_p", [0.31, 0.5, 0.8, 0.97, 0.9999])
+def test_a_winner_is_kept_or_drawn_again(top_p: float) -> None:
+    """top_p alone, by the winner among all ids: steep rows, flat ones, ones with many equal ids, and ones most of
+    which is ruled out, draw what the whole order of float64 masses gives, on every instruction set."""
+    rng = np.random.default_rng(12)
+    logits_LV = (rng.normal(0, 1, (120, 6000)) * np.repeat([0.1, 1, 3, 9], 30)[:, None]).astype(np.float32)
+    logits_LV[::3] = np.rint(logits_LV[::3] * 4) / 4
+    logits_LV[::5, :5900] = NEVER
+    how = replace(_how(120, 4, top_p=top_p), temperature_L=np.tile(np.array([0.2, 1, 3], np.float32), 40))
+    expected = ReferenceOps().sample(logits_LV, how)
+    for isa in available_isas():
+        backend = NativeOps(1, isa)
+        assert np.array_equal(backend.sample(logits_LV, how), expected), isa
+        backend.close()
 
 
 def test_flat_rows_keep_as_many_ids_as_the_share_says(ops) -> None:

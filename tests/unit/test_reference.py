@@ -10,7 +10,7 @@ import pytest
 from tokenmill.core.block import KV_DTYPES, KVGroup
 from tokenmill.ops.api import NEVER, HeadGeometry, RawTensor, SampleBatch, StepBatch
 from tokenmill.ops.reference import ReferenceOps
-from tokenmill.ops.reference_sample import words_of_ids
+from tokenmill.ops.reference_sample import race_words
 from tokenmill.ops.reference_weights import dequantise, round_activations
 
 RNG = np.random.default_rng(0)
@@ -202,7 +202,7 @@ def _sample_slowly(logits, row: dict) -> int:
         falling = kept
     kept = sorted(t for t in falling if weights[t] >= row.get("min_p", 0.0))
     seed, choice, position = row.get("seed", 0), row.get("choice", 0), row.get("position", 0)
-    words = words_of_ids(seed, choice, position, 0, len(logits)).tolist()
+    words = race_words(seed, choice, position, len(logits)).tolist()
     return min(kept, key=lambda t: (-math.log1p(-(words[t] + 0.5) / 2**32) / weights[t] if weights[t] else math.inf, t))
 
 

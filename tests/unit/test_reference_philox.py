@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tokenmill.ops.reference_sample import philox4x32, words_of_ids
+from tokenmill.ops.reference_sample import philox4x32, race_words, words_of_ids
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,19 @@ def test_words_name_the_draw():
     assert draw(seed=0, choice=0, position=0)[:4] == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
 
 
-def test_words_cover_the_range():
+def test_words_of_a_race_have_upper_bytes_of_their_own():
+    """Sixteen ids share a block of upper bytes, four a block of the others, and these are not the same."""
+    words = race_words(0, 0, 0, 40)
+    first = np.array([0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8], "<u4").view(np.uint8)
+    assert (words[:16] >> 24).tolist() == first.tolist()
+    rest = words_of_ids(0, 0, 0, 2, 40) >> 8
+    assert (words & 0xFFFFFF).tolist() == rest.tolist()
+    assert words[:7].tolist() == race_words(0, 0, 0, 7).tolist() != race_words(0, 1, 0, 7).tolist()
+
+
+@pytest.mark.parametrize("words", [words_of_ids(3, 0, 0, 0, 20_000), race_words(3, 0, 0, 20_000)])
+def test_words_cover_the_range(words):
     """Means and extremes of many words are those of 32 random bits."""
-    words = words_of_ids(3, 0, 0, 0, 20_000) / 2**32
+    words = words / 2**32
     assert 0 <= words.min() < 1e-3 and 1 - 1e-3 < words.max() < 1
     assert abs(words.mean() - 0.5) < 0.01 and abs((words < 0.25).mean() - 0.25) < 0.02

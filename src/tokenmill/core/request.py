@@ -14,8 +14,9 @@ from .moves import KVSource
 from .sampling import SamplingParams as SamplingParams
 from .terms import USUAL, Terms
 
-DRAW_VERSION = 2
-"""What a seed means: processes whose versions differ draw different tokens. 2: an exponential race over token ids."""
+DRAW_VERSION = 3
+"""What a seed means: processes whose versions differ draw different tokens. 2: an exponential race over token ids.
+3: upper bytes of words have blocks of their own."""
 
 EXPORT = "export"
 IMPORT = "import"
@@ -58,7 +59,7 @@ class Request:
 
     prompt_tokens   ids of the prompt, at least one
     max_tokens      most tokens to produce, counted from the original prompt
-    seed            64-bit; the random word of a token id is Philox(seed; output position, choice, purpose, id)
+    seed            64-bit; random words of token ids are made of it, the output position and the choice
     eos_token_ids   the model's end tokens: held back until min_tokens; `end_token_ids` are those that end it
     output_tokens   already produced elsewhere (a resumed stream): limits, penalties and positions count them
     attempt         how often it was given to an engine before; outputs carry it, and those of others are dropped

@@ -45,7 +45,7 @@ COLUMN_DTYPES = {name: _DTYPES[c_type] for name, (c_type, _) in COLUMNS.items()}
 @dataclass(slots=True)
 class SampleBatch:
     """How to draw one token from each of L logit rows: the columns of core/sampling.py. The words of a draw are
-    Philox(seed; position, choice, purpose, id // 4). filters: columns by name, none of them where no row has any."""
+    made by Philox(seed; position, choice, purpose, block). filters: columns by name, none where no row has any."""
 
     temperature_L: np.ndarray  # float32; 0 = greedy
     top_k_L: np.ndarray  # int32; 0 = off

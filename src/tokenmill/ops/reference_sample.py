@@ -86,7 +86,7 @@ def sample(logits_LV: np.ndarray, how: SampleBatch) -> np.ndarray:
 def exponentials(seed: int, choice: int, position: int, num_ids: int) -> np.ndarray:
     """Of each id a number that is distributed exponentially: float64 [num_ids]. A race of such numbers, each divided by
     the id's mass, is won by each id with a probability in proportion to its mass."""
-    words = words_of_ids(seed, choice, position, PURPOSE_TOKEN, num_ids)
+    words = race_words(seed, choice, position, num_ids)
     return -np.log1p(-(words + 0.5) * 2.0**-32)
 
 
@@ -139,10 +139,13 @@ def _best_ids(row_V: np.ndarray, count: int) -> np.ndarray:
 
 
 PURPOSE_TOKEN = 0
-"""Purpose word of the draw that picks an output token."""
+"""Purpose word of the draw that picks an output token: upper bytes of the words."""
 
 PURPOSE_XTC = 1
 """Of the draw that decides whether the most likely tokens are left out."""
+
+PURPOSE_TOKEN_REST = 2
+"""The other bits of words that pick an output token."""
 
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
@@ -171,6 +174,15 @@ def words_of_ids(seed: int, choice: int, position: int, purpose: int, num_ids: i
     counter[:, 3] = np.arange(num_blocks)
     key = np.array([[seed & 0xFFFFFFFF, seed >> 32]], np.uint32)
     return philox4x32(counter, key).reshape(-1)[:num_ids]
+
+
+def race_words(seed: int, choice: int, position: int, num_ids: int) -> np.ndarray:
+    """The word by which each id races: uint32 [num_ids]. Its upper byte is byte number id mod 16 of block id // 16, its
+    other bits are the upper ones of a word of their own: most ids have lost by their byte, a quarter of the blocks."""
+    words = words_of_ids(seed, choice, position, PURPOSE_TOKEN, -(-num_ids // 4))
+    bytes_V = words.astype("<u4").view(np.uint8)
+    rest_V = words_of_ids(seed, choice, position, PURPOSE_TOKEN_REST, num_ids)
+    return bytes_V[:num_ids].astype(np.uint32) << np.uint32(24) | rest_V >> np.uint32(8)
 
 
 DRY_LONGEST = 64
