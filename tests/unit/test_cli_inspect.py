@@ -20,6 +20,10 @@ from tokenmill.llm.llm import LLM
 from tokenmill.models.repack import DENSE_KINDS
 from tokenmill.models.rope import RopeConfig, query_scale_table, rope_frequencies, rope_table, table_bytes
 from tokenmill.ops.api import BLOCK_BYTES
+from tokenmill.ops.native import available
+from tokenmill.ops.native.library import replaced_kinds
+
+needs_native = pytest.mark.skipif(available() is not None, reason=str(available()))
 
 
 def test_it_leads_with_what_serving_here_would_take(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,6 +45,23 @@ def test_it_plans_the_memory_that_serving_does(smollm2: Path, capsys: pytest.Cap
     for name in ("weights", "KV", "adapters", "grammars"):
         assert planned[name] == real[name], name
     assert set(planned) == {*real, "engine", "front end", "sandbox"}
+
+
+@needs_native
+def test_it_knows_what_these_kernels_take_in_place_of_a_kind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels with tiles take Q4_K as Q4_1, in 20 bytes for 32 weights and not 18; the table says so."""
+    path = tmp_path / "m.gguf"
+    sizes = {"width": 64, "heads": 2, "kv_heads": 2, "head": 32, "rope": 32, "value": 32, "experts": 0, "dense_ffn": 64}
+    write_gguf_model(path, Shape("qwen3", layers=1, **sizes), "q8_0")
+    for isa, replaced in (("scalar", {}), ("scalartiles", {"q4_k": "q4_1", "iq4_nl": "q8_0"})):
+        monkeypatch.setenv("TOKENMILL_ISA", isa)
+        assert replaced_kinds() == replaced
+    monkeypatch.setattr("tokenmill.cli.inspect.replaced_kinds", lambda: {"q8_0": "f32"})
+    assert cli.main(["inspect", str(path)]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("embeddings"))
+    assert line.split()[-2:] == ["float32", "products"] and " f32 " in line
 
 
 def test_what_a_draft_model_takes_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

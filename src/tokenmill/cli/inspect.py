@@ -30,6 +30,7 @@ from ..node.resolve import EngineSettings, ModelFacts, resolve
 from ..node.speculation import read_speculation
 from ..ops.api import SIGMOID, SOFTMAX_CHOSEN
 from ..ops.native import available
+from ..ops.native.library import replaced_kinds
 from ..plan.config import shape_facts
 from ..server.config import ServerConfig
 from .expert_load import draw_load, read_load
@@ -173,7 +174,9 @@ def inspect(args: argparse.Namespace) -> int:
     quantization = None if args.quantization is None else QUANTIZATIONS[args.quantization]
     try:
         checkpoint = checkpoint if is_whole else imagine(checkpoint)
-        found = model_summary(checkpoint, quantization=quantization, kv_dtype=KV_CACHE_DTYPES[args.kv_cache_dtype])
+        replaced = {} if available() is not None else replaced_kinds()
+        kv_dtype = KV_CACHE_DTYPES[args.kv_cache_dtype]
+        found = model_summary(checkpoint, quantization=quantization, kv_dtype=kv_dtype, replaced=replaced)
     except BadCheckpoint as error:
         raise BadCheckpoint(error.message + _wanted(checkpoint)) from error
     config = found.config

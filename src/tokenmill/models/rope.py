@@ -100,10 +100,20 @@ def _yarn_share(rope: RopeConfig, num_turned: int) -> np.ndarray:
     return 1 - np.clip((np.arange(num_turned // 2) - first) / width, 0, 1)
 
 
+_TABLE_ROWS = 256
+"""Of a table that are made at a time: their angles stay in the core's cache."""
+
+
 def rope_table(frequencies: np.ndarray, num_positions: int, scale: float = 1.0) -> np.ndarray:
     """float32 [P, R]: row p holds the cosines of the R/2 pairs, then the sines, times `scale`."""
-    angles = np.arange(num_positions)[:, None] * frequencies
-    return (scale * np.concatenate([np.cos(angles), np.sin(angles)], axis=1)).astype(np.float32)
+    num_pairs = len(frequencies)
+    table_PR = np.empty((num_positions, 2 * num_pairs), np.float32)
+    for first in range(0, num_positions, _TABLE_ROWS):
+        angles = np.arange(first, min(first + _TABLE_ROWS, num_positions))[:, None] * frequencies
+        rows = table_PR[first : first + _TABLE_ROWS]
+        rows[:, :num_pairs] = scale * np.cos(angles)
+        rows[:, num_pairs:] = scale * np.sin(angles)
+    return table_PR
 
 
 def query_scale_table(rope: RopeConfig, head_dim: int, num_positions: int) -> np.ndarray | None:

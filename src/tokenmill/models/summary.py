@@ -115,15 +115,22 @@ def shape_of(checkpoint: Checkpoint) -> ModelConfig | EncoderConfig:
     return config_from_checkpoint(body_of(checkpoint) if is_bare_decoder(checkpoint) else checkpoint)
 
 
-def model_summary(checkpoint: Checkpoint, *, quantization: str | None = None, kv_dtype: str = "f16") -> ModelSummary:
-    """Raises BadCheckpoint for an architecture that cannot be read."""
+def model_summary(
+    checkpoint: Checkpoint,
+    *,
+    quantization: str | None = None,
+    kv_dtype: str = "f16",
+    replaced: Mapping[str, str] = MappingProxyType({}),
+) -> ModelSummary:
+    """replaced: kinds in place of which these kernels take others. Raises BadCheckpoint for an architecture that cannot
+    be read."""
     config = shape_of(checkpoint)
     if isinstance(config, EncoderConfig):
-        return ModelSummary(config, _groups(checkpoint, _encoder_parts(config), quantization), ())
+        return ModelSummary(config, _groups(checkpoint, _encoder_parts(config), quantization, replaced), ())
     if is_bare_decoder(checkpoint):
         checkpoint = body_of(checkpoint)
     parts = _parts(checkpoint.kind, config)
-    groups = _groups(checkpoint, parts, quantization, _turned(checkpoint.kind, config))
+    groups = _groups(checkpoint, parts, quantization, replaced, _turned(checkpoint.kind, config))
     return ModelSummary(config, groups, kv_groups(config, dtype=kv_dtype))
 
 
@@ -158,6 +165,7 @@ def _groups(
     checkpoint: Checkpoint,
     parts: Iterable[tuple[str, str]],
     quantization: str | None,
+    replaced: Mapping[str, str],
     turned: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[TensorGroup, ...]:
     """The tensors of the checkpoint by part and kind. `parts`: (part, tensor name). turned: of tensors that hold keys
@@ -167,7 +175,8 @@ def _groups(
         tensor = checkpoint.tensors.get(name)
         if tensor is None:
             continue
-        packed = _kind_in_memory(part, tensor, quantization)
+        kind = _kind_in_memory(part, tensor, quantization)
+        packed = replaced.get(kind, kind)
         num_bytes = _bytes_in_memory(packed, tensor.num_values)
         if name in turned and packed not in DENSE_KINDS:  # see stacks.latent_matrices
             keys = round(tensor.num_values * turned[name])

@@ -443,6 +443,12 @@ def available_isas(among: Sequence[str] = ISAS) -> tuple[str, ...]:
     return tuple(isa for isa in among if library.tm_isa_available(isa.encode()))
 
 
+def replaced_kinds() -> Mapping[str, str]:
+    """The kinds in place of which the variant that this machine would run takes others with the same values."""
+    isa = os.environ.get("TOKENMILL_ISA") or next(iter(available_isas(TILE_ISAS[:1])), "")
+    return PLAIN_KINDS if isa in TILE_ISAS else {}
+
+
 def family_isas(isa: str) -> tuple[str, ...]:
     """The variants that agree in bits with `isa`."""
     return TILE_ISAS if isa in TILE_ISAS else ISAS
