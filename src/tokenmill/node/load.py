@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..core.config import BLOCK_SIZE, EngineConfig, most_drafted
 from ..core.effects import Event, StoreOpened
@@ -40,7 +41,6 @@ from ..ops.api import Ops, StepLimits
 from ..ops.drafts import Corpus
 from ..ops.select import select_ops
 from ..sched.admission import max_running
-from ..text.text_model import load_text
 from ..worker.build import Drafter, Worker, build_worker, load_drafter, load_weights
 from ..worker.draft_model import drafter_limits
 from ..worker.draft_sequences import spare_blocks
@@ -55,6 +55,9 @@ from .options import KV_CACHE_DTYPES, EngineOptions
 from .processors import ThreadOptions, as_asked, choose_threads, read_processors, thread_options
 from .resolve import DrafterFacts, EngineSettings, ModelFacts, resolve
 from .speculation import read_speculation
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
 
 _GGUF_POOLINGS = {1: "mean", 2: "cls", 3: "last"}
 
@@ -335,7 +338,7 @@ def open_corpora(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Corpus, 
     asked = () if config.speculation is None else config.speculation.corpora
     if not asked:
         return ()
-    tokenizer = load_text(checkpoint).tokenizer.digest()
+    tokenizer = _tokenizer(checkpoint).digest()
     found = (open_corpus(Path(each.path), tokenizer) for each in asked)
     return tuple(Corpus(each.tokens, each.places) for each in found)
 
@@ -346,7 +349,13 @@ def kept_outputs(checkpoint: Checkpoint, config: EngineConfig) -> KeptOutputs | 
     if not path:
         return None
     prepare_outputs(path)
-    return KeptOutputs(path, load_text(checkpoint).tokenizer.digest())
+    return KeptOutputs(path, _tokenizer(checkpoint).digest())
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    from ..text.text_model import load_text  # here, as most engines have no need of it before they are ready
+
+    return load_text(checkpoint).tokenizer
 
 
 def _open_mtp(checkpoint: Checkpoint) -> Checkpoint | None:
@@ -369,7 +378,7 @@ has. None of them is ever drafted, or drafted from."""
 
 def _check_vocabulary(target: Checkpoint, drafter: Checkpoint) -> None:
     """Whether a token means the same to both."""
-    one, other = load_text(target).tokenizer, load_text(drafter).tokenizer
+    one, other = _tokenizer(target), _tokenizer(drafter)
     least, most = sorted((one.vocab_size, other.vocab_size))
     if most - least > MOST_OTHER_TOKENS:
         raise ConfigError(

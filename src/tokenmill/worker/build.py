@@ -38,7 +38,6 @@ from ..ops.drafts import Corpus
 from ..ops.kv_pool import KVPool
 from ..ops.weights import DiskWeights
 from ..text.grammar.matcher import Vocabulary
-from ..text.text_model import load_text
 from .adapters import Adapters
 from .batch import Slots
 from .draft_medusa import MedusaDrafter
@@ -370,6 +369,8 @@ def _adapters(checkpoint: Checkpoint, ops: Ops, spec: WorkerSpec, model: Model) 
 
 def load_vocabulary(path: Path, vocab_size: int) -> Vocabulary:
     """Of the checkpoint, for a model of so many tokens. Raises BadCheckpoint and InvalidRequest."""
+    from ..text.text_model import load_text  # here, as it is needed once the engine is ready
+
     checkpoint = open_checkpoint(path)
     try:
         text = load_text(checkpoint)
