@@ -238,7 +238,7 @@ struct QueryCodes {
 struct SpanArgs {
   int dtype;             // KV storage: kF16, kBF16, kF32 or kInt8
   int num_queries, head_dim;
-  const float* q;        // [num_queries][kQueryStride]; not for int8, nor for bf16 where prepare_span is
+  const float* q;        // [num_queries][kQueryStride], of factor_words for bf16; not for int8, nor for bf16 where prepare_span is
   const uint16_t* q_bf16;  // where prepare_span is: [num_queries][rounded_stride(head_dim)], zeros behind the last channel
   uint8_t* prepared;       // where prepare_span is: prepared_bytes of room, at a multiple of 64
   bool is_prepared;        // prepare_span was called for this span
@@ -273,7 +273,7 @@ struct LatentArgs {
   const uint16_t* const* rows;  // each one's channels as bf16, zeros behind the last up to a multiple of 32; and so many rows of
                                 // zeros that they are a multiple of 16
   const float* row_scales;      // null, or what each of 256 is multiplied by
-  const float* q;               // [num_queries][latent_stride(latent_width(key_dim))], of latent_words
+  const float* q;               // [num_queries][latent_stride(latent_width(key_dim))], of factor_words
   const int* num_keys;          // end of each query's keys in this span, at least 1
   float scale;
   float* scores;  // room: [num_queries][latent_stride(kSpan)]
@@ -336,7 +336,7 @@ struct Kernels {
   void (*attend_span)(const SpanArgs*);
   void (*merge_span)(float* max, float* sum, float* acc, const float* span_max, const float* span_sum,
                      const float* span_acc, int num_queries, int head_dim);
-  void (*latent_words)(const float* x, int n, float* words);
+  void (*factor_words)(const float* x, int n, float* words);
   void (*latent_row)(int dtype, const void* from, int key_dim, uint16_t* row);
   void (*attend_latents)(const LatentArgs*);
   void (*divide)(const float* x, float by, int n, float* out);

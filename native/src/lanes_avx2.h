@@ -264,6 +264,7 @@ constexpr int kPairWords = 2;
 inline LPair pairs_of(__m256i pairs) {
   return {las_float(_mm256_slli_epi32(pairs, 16)), las_float(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000)))};
 }
+inline LPair load_rows(const uint16_t* first, const uint16_t* second) { return {bf8(first), bf8(second)}; }
 inline LPair set1_pair(const float* x) { return {lset1(x[0]), lset1(x[1])}; }
 inline LF dot2(LF acc, LPair w, LPair x) { return lfma(w.even, x.even, lfma(w.odd, x.odd, acc)); }
 inline LPair load_pairs(const uint8_t* p) { return pairs_of(_mm256_loadu_si256((const __m256i*)p)); }

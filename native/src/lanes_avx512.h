@@ -47,13 +47,14 @@ inline void store_bf16(uint16_t* p, F a) {
   const I all = _mm512_mask_mov_epi32(_mm512_srli_epi32(rounded, 16), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), quiet);
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(all));
 }
-inline void store_pairs(uint16_t* p, const uint16_t* a, const uint16_t* b) {
+inline __m512i interleaved(const uint16_t* a, const uint16_t* b) {
   const I order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20,
                                    4, 19, 3, 18, 2, 17, 1, 16, 0);
   const I both = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)a)),
                                     _mm256_loadu_si256((const __m256i*)b), 1);
-  _mm512_storeu_si512(p, _mm512_permutexvar_epi16(order, both));
+  return _mm512_permutexvar_epi16(order, both);
 }
+inline void store_pairs(uint16_t* p, const uint16_t* a, const uint16_t* b) { _mm512_storeu_si512(p, interleaved(a, b)); }
 #if defined(TM_AMX) || defined(TM_AVX512_BF16)
 inline void store_normal_bf16(uint16_t* p, F a) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a)); }
 #else
@@ -245,6 +246,7 @@ inline LF lround_half(LF a) {
 typedef __m512i LPair;
 constexpr int kPairWords = 1;
 inline LPair pairs_of(__m512i words) { return words; }
+inline LPair load_rows(const uint16_t* first, const uint16_t* second) { return interleaved(first, second); }
 inline LPair set1_pair(const float* x) { return _mm512_castps_si512(_mm512_set1_ps(*x)); }
 inline LF dot2(LF acc, LPair w, LPair x) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
@@ -256,6 +258,7 @@ constexpr int kPairWords = 2;
 inline LPair pairs_of(__m512i words) {
   return {as_float(_mm512_slli_epi32(words, 16)), as_float(_mm512_and_si512(words, _mm512_set1_epi32((int)0xffff0000)))};
 }
+inline LPair load_rows(const uint16_t* first, const uint16_t* second) { return {load_bf16(first), load_bf16(second)}; }
 inline LPair set1_pair(const float* x) { return {set1(x[0]), set1(x[1])}; }
 inline LF dot2(LF acc, LPair w, LPair x) { return fma(w.even, x.even, fma(w.odd, x.odd, acc)); }
 #endif

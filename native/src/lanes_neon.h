@@ -313,6 +313,9 @@ inline LPair pairs_of(uint8x16_t first, uint8x16_t second) {
   return {{vreinterpretq_f32_u32(vshlq_n_u32(a, 16)), vreinterpretq_f32_u32(vshlq_n_u32(b, 16))},
           {vreinterpretq_f32_u32(vandq_u32(a, upper)), vreinterpretq_f32_u32(vandq_u32(b, upper))}};
 }
+inline LPair load_rows(const uint16_t* first, const uint16_t* second) {
+  return {{bf4(first), bf4(first + 4)}, {bf4(second), bf4(second + 4)}};
+}
 inline LPair set1_pair(const float* x) { return {lset1(x[0]), lset1(x[1])}; }
 inline LF dot2(LF acc, LPair w, LPair x) { return lfma(w.even, x.even, lfma(w.odd, x.odd, acc)); }
 inline LPair load_pairs(const uint8_t* p) { return pairs_of(vld1q_u8(p), vld1q_u8(p + 16)); }

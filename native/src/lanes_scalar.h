@@ -253,6 +253,8 @@ inline LPair load_pairs(const uint8_t* p) {
   }
   return r;
 }
+// Pairs of what stands in the same place of two rows.
+inline LPair load_rows(const uint16_t* first, const uint16_t* second) { return {load_bf16(first), load_bf16(second)}; }
 inline LPair set1_pair(const float* x) { return {set1(x[0]), set1(x[1])}; }
 inline LF dot2(LF acc, LPair w, LPair x) { return lfma(w.even, x.even, lfma(w.odd, x.odd, acc)); }
 // The weights of four steps from a group of packed bf16; p: of the first lane. See Part.

@@ -181,6 +181,8 @@ void run_attention(Workspace& w, const Op& op, int unit, int thread) {
                             q_starts + n * kQueryStarts);
     } else if (on_tiles) {
       w.kernels->round_row(from, o.head_dim, q_bf16 + n * q_stride);
+    } else if (o.kv->dtype == kBF16) {
+      w.kernels->factor_words(from, o.head_dim, q + n * kQueryStride);
     } else {
       std::copy(from, from + head_dim, q + n * kQueryStride);
     }

@@ -209,7 +209,7 @@ void run_attention(Workspace& w, const Op& op, int unit, int thread) {
   float state_max[kLatentQueries], state_sum[kLatentQueries], span_max[kLatentQueries], span_sum[kLatentQueries];
   int num_keys[kLatentQueries];
   for (int n = 0; n < num_queries; n++)
-    w.kernels->latent_words(w.rows_of(o.in0, rows[n / heads].row) + (head0 + n % heads) * width, o.kv->head_dim, room.words + n * q_stride);
+    w.kernels->factor_words(w.rows_of(o.in0, rows[n / heads].row) + (head0 + n % heads) * width, o.kv->head_dim, room.words + n * q_stride);
   LatentArgs args = {};
   args.key_dim = o.kv->head_dim;
   args.value_dim = o.head_dim;

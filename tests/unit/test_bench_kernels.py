@@ -17,7 +17,7 @@ from tokenmill.bench.profile import ServedTimes, StepTimes
 from tokenmill.ops.api import StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
 
-PEAKS = {"int8": 1e12, "f32": 1e11}
+PEAKS = {"int8": 1e12, "f32": 1e11, "bf16": 2e11}
 native = pytest.mark.skipif(available() is not None, reason=str(available()))
 
 

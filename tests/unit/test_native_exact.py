@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from ops_cases import KINDS, Sequences, TinyDecoder, activations, kv_type, raw_tensor, whole_blocks
 
+from tokenmill.core.block import KVGroup
 from tokenmill.formats.blocks import READERS
 from tokenmill.formats.tensor import BLOCK_LAYOUT
 from tokenmill.ops.api import HeadGeometry, RawTensor, StepLimits
@@ -309,3 +310,31 @@ def test_tiny_bf16_factors_agree(family: tuple[str, ...]) -> None:
     for ops, result in zip(backends, results, strict=True):
         assert np.array_equal(result, results[0]), ops.isa
         ops.close()
+
+
+@FAMILIES
+def test_tiny_bf16_kv_agrees(family: tuple[str, ...]) -> None:
+    """Queries, keys and values around 2^-56, where products could become subnormal, give equal KV and equal bits on
+    every variant; so do scores that are far apart, whose weights are as small."""
+    rng = np.random.default_rng(13)
+    heads, length = HeadGeometry(6, 2, 40), 37
+    group = KVGroup("full", 1, heads.num_kv_heads, heads.head_dim, 16, "bf16")
+    values_at = (heads.num_heads + heads.num_kv_heads) * heads.head_dim
+    signs = rng.choice(np.float32([-1, 1]), (length, heads.width))
+    tiny_TW = (signs * 2.0 ** rng.uniform(-70, -50, signs.shape)).astype(np.float32)
+    apart_TW = tiny_TW.copy()
+    apart_TW[:, :values_at] = np.linspace(0, 4, length)[:, None]
+    batch = Sequences.scatter(rng, [length], 16).batch([(0, [0] * length, 0)])
+    for qkv_TW in (tiny_TW, apart_TW):
+        results = []
+        for isa in available_isas(family):
+            ops = NativeOps(2, isa)
+            pool = np.zeros((3, group.bytes_per_block), np.uint8)
+            kv = ops.bind_kv(pool, group)
+            ops.write_kv(kv, 0, qkv_TW, batch, heads)
+            results.append((isa, pool, ops.paged_attention(kv, 0, qkv_TW, batch, heads, heads.head_dim**-0.5)))
+            ops.close()
+        _, pool, out_TW = results[0]
+        assert out_TW.any()
+        for isa, other_pool, other_TW in results:
+            assert np.array_equal(other_pool, pool) and np.array_equal(other_TW, out_TW), isa

@@ -461,10 +461,12 @@ def test_numerics_id(make_worker, monkeypatch):
     with monkeypatch.context() as release:
         release.setattr("tokenmill.worker.build.FORWARD", "forward-of-another-release")
         others.append(make_worker())
+    others.append(make_worker(kv_dtype="bf16"))
     monkeypatch.setattr("tokenmill.worker.build.ROTATED", "as they are")
-    others.append(make_worker(kv_dtype="int8"))
-    assert len({base, *(worker.config.numerics_id for worker in others)}) == 9
-    assert make_worker().config.numerics_id == base, "of int8 KV alone"
+    monkeypatch.setattr("tokenmill.worker.build.PAIRS", "as float32")
+    others += [make_worker(kv_dtype="int8"), make_worker(kv_dtype="bf16")]
+    assert len({base, *(worker.config.numerics_id for worker in others)}) == 11
+    assert make_worker().config.numerics_id == base, "of int8 and bf16 KV alone"
 
 
 def test_a_mixture_is_planned_for_every_row_at_one_expert():

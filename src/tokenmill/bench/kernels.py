@@ -30,6 +30,7 @@ PROBE_BYTES = 64 << 20
 
 PROBE_TURNS = 100
 LEAST_PROBED = 64 << 10
+UNITS = ("int8", "f32", "bf16")
 WIDE = 160
 """Columns of a table that does not go to a terminal."""
 
@@ -40,7 +41,7 @@ class Probed(Protocol):
     """What the machine reaches at best, by all threads together, per second; 0 where it cannot be told."""
 
     def probe(self, what: str, num_bytes: int = 0, rounds: int = 1) -> float:
-        """`what`: 'read' (bytes, of a working set of num_bytes), 'int8' or 'f32' (operations)."""
+        """`what`: 'read' (bytes, of a working set of num_bytes), or one of UNITS (operations)."""
         ...
 
 
@@ -52,7 +53,7 @@ class Case:
                  would come from) and gives the seconds of all
     working_set  bytes that all copies read together, where that is not num_copies * num_bytes
     num_bytes    what one copy must read of weights, KV or logits, or move of rows
-    num_ops      what one copy must do, a multiply-add being two, in arithmetic of kind `unit`: 'int8', 'f32'
+    num_ops      what one copy must do, a multiply-add being two, in arithmetic of a kind of UNITS
     """
 
     operation: str
@@ -128,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, cases: Iterable[Case], probed: Probed, facts: dict[str, str]) -> int:
     """Measure the cases, one after another; print and write the table. Exit code 0."""
-    peaks = {unit: max(probed.probe(unit, 0, PROBE_TURNS) for _ in range(REPEATS)) for unit in ("int8", "f32")}
+    peaks = {unit: max(probed.probe(unit, 0, PROBE_TURNS) for _ in range(REPEATS)) for unit in UNITS}
     before = machine.read_cpu_time()
     found = []
     for case in cases:
@@ -138,7 +139,8 @@ def run(args: argparse.Namespace, cases: Iterable[Case], probed: Probed, facts: 
     state = machine.interference(before, machine.read_cpu_time())
     notes = [f"{name}: {value}" for name, value in (machine.hardware() | facts).items()]
     notes += [
-        f"probed peaks, all threads: {peaks['int8'] / 1e12:.2f} TOP/s int8, {peaks['f32'] / 1e12:.2f} TFLOP/s f32",
+        f"probed peaks, all threads: {peaks['int8'] / 1e12:.2f} TOP/s int8, {peaks['f32'] / 1e12:.2f} TFLOP/s f32, "
+        f"{peaks['bf16'] / 1e12:.2f} bf16",
         f"commit: {machine.commit() or 'not a checkout'}; runs of each: {args.repeats}; medians",
         f"machine: {state or 'not known'}",
     ]

@@ -60,6 +60,10 @@ LAYOUT = "K[G,C,s]V[G,s,C]"
 ROTATED = "rotated"
 """What int8 does to keys and values before they become codes (Ops.write_kv): part of the numerics id of such KV."""
 
+PAIRS = "bf16 products"
+"""How attention multiplies bf16 keys and values where there is no matrix unit, and what it rounds for it: part of the
+numerics id of such KV."""
+
 FORWARD = "forward-1"
 """The forward pass as models/ writes it: part of the numerics id. Raise it with every change there that can change a
 bit of a model's results, or KV saved before would be mixed with KV computed after."""
@@ -432,6 +436,8 @@ def numerics_id(digest: str, model: Model | VectorModel, groups: Sequence[KVGrou
     facts += [f"{group.name} {group.layers}" for group in groups if group.layers]
     if group.dtype == "int8" and not group.value_dim:
         facts.append(ROTATED)
+    if group.dtype == "bf16" and not group.value_dim and ops.kv_dtype != "bf16":
+        facts.append(PAIRS)
     if isinstance(model.config, ModelConfig):
         facts += declared_elsewhere(model.config.architecture, model.config.family)
     moe = model.config.moe if isinstance(model, Model) else None

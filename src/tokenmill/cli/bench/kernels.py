@@ -25,6 +25,7 @@ from ...formats.checkpoint import open_checkpoint
 from ...models.loader import Model, load_model
 from ...node.load import describe_kernels
 from ...node.machine import read_machine
+from ...node.options import KV_CACHE_DTYPES
 from ...ops.api import BLOCK_BYTES, GROUP, RawTensor, SampleBatch, StepBatch, StepLimits
 from ...ops.native import NativeOps
 from ...ops.native.operation import QUANTISED, Operation
@@ -68,7 +69,8 @@ def opened(args: argparse.Namespace, what_for: str) -> Iterator[tuple[NativeOps,
     path, ops = open_native(args, what_for)
     checkpoint = open_checkpoint(path)
     try:
-        model = load_model(checkpoint, ops, block_size=BLOCK_SIZE)
+        kv_dtype = ops.kv_dtype if args.kv_cache_dtype == "auto" else KV_CACHE_DTYPES[args.kv_cache_dtype]
+        model = load_model(checkpoint, ops, block_size=BLOCK_SIZE, kv_dtype=kv_dtype)
         yield ops, model, {"model": path.name, "kernels": describe_kernels(ops)}
     finally:
         ops.close()
@@ -167,6 +169,7 @@ def _narrow(ops: NativeOps, num_cols: int) -> Any:
 def _attention(ops: NativeOps, model: Model) -> Iterator[Case]:
     group, config = model.kv_group, model.config
     heads = config.heads
+    unit = "bf16" if group.dtype == "bf16" and ops.probe("bf16") else "f32"
     decodes = [("attention decode", [(1, context)] * count) for count, context in DECODES]
     prefills = [("attention prefill", [(rows, context)]) for rows, context in PREFILLS]
     shapes = [
@@ -201,7 +204,7 @@ def _attention(ops: NativeOps, model: Model) -> Iterator[Case]:
             num_copies=group.num_layers,
             num_bytes=sum(counts) * group.bytes_per_block // group.num_layers,
             num_ops=4 * seen * heads.num_heads * heads.head_dim,
-            unit="f32",
+            unit=unit,
             run=partial(once.run, batch),
         )
     once.close()

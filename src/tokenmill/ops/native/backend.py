@@ -94,7 +94,7 @@ class NativeOps:
 
     @property
     def kv_dtype(self) -> str:
-        """The matrix unit multiplies bf16; elsewhere both types become float32 first, and f16 is the finer one."""
+        """The matrix unit multiplies bf16; elsewhere f16 becomes float32 first, and is the finer type."""
         return "bf16" if self.isa in TILE_ISAS else "f16"
 
     def describe(self) -> dict[str, str]:
