@@ -367,7 +367,7 @@ TM_API void tm_call_run(tm_call* call);
 TM_API void tm_program_time(tm_program* program, int64_t* ns);
 
 /* A unit of work that was done: of which operation (draws: the entry after the last), in which phase of the step, from 0; -1:
- * by whoever prepared the next phase, as it was too little to hand out. Times are of the steady clock. */
+ * by whoever prepared the next phase, as it was too little to hand out. Times are processor time of the caller's thread. */
 typedef struct {
   int32_t place, phase;
   int64_t began_ns, ended_ns;

@@ -221,11 +221,11 @@ void Program::take_time() {
 // Of the phases' units, those on threads of the team are handed out.
 void Program::run_unit(int unit, int thread) {
   if (record_.units == nullptr) return do_unit(unit, thread);
-  const int64_t began_ns = now_ns(), index = record_.num_units++;
+  const int64_t began_ns = thread_ns(), index = record_.num_units++;
   do_unit(unit, thread);
   const int place = current_ == nullptr ? ops_.back().place + 1 : current_->place;
   const int phase = thread < space_.team->num_threads() ? record_.num_phases - 1 : -1;
-  if (index < record_.capacity) record_.units[index] = {place, phase, began_ns, now_ns()};
+  if (index < record_.capacity) record_.units[index] = {place, phase, began_ns, thread_ns()};
 }
 
 void Program::do_unit(int unit, int thread) {

@@ -1,6 +1,8 @@
 // The interpreter: a flat list of operations over buffers, run for one step after another. Knows rows and buffers; what an
 // operation is, its table says (op.h). Knows no model.
 #pragma once
+#include <time.h>
+
 #include <chrono>
 #include <functional>
 #include <string>
@@ -15,6 +17,13 @@ namespace mill {
 inline int64_t now_ns() {
   using std::chrono::nanoseconds, std::chrono::steady_clock;
   return std::chrono::duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
+}
+
+// Processor time of this thread: while it waits for one, it stands still.
+inline int64_t thread_ns() {
+  timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return time.tv_sec * int64_t{1000000000} + time.tv_nsec;
 }
 
 class Program final : public Job {
