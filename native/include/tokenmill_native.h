@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 18
+#define TM_ABI_VERSION 19
 
 #define TM_NOT_FINITE (-1) /* in place of a token: the logits are not finite */
 #define TM_MASK_LATE (-2)  /* the mask has not come in time */
@@ -30,17 +30,18 @@ enum tm_kind {
   TM_Q8_M = 6,  /* 8-bit codes, a scale and a minimum for 32 */
   TM_Q8_H = 7,  /* 8-bit codes, a scale for each 16 */
   TM_Q8_HM = 8, /* 8-bit codes, a scale and a minimum for each 16 */
-  TM_Q6_H = 9,  /* 6-bit codes, a scale for each 16 */
-  TM_Q4_K = 10, /* super-blocks of 256: 4-bit codes, factors of a scale and of a minimum for each 32 */
-  TM_Q5_K = 11, /* the same with 5-bit codes */
-  TM_Q6_K = 12, /* super-blocks of 256: 6-bit codes, a factor of a scale for each 16 */
-  TM_Q5_0 = 13, /* 5-bit codes, a scale for 32 */
-  TM_W4 = 14,   /* packed from q4_0: integers, with one scale for a row; for variants with tiles only */
-  TM_W4M = 15,  /* the same from q4_1 */
-  TM_W8 = 16,   /* the same from q8_0 */
-  TM_BF16P = 17, /* packed from bf16 in 12 bits a value, without loss; for variants without tiles only */
-  TM_MXFP4 = 18, /* 4-bit floats, the exponent of a power of two for 32 */
-  TM_IQ4_NL = 19 /* 4-bit codes of a table, a scale for 32 */
+  TM_Q2_K = 9,  /* super-blocks of 256: 2-bit codes, factors of a scale and of a minimum for each 16 */
+  TM_Q3_K = 10, /* super-blocks of 256: 3-bit codes, a factor of a scale for each 16 */
+  TM_Q4_K = 11, /* super-blocks of 256: 4-bit codes, factors of a scale and of a minimum for each 32 */
+  TM_Q5_K = 12, /* the same with 5-bit codes */
+  TM_Q6_K = 13, /* super-blocks of 256: 6-bit codes, a factor of a scale for each 16 */
+  TM_Q5_0 = 14, /* 5-bit codes, a scale for 32 */
+  TM_W4 = 15,   /* packed from q4_0: integers, with one scale for a row; for variants with tiles only */
+  TM_W4M = 16,  /* the same from q4_1 */
+  TM_W8 = 17,   /* the same from q8_0 */
+  TM_BF16P = 18, /* packed from bf16 in 12 bits a value, without loss; for variants without tiles only */
+  TM_MXFP4 = 19, /* 4-bit floats, the exponent of a power of two for 32 */
+  TM_IQ4_NL = 20 /* 4-bit codes of a table, a scale for 32 */
 };
 
 enum tm_activation { TM_SILU = 0, TM_GELU = 1, TM_GELU_ERF = 2, TM_SWIGLU = 3 }; /* the last: of experts, with limit and alpha */
@@ -302,8 +303,8 @@ enum tm_stored {
   TM_STORED_Q5_0 = 0,   /* q5_0 */
   TM_STORED_Q5_1 = 1,   /* q8_m */
   TM_STORED_Q8_1 = 2,   /* q8_0 */
-  TM_STORED_Q2_K = 3,   /* q8_hm */
-  TM_STORED_Q3_K = 4,   /* q6_h */
+  TM_STORED_Q2_K = 3,   /* q2_k */
+  TM_STORED_Q3_K = 4,   /* q3_k */
   TM_STORED_Q4_K = 5,   /* q4_k, q4_1 */
   TM_STORED_Q5_K = 6,   /* q5_k */
   TM_STORED_Q6_K = 7,   /* q6_k */

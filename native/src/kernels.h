@@ -37,8 +37,8 @@ constexpr float kLog2E = 1.44269504f;  // weights of a softmax are powers of two
 
 enum Kind : int32_t {
   kF32 = 0, kF16 = 1, kBF16 = 2, kQ4_0 = 3, kQ4_1 = 4, kQ8_0 = 5, kQ8_M = 6, kQ8_H = 7, kQ8_HM = 8,
-  kQ6_H = 9, kQ4_K = 10, kQ5_K = 11, kQ6_K = 12, kQ5_0 = 13, kW4 = 14, kW4M = 15, kW8 = 16, kBF16P = 17,
-  kMXFP4 = 18, kIQ4_NL = 19, kNumKinds = 20
+  kQ2_K = 9, kQ3_K = 10, kQ4_K = 11, kQ5_K = 12, kQ6_K = 13, kQ5_0 = 14, kW4 = 15, kW4M = 16, kW8 = 17, kBF16P = 18,
+  kMXFP4 = 19, kIQ4_NL = 20, kNumKinds = 21
 };
 
 // How a KV pool stores values: kF32, kF16, kBF16, or int8 codes with a scale for each token and head.
@@ -51,22 +51,33 @@ static inline bool is_quantised(int32_t kind) { return kind >= kQ4_0 && kind != 
 static constexpr bool is_bf16(int32_t kind) { return kind == kBF16 || kind == kBF16P; }
 static inline bool is_integer(int32_t kind) { return kind >= kW4 && kind <= kW8; }  // see integer_weights.inc
 
-// Super-blocks; codes of 8 bits, of 6, of 5; scales for each 16 values rather than 32; codes of 4 bits that stand for values of
-// a table; products summed for each 16; minima beside scales; bytes of the codes of 32 values.
-static constexpr bool is_super(int32_t kind) { return kind >= kQ4_K && kind <= kQ6_K; }
+// Super-blocks, and those whose scales and minima are rounded to f16; codes of 8 bits, of 5; scales for each 16 values rather
+// than 32; codes of 4 bits that stand for values of a table; products summed for each 16; minima beside scales; what is added
+// to codes; bytes of the codes of 32 values.
+static constexpr bool is_super(int32_t kind) { return kind >= kQ2_K && kind <= kQ6_K; }
+static constexpr bool rounds_products(int32_t kind) { return kind >= kQ4_K && kind <= kQ6_K; }
 static constexpr bool is_wide(int32_t kind) { return kind >= kQ8_0 && kind <= kQ8_HM; }
-static constexpr bool is_six(int32_t kind) { return kind == kQ6_H || kind == kQ6_K; }
 static constexpr bool is_five(int32_t kind) { return kind == kQ5_0 || kind == kQ5_K; }
-static constexpr bool has_halves(int32_t kind) { return kind == kQ8_H || kind == kQ8_HM || is_six(kind); }
+static constexpr bool has_halves(int32_t kind) {
+  return kind == kQ8_H || kind == kQ8_HM || kind == kQ2_K || kind == kQ3_K || kind == kQ6_K;
+}
 static constexpr bool is_looked_up(int32_t kind) { return kind == kMXFP4 || kind == kIQ4_NL; }
 static constexpr bool sums_halves(int32_t kind) { return has_halves(kind) || kind == kQ5_0; }
 static constexpr bool has_minima(int32_t kind) {
-  return kind == kQ4_1 || kind == kQ8_M || kind == kQ8_HM || kind == kQ4_K || kind == kQ5_K;
+  return kind == kQ4_1 || kind == kQ8_M || kind == kQ8_HM || kind == kQ2_K || kind == kQ4_K || kind == kQ5_K;
+}
+static constexpr int code_offset(int32_t kind) {
+  return is_wide(kind) ? 128 : kind == kQ6_K ? 32 : kind == kQ5_0 ? 16 : kind == kQ4_0 ? 8 : kind == kQ3_K ? 4 : 0;
 }
 static constexpr int factor_bytes(int32_t kind) { return kind == kW4M ? 64 : kind == kW8 ? 0 : 16; }  // of integer kinds, in a tile
 static constexpr int code_bytes(int32_t kind) {
-  return is_six(kind) ? 24 : is_five(kind) ? 20 : is_wide(kind) || kind == kW8 ? 32 : 16;
+  return kind == kQ2_K ? 8 : kind == kQ3_K ? 12 : kind == kQ6_K ? 24 : is_five(kind) ? 20 : is_wide(kind) || kind == kW8 ? 32 : 16;
 }
+// Of super-blocks: words of factors of a row; bits from one of a half to the next, of one, and what is added to it.
+static constexpr int factor_words(int32_t kind) { return kind == kQ2_K || kind == kQ6_K ? 4 : 3; }
+static constexpr int factor_step(int32_t kind) { return factor_words(kind) == 4 ? 8 : 6; }
+static constexpr int factor_mask(int32_t kind) { return kind == kQ2_K ? 15 : kind == kQ6_K ? 255 : 63; }
+static constexpr int factor_offset(int32_t kind) { return kind == kQ3_K ? 32 : kind == kQ6_K ? 128 : 0; }
 
 // Of quantised kinds that are neither integer kinds nor in super-blocks: how many groups a block of a tile holds, bytes of a group's scales and minima,
 // bytes of a block, and where a group's scales and codes lie. Minima lie behind the scales.
@@ -116,11 +127,13 @@ static constexpr const int8_t* values_of(int32_t kind) { return kind == kMXFP4 ?
 //               memory: blocks of whole cache lines, each [groups of the block][scales, minima], then [groups][words] codes;
 //               scales and minima are [16] f16, a block one group or, without minima or halves, two. Those of kMXFP4 are the
 //               exponents of float32 powers of two, [16] bytes, and a block four groups
+//     2 bit     2 words of 64 bytes: byte j of word h, lane i holds codes k = 16h+j, 16h+4+j, 16h+8+j, 16h+12+j of row i,
+//               from the lowest bits up
+//     3 bit     2 such words of the lower 2 bits, then a word of upper bits as of 5 bits
 //     4 bit     4 words of 64 bytes: word b, lane i holds codes k = 4b..4b+3 of row i (low) and 16+4b.. (high nibbles)
 //     5 bit     4 such words of the lower 4 bits, then a word of upper bits: bit n of byte j, lane i is that of code
 //               k = 4n+j of row i
-//     6 bit     4 such words of the lower 4 bits, then 2 words of upper bits: byte j of word h, lane i holds those of
-//               codes k = 16h+j, 16h+4+j, 16h+8+j, 16h+12+j of row i, from the lowest bits up
+//     6 bit     4 such words of the lower 4 bits, then 2 words of upper bits as of 2 bits
 //     8 bit     8 words of 64 bytes: word j, lane i holds codes k = 4j..4j+3 of row i, stored + 128
 //     integer   of kW4 and kW4M the 4-bit words, but q - 8 as 4 signed bits, and rows 4i..4i+3 of a word lie as their
 //               codes 0..3 in bytes 0 2 4 6 (row 4i), 8 10 12 14, 1 3 5 7, 9 11 13 15; of kW8 the 8-bit words, but
@@ -130,11 +143,11 @@ static constexpr const int8_t* values_of(int32_t kind) { return kind == kMXFP4 ?
 //     halves    scales and minima are [2][16]: of values 0..15, then of 16..31
 //   super       tile = [K/256 super-blocks] of [16] f16 scales, with minima [16] f16, [3 or 4] words of factors, then
 //               [8 groups] of words of codes as above. A scale of a group is that of its super-block times a factor,
-//               rounded to f16, and its minimum likewise.
-//     minima    Factors have 6 bits: word w, lane i holds from the lowest bits up those of the scale and of the minimum
-//               of group 2w of row i, then those of group 2w+1; for w = 3 these 24 bits are the upper bytes of words 0, 1
-//               and 2
-//     halves    Factors have 8 bits, stored + 128: word w, lane i holds those of groups 2w and 2w+1 of row i, two each
+//               and its minimum likewise; of 4 bits and more both are rounded to f16.
+//     factors   Word w, lane i holds from the lowest bits up four of row i, for groups 2w and 2w+1 two each: those of the
+//               scale and of the minimum, or of the scales of both halves. Of q2_k and q6_k they are bytes, others have 6
+//               bits, and for w = 3 these 24 bits are the upper bytes of words 0, 1 and 2. Bytes of q2_k hold the
+//               factor of a half's scale below that of its minimum; those of q3_k are stored + 32, of q6_k + 128
 struct Part {
   int32_t kind;
   int32_t column0;  // first output column of this part

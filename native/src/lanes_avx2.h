@@ -247,6 +247,7 @@ inline LS dot4_u6(LS acc, LB w, const int8_t* x, int b) {
 }
 inline LI sums_to(LI start, LS sums) { return _mm256_add_epi32(start, _mm256_madd_epi16(sums, _mm256_set1_epi16(1))); }
 #endif
+inline LB two_bits(LB a, int right) { return _mm256_and_si256(_mm256_srli_epi16(a, right), _mm256_set1_epi8(3)); }
 inline LB add_upper_bits(LB nibbles, LB upper, int left, int mask) {
   const __m256i placed = left < 0 ? _mm256_srli_epi16(upper, -left) : _mm256_slli_epi16(upper, left);
   return _mm256_or_si256(nibbles, _mm256_and_si256(placed, _mm256_set1_epi8((char)mask)));

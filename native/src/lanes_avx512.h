@@ -230,6 +230,7 @@ inline LI dot4_u8(LI acc, LB w, LB x) {
   return acc;
 }
 inline LI dot4_u7(LI acc, LB w, LB x) { return dot4_u8(acc, w, x); }
+inline LB two_bits(LB a, int right) { return _mm512_and_si512(_mm512_srli_epi16(a, (unsigned)right), _mm512_set1_epi8(3)); }
 inline LB add_upper_bits(LB nibbles, LB upper, int left, int mask) {
   const __m512i placed = left < 0 ? _mm512_srli_epi16(upper, (unsigned)-left) : _mm512_slli_epi16(upper, (unsigned)left);
   return _mm512_ternarylogic_epi32(nibbles, placed, _mm512_set1_epi8((char)mask), 0xf8);  // nibbles | (placed & mask)

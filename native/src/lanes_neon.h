@@ -285,6 +285,8 @@ typedef LI LS;
 inline LS sums_from(LI start) { return start; }
 inline LS dot4_u6(LS acc, LB w, const int8_t* x, int b) { return dot4_word(acc, w, x, b); }
 inline LI sums_to(LI, LS sums) { return sums; }
+inline uint8x16_t two_bits16(uint8x16_t x, int right) { return vandq_u8(vshlq_u8(x, vdupq_n_s8((int8_t)-right)), vdupq_n_u8(3)); }
+inline LB two_bits(LB x, int right) { return {two_bits16(x.a, right), two_bits16(x.b, right)}; }
 inline uint8x16_t upper16(uint8x16_t nibbles, uint8x16_t upper, int left, int mask) {
   const uint8x16_t placed = vshlq_u8(upper, vdupq_n_s8((int8_t)left));  // to the right where that is negative
   return vbslq_u8(vdupq_n_u8((uint8_t)mask), placed, nibbles);

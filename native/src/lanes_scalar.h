@@ -226,6 +226,8 @@ inline LI dot4_wide(LI acc, LB w, const int8_t* x, int b) { return dot4_u8(acc, 
 inline LS sums_from(LI start) { return start; }
 inline LS dot4_u6(LS acc, LB w, const int8_t* x, int b) { return dot4_u8(acc, w, x + 4 * b); }
 inline LI sums_to(LI, LS sums) { return sums; }
+// Of every byte the two bits from `right` on.
+inline LB two_bits(LB a, int right) { for (int i = 0; i < 64; i++) a.v[i] = a.v[i] >> right & 3; return a; }
 // The bits of every upper byte, `left` places up (or down, where that is negative), that `mask` keeps: set in the nibble in
 // its place.
 inline LB add_upper_bits(LB nibbles, LB upper, int left, int mask) {

@@ -19,7 +19,7 @@ namespace mill {
 namespace {
 
 // Scales, (minima), codes of 32 values, or of a super-block.
-constexpr int64_t kRawBlockBytes[kNumKinds] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28, 144, 176, 210, 22, 18, 20, 34, 0, 17, 18};
+constexpr int64_t kRawBlockBytes[kNumKinds] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 84, 110, 144, 176, 210, 22, 18, 20, 34, 0, 17, 18};
 
 const uint8_t* find_row(const RawRows& rows, int64_t row, int64_t row_bytes) {
   for (int i = 0; i < rows.count; i++) {
@@ -280,10 +280,7 @@ void pack_tile(int32_t kind, int64_t num_cols, const TileRows& from, uint8_t* ti
     case kW4:
     case kW4M:
     case kW8: return pack_integer(kind, num_cols / kGroup, from, tile);
-    case kQ4_K:
-    case kQ5_K:
-    case kQ6_K: return pack_superblocks(kind, num_cols, from, tile);
-    default: return pack_quantised(kind, num_cols / kGroup, from, tile);
+    default: return is_super(kind) ? pack_superblocks(kind, num_cols, from, tile) : pack_quantised(kind, num_cols / kGroup, from, tile);
   }
 }
 
@@ -302,6 +299,8 @@ int64_t tile_bytes(int32_t kind, int64_t num_cols) {
     case kW8:
       bytes = integer_codes(kind, groups) + groups * factor_bytes(kind) + 64 * num_exact_blocks(kind, static_cast<int>(groups));
       break;
+    case kQ2_K:
+    case kQ3_K:
     case kQ4_K:
     case kQ5_K:
     case kQ6_K: bytes = kLanes * raw_row_bytes(kind, num_cols); break;
@@ -392,36 +391,38 @@ static void unpack_integer(const Part& part, const uint8_t* tile, int row, float
 
 // The code of value k of a group, or what it stands for. from: the lane's bytes of the first of its words.
 static int code_of(int32_t kind, const uint8_t* from, int k) {
-  const int i = is_wide(kind) ? k : k % 16;
-  const auto byte = [&](int word) { return from[word * 64 + k % 4]; };
-  if (is_wide(kind)) return byte(i / 4) - 128;
-  int code = k < 16 ? byte(i / 4) & 15 : byte(i / 4) >> 4;
-  if (is_looked_up(kind)) return values_of(kind)[code];
-  if (is_six(kind)) code |= (byte(4 + k / 16) >> i / 4 * 2 & 3) << 4;
-  if (is_five(kind)) code |= (byte(4) >> k / 4 & 1) << 4;
-  return code - (is_six(kind) ? 32 : kind == kQ5_0 ? 16 : kind == kQ4_0 ? 8 : 0);
+  const int word = k % 16 / 4;
+  const auto byte = [&](int of_word) { return from[of_word * 64 + k % 4]; };
+  const auto pair = [&](int first) { return byte(first + k / 16) >> 2 * word & 3; };
+  const auto bit = [&](int of_word) { return byte(of_word) >> k / 4 & 1; };
+  const auto nibble = [&] { return k < 16 ? byte(word) & 15 : byte(word) >> 4; };
+  if (is_looked_up(kind)) return values_of(kind)[nibble()];
+  const int code = is_wide(kind) ? byte(k / 4) : kind == kQ2_K ? pair(0) : kind == kQ3_K ? pair(0) | bit(2) << 2
+                 : kind == kQ6_K ? nibble() | pair(4) << 4 : is_five(kind) ? nibble() | bit(4) << 4 : nibble();
+  return code - code_offset(kind);
 }
 
 // See kernels.h.
 static void unpack_superblocks(const Part& part, const uint8_t* tile, int64_t lane, float* out) {
   const int halves = has_minima(part.kind) ? 2 : 1, per_scale = has_halves(part.kind) ? 16 : kGroup;
   const uint8_t* block = tile;
-  const auto rounded = [&](int half, int factor) {
+  const auto product = [&](int half, int factor) {
     uint16_t value;
     std::memcpy(&value, block + (half * kLanes + lane) * 2, 2);
-    return half_to_float(float_to_half(half_to_float(value) * static_cast<float>(factor)));
+    const float exact = half_to_float(value) * static_cast<float>(factor);
+    return rounds_products(part.kind) ? half_to_float(float_to_half(exact)) : exact;
   };
   for (int64_t k = 0; k < part.num_cols; k += kSuperblock, block += kRawBlockBytes[part.kind] * kLanes) {
     const uint8_t* words = block + halves * kLanes * 2 + lane * 4;
     uint8_t packed[16];
     for (int w = 0; w < 4; w++) std::memcpy(packed + w * 4, words + w * 64, 4);
-    int8_t scales[16], minima[8];
+    int8_t scales[16], minima[16];
     read_factors(part.kind, packed, scales, minima);
-    const uint8_t* codes = words + num_factor_words(part.kind) * 64;
+    const uint8_t* codes = words + factor_words(part.kind) * 64;
     for (int i = 0; i < kSuperblock; i++) {
       const int code = code_of(part.kind, codes + i / kGroup * code_bytes(part.kind) * kLanes, i % kGroup);
-      out[k + i] = rounded(0, scales[i / per_scale]) * static_cast<float>(code);
-      if (halves == 2) out[k + i] += rounded(1, minima[i / kGroup]);
+      out[k + i] = product(0, scales[i / per_scale]) * static_cast<float>(code);
+      if (halves == 2) out[k + i] += product(1, minima[i / per_scale]);
     }
   }
 }

@@ -19,13 +19,13 @@ constexpr int kBlocksPerUnit = 512;
 
 constexpr int kMostScales = kMostValues / 16;
 
-// value = scale * code + minimum; scales and minima for equal runs of values. Of a super-block also what these are made of:
-// one scale and one minimum times factors. book: of a format of indices.
+// value = scale * code + minimum; scales and minima for equal runs of values. Of a super-block also what these are made of
+// (of q2_k and q3_k this alone): one scale and one minimum times factors. book: of a format of indices.
 struct Decoded {
   int8_t codes[kMostValues];
   float scales[kMostScales] = {}, minima[kMostScales] = {};
   uint16_t scale, minimum;
-  int8_t factors[kMostScales], minimum_factors[8];
+  int8_t factors[kMostScales], minimum_factors[kMostScales];
   const int8_t* book = nullptr;
 };
 
@@ -101,10 +101,11 @@ void read_q8_1(const uint8_t* block, Decoded* to) {
 }
 
 void read_q2_k(const uint8_t* block, Decoded* to) {
-  const float scale = half_of(block + 80), minimum = half_of(block + 82);
+  to->scale = word_of(block + 80);
+  to->minimum = word_of(block + 82) ^ 0x8000;
   for (int i = 0; i < 16; i++) {
-    to->scales[i] = scale * static_cast<float>(block[i] & 15);
-    to->minima[i] = -(minimum * static_cast<float>(block[i] >> 4));
+    to->factors[i] = block[i] & 15;
+    to->minimum_factors[i] = static_cast<int8_t>(block[i] >> 4);
   }
   crumbs(block + 16, to->codes);
 }
@@ -114,10 +115,10 @@ void read_q3_k(const uint8_t* block, Decoded* to) {
   add_bits(block, 2, to->codes);
   add(to->codes, 256, -4);
   const uint8_t* packed = block + 96;
-  const float scale = half_of(block + 108);
+  to->scale = word_of(block + 108);
   for (int i = 0; i < 16; i++) {
     const int low = i < 8 ? packed[i] & 15 : packed[i - 8] >> 4, high = packed[8 + i % 4] >> 2 * (i / 4) & 3;
-    to->scales[i] = scale * static_cast<float>((low | high << 4) - 32);
+    to->factors[i] = static_cast<int8_t>((low | high << 4) - 32);
   }
 }
 
@@ -330,7 +331,7 @@ struct Format {
 
 constexpr Format kFormats[kNumStored] = {
     {read_q5_0, 32, 22, 1, kQ5_0},    {read_q5_1, 32, 24, 1, kQ8_M},    {read_q8_1, 32, 36, 1, kQ8_0},
-    {read_q2_k, 256, 84, 16, kQ8_HM}, {read_q3_k, 256, 110, 16, kQ6_H}, {read_q4_k, 256, 144, 8, kQ4_K, 0, kQ4_1},
+    {read_q2_k, 256, 84, 16, kQ2_K},  {read_q3_k, 256, 110, 16, kQ3_K}, {read_q4_k, 256, 144, 8, kQ4_K, 0, kQ4_1},
     {read_q5_k, 256, 176, 8, kQ5_K},  {read_q6_k, 256, 210, 16, kQ6_K}, {read_q8_k, 256, 292, 1, kQ8_0},
     {read_iq4_nl, 32, 18, 1, kIQ4_NL, 0, kQ8_0}, {read_iq4_xs, 256, 136, 8, kIQ4_NL, 0, kQ8_0}, {read_mxfp4, 32, 17, 1, kMXFP4},
     {read_tq2_0, 256, 66, 1, kQ4_0},  {read_tq1_0, 256, 54, 1, kQ4_0},  {read_nvfp4, 64, 36, 4, kQ8_H},
@@ -390,11 +391,12 @@ void write_superblock(int32_t kind, const Decoded& from, uint8_t* out) {
     out += 2;
   }
   write_factors(kind, from.factors, from.minimum_factors, out);
-  out += 4 * num_factor_words(kind);
+  out += 4 * factor_words(kind);
   for (int k = 0; k < kSuperblock; k += kGroup, out += code_bytes(kind)) write_codes(kind, from.codes + k, out);
 }
 
 void write_blocks(const Format& format, int32_t kind, const Decoded& from, BlockLoss* loss, uint8_t* out) {
+  if (is_super(kind) && !rounds_products(kind)) return write_superblock(kind, from, out);
   const int halves = has_halves(kind) ? 2 : 1, per_scale = format.values / format.scales;
   if (kind == kMXFP4) {
     if (!(from.scales[0] <= kLargestPower)) loss->scales.lost = bits_of(INFINITY);
@@ -419,29 +421,55 @@ void write_blocks(const Format& format, int32_t kind, const Decoded& from, Block
 
 }  // namespace
 
+// Which factor the field of four in a word is, and whether of a minimum; bytes of q2_k hold both of a half.
+struct Field {
+  int32_t kind;
+  int index;
+  bool is_minimum() const { return !has_halves(kind) && index % 2 == 1; }
+  int factor() const { return has_halves(kind) ? index : index / 2; }
+};
+
 void write_factors(int32_t kind, const int8_t* scales, const int8_t* minima, uint8_t* words) {
-  if (!has_minima(kind)) {
-    for (int i = 0; i < 16; i++) words[i] = static_cast<uint8_t>(scales[i] + 128);
-    return;
-  }
   uint32_t packed[4] = {};
-  for (int g = 0; g < 8; g++) packed[g / 2] |= static_cast<uint32_t>(scales[g] | minima[g] << 6) << g % 2 * 12;
-  for (int w = 0; w < 3; w++) packed[w] |= packed[3] >> 8 * w << 24;
-  std::memcpy(words, packed, 12);
+  for (int i = 0; i < 16; i++) {
+    const Field field{kind, i};
+    int value = field.is_minimum() ? minima[field.factor()] : scales[field.factor()] + factor_offset(kind);
+    if (kind == kQ2_K) value |= minima[i] << 4;
+    packed[i / 4] |= static_cast<uint32_t>(value) << i % 4 * factor_step(kind);
+  }
+  if (factor_words(kind) == 3)
+    for (int w = 0; w < 3; w++) packed[w] |= packed[3] >> 8 * w << 24;
+  std::memcpy(words, packed, 4 * factor_words(kind));
 }
 
 void read_factors(int32_t kind, const uint8_t* words, int8_t* scales, int8_t* minima) {
-  if (!has_minima(kind)) {
-    for (int i = 0; i < 16; i++) scales[i] = static_cast<int8_t>(words[i] - 128);
-    return;
-  }
   uint32_t packed[4];
-  std::memcpy(packed, words, 12);
-  packed[3] = packed[0] >> 24 | packed[1] >> 24 << 8 | packed[2] >> 24 << 16;
-  for (int g = 0; g < 8; g++) {
-    scales[g] = packed[g / 2] >> g % 2 * 12 & 63;
-    minima[g] = packed[g / 2] >> (g % 2 * 12 + 6) & 63;
+  std::memcpy(packed, words, 4 * factor_words(kind));
+  if (factor_words(kind) == 3) packed[3] = packed[0] >> 24 | packed[1] >> 24 << 8 | packed[2] >> 24 << 16;
+  for (int i = 0; i < 16; i++) {
+    const Field field{kind, i};
+    const int value = static_cast<int>(packed[i / 4] >> i % 4 * factor_step(kind)) & (factor_words(kind) == 4 ? 255 : 63);
+    (field.is_minimum() ? minima : scales)[field.factor()] = static_cast<int8_t>((value & factor_mask(kind)) - factor_offset(kind));
+    if (kind == kQ2_K) minima[i] = static_cast<int8_t>(value >> 4);
   }
+}
+
+// 32 codes' lowest two bits, those of each half as the four bytes of a word.
+static void write_pairs(const uint8_t* raw, uint8_t* to) {
+  for (int half = 0; half < 2; half++) {
+    uint32_t words[4], pairs = 0;
+    std::memcpy(words, raw + half * 16, 16);
+    for (int i = 0; i < 4; i++) pairs |= (words[i] & 0x03030303u) << 2 * i;
+    std::memcpy(to + half * 4, &pairs, 4);
+  }
+}
+
+// 32 codes' lowest bits, those of four neighbours in four bytes.
+static void write_bits(const uint8_t* raw, uint8_t* to) {
+  uint32_t words[8], bits = 0;
+  std::memcpy(words, raw, kGroup);
+  for (int n = 0; n < 8; n++) bits |= (words[n] & 0x01010101u) << n;
+  std::memcpy(to, &bits, 4);
 }
 
 void write_codes(int32_t kind, const int8_t* codes, uint8_t* to) {
@@ -449,23 +477,15 @@ void write_codes(int32_t kind, const int8_t* codes, uint8_t* to) {
     std::memcpy(to, codes, kGroup);
     return;
   }
-  const int offset = is_six(kind) ? 32 : kind == kQ5_0 ? 16 : kind == kQ4_0 ? 8 : 0;
-  uint8_t raw[kGroup];
-  for (int i = 0; i < kGroup; i++) raw[i] = static_cast<uint8_t>(codes[i] + offset);
-  for (int i = 0; i < 16; i++) to[i] = static_cast<uint8_t>((raw[i] & 15) | raw[i + 16] << 4);
-  if (is_five(kind)) {
-    uint32_t words[8], upper = 0;
-    std::memcpy(words, raw, kGroup);
-    for (int n = 0; n < 8; n++) upper |= (words[n] >> 4 & 0x01010101u) << n;
-    std::memcpy(to + 16, &upper, 4);
-  }
-  if (!is_six(kind)) return;
-  for (int half = 0; half < 2; half++) {  // four codes at a time
-    uint32_t words[4], upper = 0;
-    std::memcpy(words, raw + half * 16, 16);
-    for (int i = 0; i < 4; i++) upper |= (words[i] >> 4 & 0x03030303u) << 2 * i;
-    std::memcpy(to + 16 + half * 4, &upper, 4);
-  }
+  const int lower_bits = kind == kQ2_K || kind == kQ3_K ? 2 : 4;
+  uint8_t raw[kGroup], upper[kGroup];
+  for (int i = 0; i < kGroup; i++) raw[i] = static_cast<uint8_t>(codes[i] + code_offset(kind));
+  for (int i = 0; i < kGroup; i++) upper[i] = static_cast<uint8_t>(raw[i] >> lower_bits);
+  if (lower_bits == 2) write_pairs(raw, to);
+  else
+    for (int i = 0; i < 16; i++) to[i] = static_cast<uint8_t>((raw[i] & 15) | raw[i + 16] << 4);
+  if (kind == kQ3_K || is_five(kind)) write_bits(upper, to + kGroup * lower_bits / 8);
+  if (kind == kQ6_K) write_pairs(upper, to + kGroup * lower_bits / 8);
 }
 
 int stored_values(int32_t stored) { return kFormats[stored].values; }

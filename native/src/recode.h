@@ -24,8 +24,7 @@ bool becomes(int32_t stored, int32_t kind);
 // Bytes of the code book that a format's indices lead into; 0: it has none.
 int book_bytes(int32_t stored);
 
-// The factors of a super-block's scales, and of its minima where it has them, as its first words hold them: see kernels.h.
-inline int num_factor_words(int32_t kind) { return has_minima(kind) ? 3 : 4; }
+// The factors of a super-block's 8 or 16 scales, and of as many minima where it has them, as its first words hold them: see kernels.h.
 void write_factors(int32_t kind, const int8_t* scales, const int8_t* minima, uint8_t* words);
 void read_factors(int32_t kind, const uint8_t* words, int8_t* scales, int8_t* minima);
 

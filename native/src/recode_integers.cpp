@@ -114,7 +114,7 @@ const char* wrong_codes(const tm_codes& from, int32_t to_kind) {
   const bool by_row = from.layout == TM_CODES_BY_ROW, awq = from.layout == TM_CODES_AWQ;
   if (!by_row && !awq && from.layout != TM_CODES_BY_COLUMN) return "unknown layout of codes";
   if (from.bits != 4 && (awq || (from.bits != 2 && from.bits != 8))) return "codes of so many bits cannot be recoded";
-  if (!is_quantised(to_kind) || is_integer(to_kind) || is_super(to_kind) || is_six(to_kind) || is_five(to_kind) || is_looked_up(to_kind)) return "codes cannot become this kind";
+  if (!is_quantised(to_kind) || is_integer(to_kind) || is_super(to_kind) || is_five(to_kind) || is_looked_up(to_kind)) return "codes cannot become this kind";
   if (has_minima(to_kind) != (from.minima != nullptr)) return "minima do not go with the kind";
   if (from.num_rows < 1 || from.num_cols < 1 || from.num_cols % kGroup != 0) return "bad matrix size";
   if (from.group_size < 16 || from.group_size % (has_halves(to_kind) ? 16 : kGroup) != 0) return "bad group size";

@@ -14,7 +14,7 @@
 namespace {
 
 constexpr int kKvHeads = 2, kHeadDim = 32, kVocab = 75, kRank = 16, kBlockSize = 16, kBlocks = 40, kMaxTokens = 300;
-constexpr int kRawBlockBytes[] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 28, 144, 176, 210, 22, 0, 0, 0, 0, 17, 18};  // of 32 values, or 256, from TM_Q4_0 on
+constexpr int kRawBlockBytes[] = {0, 0, 0, 18, 20, 34, 36, 36, 40, 84, 110, 144, 176, 210, 22, 0, 0, 0, 0, 17, 18};  // of 32 values, or 256, from TM_Q4_0 on
 
 struct Draw {
   uint64_t state;
@@ -53,7 +53,7 @@ class Bytes {
 }
 
 bool is_dense(int32_t kind) { return kind <= TM_BF16 || kind == TM_BF16P; }
-bool is_super(int32_t kind) { return kind >= TM_Q4_K && kind <= TM_Q6_K; }
+bool is_super(int32_t kind) { return kind >= TM_Q2_K && kind <= TM_Q6_K; }
 
 std::vector<uint8_t> raw_matrix(Draw* draw, int32_t kind, int rows, int cols) {
   const int row_bytes = kind == TM_F32 ? cols * 4 : is_dense(kind) ? cols * 2 : cols / (is_super(kind) ? 256 : 32) * kRawBlockBytes[kind];
@@ -68,8 +68,8 @@ std::vector<uint8_t> raw_matrix(Draw* draw, int32_t kind, int rows, int cols) {
   else if (is_dense(kind))
     for (size_t at = 0; at < raw.size(); at += 2) put(at, kind == TM_F16 ? some(0x83ff, 0x2c00) : kind == TM_BF16P && at % 384 == 0 ? some(0x9fff, 0x2000) : some(0x807f, 0x3d80));
   else {
-    const bool has_minima = kind == TM_Q4_1 || kind == TM_Q8_M || kind == TM_Q8_HM || kind == TM_Q4_K || kind == TM_Q5_K;
-    const bool has_halves = kind == TM_Q8_H || kind == TM_Q8_HM || kind == TM_Q6_H;
+    const bool has_minima = kind == TM_Q4_1 || kind == TM_Q8_M || kind == TM_Q8_HM || kind == TM_Q2_K || kind == TM_Q4_K || kind == TM_Q5_K;
+    const bool has_halves = kind == TM_Q8_H || kind == TM_Q8_HM;
     const int halves = (has_minima ? 2 : 1) * (has_halves ? 2 : 1);
     for (size_t at = 0; at < raw.size(); at += kRawBlockBytes[kind])
       for (int i = 0; i < halves; i++) put(at + 2 * i, some(0x83ff, is_super(kind) ? 0x0400 : kind >= TM_Q8_0 ? 0x1000 : 0x2000));

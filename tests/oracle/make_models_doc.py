@@ -124,12 +124,13 @@ float16 already. A matrix whose scales float16 cannot represent is kept in float
 | q4_k | 18 | the same, where d and m are 6-bit factors times one d and one m for 256 values, rounded to float16 |
 | iq4_nl | 18 | d * an 8-bit value of a table of 16, which a 4-bit code chooses |
 | mxfp4 | 17 | 4-bit float (E2M1) * a power of two |
+| q2_k | 10.5 | d * 2-bit code + m, where d and m are 4-bit factors for 16 values times one d and one m for 256 |
+| q3_k | 13.75 | d * (3-bit code - 4), where d are 6-bit factors for 16 values times one d for 256 |
 | q5_0 | 22 | d * (5-bit code - 16) |
 | q5_k | 22 | as q4_k, with 5-bit codes |
 | q8_0 | 34 | d * 8-bit code |
 | q8_m | 36 | d * 8-bit code + m |
-| q6_h | 28 | d * (6-bit code - 32), one d for 16 values |
-| q6_k | 26.25 | the same, where d are 8-bit factors times one d for 256 values, rounded to float16 |
+| q6_k | 26.25 | d * (6-bit code - 32): 8-bit factors for 16 values times one d for 256, rounded to float16 |
 | q8_h | 36 | d * 8-bit code, one d for 16 values |
 | q8_hm | 40 | d * 8-bit code + m, one d and one m for 16 values |
 

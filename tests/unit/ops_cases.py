@@ -40,11 +40,11 @@ def raw_tensor(rng: np.random.Generator, kind: str, num_rows: int, num_cols: int
         data = rng.integers(0, 256, (num_rows, num_cols // block_values, block_bytes), dtype=np.uint8)
         scales = rng.uniform(-0.001, 0.001, (*data.shape[:2], 1)).astype(np.float16)
         data[..., :2] = scales.view(np.uint8)
-        if kind in ("q4_k", "q5_k"):
+        if kind in ("q2_k", "q4_k", "q5_k"):
             data[..., 2:4] = (scales * -8).astype(np.float16).view(np.uint8)
     else:
-        num_groups, num_halves = num_cols // 32, 2 if kind in ("q8_h", "q8_hm", "q6_h") else 1
-        largest = {"q4_0": 0.03, "q4_1": 0.03, "q5_0": 0.015, "q6_h": 0.008}.get(kind, 0.002)
+        num_groups, num_halves = num_cols // 32, 2 if kind in ("q8_h", "q8_hm") else 1
+        largest = {"q4_0": 0.03, "q4_1": 0.03, "q5_0": 0.015}.get(kind, 0.002)
         data = rng.integers(0, 256, (num_rows, num_groups, BLOCK_BYTES[kind]), dtype=np.uint8)
         scales = rng.uniform(-largest, largest, (num_rows, num_groups, num_halves)).astype(np.float16)
         if kind == "mxfp4":

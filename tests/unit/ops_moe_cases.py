@@ -84,7 +84,7 @@ def ffn_cases() -> Iterator[tuple[str, Run]]:
     options += [
         (("q4_0", "q4_0"), (3, 96, 64), 2, 190, SWIGLU, True),
         (("bf16", "bf16"), (3, 40, 72), 2, 190, SWIGLU, True),
-        (("q8_h", "q6_h"), (5, 64, 32), 2, 20, ExpertActivation("gelu"), True),
+        (("q8_h", "q5_0"), (5, 64, 32), 2, 20, ExpertActivation("gelu"), True),
         (("q4_0", "f16"), (5, 64, 72), 5, 20, SILU, True),
         (("f32", "q8_0"), (5, 45, 64), 2, 150, SILU, True),
         (("f32", "f32"), (4, 33, 7), 1, 20, ExpertActivation("gelu"), False),

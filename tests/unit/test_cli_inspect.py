@@ -163,7 +163,7 @@ def test_an_architecture_that_is_refused_is_told_what_it_would_need(
 
 def test_every_kind_that_kernels_hold_is_explained() -> None:
     assert set(BLOCK_BYTES) | set(DENSE_KINDS) <= set(inspect._KERNELS)
-    assert "6-bit" in inspect._KERNELS["q6_h"]
+    assert "6-bit" in inspect._KERNELS["q6_k"]
 
 
 @pytest.mark.parametrize("name", ["smollm2", "org/name", "org/name:Q4_K_M"])

@@ -17,7 +17,7 @@ from ops_cases import KINDS, Sequences, TinyDecoder, activations, kv_type, raw_t
 from tokenmill.core.block import KVGroup
 from tokenmill.formats.blocks import READERS
 from tokenmill.formats.tensor import BLOCK_LAYOUT
-from tokenmill.ops.api import HeadGeometry, RawTensor, StepLimits
+from tokenmill.ops.api import EXACT_FACTORS, HeadGeometry, RawTensor, StepLimits
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import ISAS, TILE_ISAS, available_isas
 from tokenmill.ops.native.record import batch_of, run_forward
@@ -226,24 +226,27 @@ def test_rows_and_variants_of_a_linear_agree(kind: str, family: tuple[str, ...])
         ops.close()
 
 
-@pytest.mark.parametrize("kind", ["q4_k", "q5_k", "q6_k", "q5_0", "mxfp4", "iq4_nl"])
+@pytest.mark.parametrize("kind", ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q5_0", "mxfp4", "iq4_nl"])
 def test_narrow_kinds_have_the_bits_of_8_bit_codes(kind: str) -> None:
     """Blocks of random bits of a stored format give the rows and products that their codes give as whole bytes beside
-    scales and minimums which were rounded before; and they take no more memory than they are."""
+    scales and minimums which were rounded before, or are such that nothing is rounded (q2_k, q3_k); and they take no
+    more memory than they are."""
     ops = NativeOps(2)
     rng = np.random.default_rng(3)
     block_values, block_bytes = BLOCK_LAYOUT[kind]
     (num_rows, num_cols) = shape = 100, 1536
     data = rng.integers(0, 256, (num_rows * num_cols // block_values, block_bytes), dtype=np.uint8)
     ends = rng.uniform(-0.02, 0.02, (len(data), 2)) * 10.0 ** rng.uniform(-4, 0, (len(data), 1))  # subnormal ones, too
-    at, count = {"q6_k": (208, 2), "q5_0": (0, 2), "iq4_nl": (0, 2)}.get(kind, (0, 4))
+    places = {"q2_k": (80, 4), "q3_k": (108, 2), "q6_k": (208, 2), "q5_0": (0, 2), "iq4_nl": (0, 2)}
+    at, count = places.get(kind, (0, 4))
     if kind == "mxfp4":
         data[:, 0] = rng.integers(104, 128, len(data))
     else:
-        data[:, at : at + count] = ends.astype(np.float16).view(np.uint8)[:, :count]
+        halves = ends.astype("<f2").view(np.uint16) & (0xFFC0 if kind in EXACT_FACTORS else 0xFFFF)
+        data[:, at : at + count] = halves.view(np.uint8)[:, :count]
     codes = READERS[kind](data)
-    has_halves = kind in ("q6_k", "q5_0")
-    fields = [("d", "<f2", (1 + has_halves,)), ("m", "<f2", (1,)), ("q", "i1", 32)]
+    has_halves = kind in ("q2_k", "q3_k", "q6_k", "q5_0")
+    fields = [("d", "<f2", (1 + has_halves,)), ("m", "<f2", (1 + has_halves,)), ("q", "i1", 32)]
     blocks = np.empty(
         num_rows * num_cols // 32, [each for each in fields if each[0] != "m" or codes.minimums_bg is not None]
     )
@@ -251,7 +254,8 @@ def test_narrow_kinds_have_the_bits_of_8_bit_codes(kind: str) -> None:
     if codes.minimums_bg is not None:
         blocks["m"] = codes.minimums_bg.reshape(blocks["m"].shape)
     blocks["q"] = codes.codes_bv.reshape(-1, 32)
-    wide_kind = "q8_m" if codes.minimums_bg is not None else "q8_h" if has_halves else "q8_0"
+    has_minimums = codes.minimums_bg is not None
+    wide_kind = {(0, 0): "q8_0", (1, 0): "q8_h", (0, 1): "q8_m", (1, 1): "q8_hm"}[has_halves, has_minimums]
     wide = RawTensor(wide_kind, *shape, blocks.view(np.uint8))
     narrow = ops.recode(kind, data.reshape(-1), kind, *shape, None)
     assert narrow is not None and narrow.kind == kind

@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 FAMILIES = pytest.mark.parametrize("family", [ISAS, TILE_ISAS], ids=["lanes", "tiles"])
-KINDS = [("q4_0", "q4_0"), ("q8_h", "q6_h"), ("bf16", "bf16"), ("q4_1", "f16")]
+KINDS = [("q4_0", "q4_0"), ("q8_h", "q5_0"), ("bf16", "bf16"), ("q4_1", "f16")]
 
 
 @pytest.fixture(params=[None, "scalartiles"], ids=["lanes", "tiles"])

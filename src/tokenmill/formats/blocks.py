@@ -133,9 +133,14 @@ def _pairs_of_bits(bytes_u8: U8) -> U8:
 
 def _read_q2_k(blocks: U8) -> Codes:
     """scales u4 + minimums u4 [16] | codes u2 [256] | scale of scales f16 | scale of minimums f16"""
-    scales = _scale(blocks, 80) * (blocks[:, :16] & 0x0F).astype(np.float32)
-    minimums = _scale(blocks, 82) * (blocks[:, :16] >> 4).astype(np.float32)
-    return Codes(_pairs_of_bits(blocks[:, 16:80]).view(np.int8), scales, -minimums)
+    factors_of_both = blocks[:, :16]
+    factors = Factors(
+        _scale(blocks, 80),
+        (factors_of_both & 0x0F).view(np.int8),
+        -_scale(blocks, 82),
+        (factors_of_both >> 4).view(np.int8),
+    )
+    return Codes(_pairs_of_bits(blocks[:, 16:80]).view(np.int8), factors.scales(), factors.minimums(), factors)
 
 
 def _read_q3_k(blocks: U8) -> Codes:
@@ -147,7 +152,8 @@ def _read_q3_k(blocks: U8) -> Codes:
     low = _nibbles(packed[:, :8])
     shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 4, 1)
     high = ((packed[:, 8:].reshape(num_blocks, 1, 4) >> shifts) & 3).reshape(num_blocks, 16)
-    return Codes(_minus(codes, 4), _scale(blocks, 108) * ((low | (high << 4)).astype(np.float32) - 32))
+    factors = Factors(_scale(blocks, 108), _minus(low | (high << 4), 32))
+    return Codes(_minus(codes, 4), factors.scales(), None, factors)
 
 
 def _scales_and_minimums(packed: U8) -> tuple[I8, I8]:

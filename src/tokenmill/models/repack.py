@@ -9,10 +9,9 @@ more than float16's own precision (it is far below the matrix's largest), the ma
     iq4_nl                                    iq4_nl         nothing
     mxfp4, 4-bit floats with such scales      mxfp4          nothing (scales are powers of two)
     q5_1                                      q8_m           nothing
+    q2_k q3_k                                 as stored      nothing
     q4_k q5_k q6_k                            as stored      products of scales are rounded, where they are used
-    q3_k                                      q6_h           products of scales are rounded
     iq1_m iq2_xs iq2_s nvfp4                  q8_h           products of scales are rounded
-    q2_k                                      q8_hm          products of scales are rounded
     iq4_xs                                    iq4_nl         products of scales are rounded
     iq1_s iq2_xxs iq3_xxs iq3_s q8_k          q8_0           products of scales are rounded
     tq1_0 tq2_0                               q4_0           nothing
@@ -50,6 +49,7 @@ from ..ops.api import (
     BLOCK_BYTES,
     CODE_OFFSETS,
     CODE_VALUES,
+    EXACT_FACTORS,
     GROUP,
     LARGEST_POWER,
     SUPERBLOCK_BYTES,
@@ -64,7 +64,7 @@ from .config import ModelConfig
 DENSE_KINDS = frozenset({"f32", "f16", "bf16"})
 DIRECT_KINDS = DENSE_KINDS | {"q4_0", "q4_1", "q8_0"}
 BLOCK_KINDS = {
-    "q2_k": "q8_hm", "q3_k": "q6_h", "q4_k": "q4_k", "q5_k": "q5_k", "q6_k": "q6_k", "q5_0": "q5_0", "q5_1": "q8_m",
+    "q2_k": "q2_k", "q3_k": "q3_k", "q4_k": "q4_k", "q5_k": "q5_k", "q6_k": "q6_k", "q5_0": "q5_0", "q5_1": "q8_m",
     "q8_1": "q8_0", "q8_k": "q8_0", "iq1_s": "q8_0", "iq1_m": "q8_h", "iq2_xxs": "q8_0", "iq2_xs": "q8_h",
     "iq2_s": "q8_h", "iq3_xxs": "q8_0", "iq3_s": "q8_0", "iq4_nl": "iq4_nl", "iq4_xs": "iq4_nl", "mxfp4": "mxfp4",
     "nvfp4": "q8_h", "tq1_0": "q4_0", "tq2_0": "q4_0",
@@ -160,6 +160,9 @@ def _from_blocks(tensor: Tensor) -> RawTensor | None:
             out[places, 0] = codes.scales_bg[:, 0].view(np.uint32) >> 23
             out[places, 1:] = _packed(kind, codes.codes_bv)
             continue
+        if kind in EXACT_FACTORS:
+            _encode_superblocks(kind, codes, out[places])
+            continue
         scales, minimums = loss.rounded(codes.scales_bg, codes.minimums_bg)
         if kind in SUPERBLOCK_BYTES:
             _encode_superblocks(kind, codes, out[places])
@@ -231,7 +234,7 @@ def _encode(
     out: NDArray[np.uint8],
 ) -> None:
     """Write blocks of 32."""
-    num_halves = 2 if kind in ("q8_h", "q8_hm", "q6_h") else 1
+    num_halves = 2 if kind in ("q8_h", "q8_hm") else 1
     repeats = codes.shape[1] // scales.shape[1] * num_halves // GROUP
     at = 0
     for values in (scales, minimums):
@@ -253,31 +256,52 @@ def _packed(kind: str, codes_bk: NDArray[np.int8]) -> NDArray[np.uint8]:
         raw = (codes_bk + np.int8(CODE_OFFSETS[kind])).view(np.uint8)
     else:
         return codes_bk.view(np.uint8)
-    low, upper = raw & np.uint8(15), raw >> 4
-    parts = [low[:, :HALF] | low[:, HALF:] << 4]
-    if kind in ("q6_h", "q6_k"):
-        upper = upper.reshape(len(raw), 2, 4, 4) << np.array([0, 2, 4, 6], np.uint8)[:, None]
-        parts.append(np.bitwise_or.reduce(upper, axis=2).reshape(len(raw), 8))
-    elif kind in ("q5_0", "q5_k"):
+    if kind in ("q2_k", "q3_k"):
+        low, upper = raw & np.uint8(3), raw >> np.uint8(2)
+        parts = [_pairs_packed(low)]
+    else:
+        low, upper = raw & np.uint8(15), raw >> np.uint8(4)
+        parts = [low[:, :HALF] | low[:, HALF:] << np.uint8(4)]
+    if kind == "q6_k":
+        parts.append(_pairs_packed(upper))
+    elif kind in ("q3_k", "q5_0", "q5_k"):
         upper = upper.reshape(len(raw), 8, 4) << np.arange(8, dtype=np.uint8)[:, None]
         parts.append(np.bitwise_or.reduce(upper, axis=1))
     return np.concatenate(parts, axis=1)
+
+
+def _pairs_packed(bits_bk: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Two bits of each of 32 codes as 8 bytes."""
+    pairs = bits_bk.reshape(len(bits_bk), 2, 4, 4) << np.array([0, 2, 4, 6], np.uint8)[:, None]
+    return np.bitwise_or.reduce(pairs, axis=2).reshape(len(bits_bk), 8)
 
 
 def _encode_superblocks(kind: str, codes: Codes, out: NDArray[np.uint8]) -> None:
     """Write blocks of 256."""
     factors = codes.factors
     assert factors is not None, kind
+    scales_bg, minimums_bg = factors.of_scale_bg.view(np.uint8), factors.of_minimum_bg
     parts = [factors.scale_b1.astype("<f2").view(np.uint8)]
-    if factors.minimum_b1 is None or factors.of_minimum_bg is None:
-        parts.append(factors.of_scale_bg.view(np.uint8) ^ np.uint8(128))
+    if factors.minimum_b1 is not None:
+        parts.append(factors.minimum_b1.astype("<f2").view(np.uint8))
+    if kind == "q6_k":
+        parts.append(scales_bg ^ np.uint8(128))
+    elif minimums_bg is None:
+        parts.append(_six_bits_packed(scales_bg + np.uint8(32)))
+    elif kind == "q2_k":
+        parts.append(scales_bg | minimums_bg.view(np.uint8) << np.uint8(4))
     else:
-        both_b42 = (factors.of_scale_bg | factors.of_minimum_bg.astype(np.uint32) << 6).reshape(len(out), 4, 2)
-        pairs_b4 = (both_b42[:, :, 0] | both_b42[:, :, 1] << 12).astype(np.uint32)
-        words_b3 = pairs_b4[:, :3] | pairs_b4[:, 3:] >> np.array([0, 8, 16], np.uint32) << 24
-        parts += [factors.minimum_b1.astype("<f2").view(np.uint8), words_b3.astype("<u4").view(np.uint8)]
+        parts.append(_six_bits_packed(np.stack([scales_bg, minimums_bg.view(np.uint8)], axis=2).reshape(len(out), 16)))
     parts.append(_packed(kind, codes.codes_bv.reshape(-1, GROUP)).reshape(len(out), -1))
     np.concatenate(parts, axis=1, out=out)
+
+
+def _six_bits_packed(factors_b16: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Sixteen factors of 6 bits as three words."""
+    shifted = factors_b16.reshape(len(factors_b16), 4, 4).astype(np.uint32) << np.array([0, 6, 12, 18], np.uint32)
+    words_b4 = np.bitwise_or.reduce(shifted, axis=2)
+    words_b3 = words_b4[:, :3] | words_b4[:, 3:] >> np.array([0, 8, 16], np.uint32) << 24
+    return words_b3.astype("<u4").view(np.uint8)
 
 
 _LARGEST_F16 = 65504.0

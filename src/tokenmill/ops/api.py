@@ -24,6 +24,7 @@ from .kv_pool import KVPool
 from .weights import BLOCK_BYTES as BLOCK_BYTES
 from .weights import CODE_OFFSETS as CODE_OFFSETS
 from .weights import CODE_VALUES as CODE_VALUES
+from .weights import EXACT_FACTORS as EXACT_FACTORS
 from .weights import GROUP as GROUP
 from .weights import LARGEST_POWER as LARGEST_POWER
 from .weights import QUANTISATIONS as QUANTISATIONS

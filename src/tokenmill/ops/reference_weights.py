@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .api import CODE_OFFSETS, CODE_VALUES, GROUP, QUANTISATIONS, RawTensor, same_order
+from .api import CODE_OFFSETS, CODE_VALUES, EXACT_FACTORS, GROUP, QUANTISATIONS, RawTensor, same_order
 from .reference_kv import from_stored, to_stored
 
 DENSE_KINDS = ("f32", "f16", "bf16")
@@ -21,12 +21,13 @@ _BLOCKS = {
     "q8_m": np.dtype([("d", "<f2", (1,)), ("m", "<f2", (1,)), ("q", "i1", 32)]),
     "q8_h": np.dtype([("d", "<f2", 2), ("q", "i1", 32)]),
     "q8_hm": np.dtype([("d", "<f2", 2), ("m", "<f2", 2), ("q", "i1", 32)]),
-    "q6_h": np.dtype([("d", "<f2", 2), ("q", "u1", 16), ("upper", "u1", (2, 4))]),
     "q5_0": np.dtype([("d", "<f2", (1,)), ("q", "u1", 16), ("upper", "u1", 4)]),
     "mxfp4": np.dtype([("exponent", "u1", (1,)), ("q", "u1", 16)]),
     "iq4_nl": np.dtype([("d", "<f2", (1,)), ("q", "u1", 16)]),
 }
 _SUPERBLOCKS = {
+    "q2_k": np.dtype([("d", "<f2", (1,)), ("m", "<f2", (1,)), ("factors", "u1", 16), ("g", [("q", "u1", (2, 4))], 8)]),
+    "q3_k": np.dtype([("d", "<f2", (1,)), ("factors", "<u4", 3), ("g", [("q", "u1", (2, 4)), ("upper", "u1", 4)], 8)]),
     "q4_k": np.dtype([("d", "<f2", (1,)), ("m", "<f2", (1,)), ("factors", "<u4", 3), ("g", [("q", "u1", 16)], 8)]),
     "q5_k": np.dtype(
         [("d", "<f2", (1,)), ("m", "<f2", (1,)), ("factors", "<u4", 3), ("g", [("q", "u1", 16), ("upper", "u1", 4)], 8)]
@@ -118,16 +119,17 @@ def dequantise(part: RawTensor) -> np.ndarray:
 def _codes_of(kind: str, blocks: np.ndarray) -> np.ndarray:
     """float32 [blocks, 32]; see RawTensor."""
     if blocks["q"].shape[1] == GROUP:
-        codes: np.ndarray = blocks["q"].astype(np.float32)
-        return codes
-    codes = _nibbles(blocks["q"])
+        whole: np.ndarray = blocks["q"].astype(np.float32)
+        return whole
+    lower_bits = 2 if kind in ("q2_k", "q3_k") else 4
+    codes = _pairs_of_bits(blocks["q"]) if lower_bits == 2 else _nibbles(blocks["q"])
     if kind in CODE_VALUES:
         return CODE_VALUES[kind][codes.astype(np.uint8)].astype(np.float32)
-    if kind in ("q6_h", "q6_k"):
-        codes += 16 * _upper_bits(blocks["upper"])
-    elif kind in ("q5_0", "q5_k"):
+    if kind == "q6_k":
+        codes += 16 * _pairs_of_bits(blocks["upper"])
+    elif kind in ("q3_k", "q5_0", "q5_k"):
         upper = blocks["upper"][:, None] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-        codes += 16 * upper.reshape(len(blocks), GROUP).astype(np.float32)
+        codes += 2**lower_bits * upper.reshape(len(blocks), GROUP).astype(np.float32)
     return codes - CODE_OFFSETS[kind]
 
 
@@ -136,16 +138,29 @@ def _of_superblocks(kind: str, blocks: np.ndarray) -> np.ndarray:
     codes = _codes_of(kind, blocks["g"].reshape(-1)).reshape(len(blocks), -1)
 
     def products(name: str, factors_bg: np.ndarray) -> np.ndarray:
-        rounded: np.ndarray = (blocks[name].astype(np.float32) * factors_bg.astype(np.float32)).astype(np.float16)
-        return rounded.astype(np.float32)[:, :, None]
+        made: np.ndarray = blocks[name].astype(np.float32) * factors_bg.astype(np.float32)
+        rounded = made if kind in EXACT_FACTORS else made.astype(np.float16).astype(np.float32)
+        return rounded[:, :, None]
 
-    if kind == "q6_k":
-        return codes.reshape(len(blocks), 16, -1) * products("d", blocks["factors"].astype(np.int32) - 128)
-    words_b3 = blocks["factors"]
+    factors_b16 = blocks["factors"]
+    if factors_b16.shape[1] == 3:
+        factors_b16 = _six_bits(factors_b16)
+    factors_b16 = factors_b16.astype(np.int32)
+    if kind == "q2_k":
+        scales_bg, minimums_bg = factors_b16 & 15, factors_b16 >> 4
+    elif kind in ("q3_k", "q6_k"):
+        scales_bg = factors_b16 - (128 if kind == "q6_k" else 32)
+    else:
+        scales_bg, minimums_bg = factors_b16[:, ::2], factors_b16[:, 1::2]
+    values_bgk = codes.reshape(*scales_bg.shape, -1) * products("d", scales_bg)
+    return values_bgk + products("m", minimums_bg) if "m" in (blocks.dtype.names or ()) else values_bgk
+
+
+def _six_bits(words_b3: np.ndarray) -> np.ndarray:
+    """The sixteen factors in three words of a super-block."""
     fourth_b1 = np.bitwise_or.reduce(words_b3 >> 24 << np.array([0, 8, 16], np.uint32), axis=1, keepdims=True)
-    pairs_b42 = np.concatenate([words_b3, fourth_b1], axis=1)[:, :, None] >> np.array([0, 12], np.uint32)
-    factors_b8 = pairs_b42.reshape(len(blocks), 8)
-    return codes.reshape(len(blocks), 8, -1) * products("d", factors_b8 & 63) + products("m", factors_b8 >> 6 & 63)
+    words_b4 = np.concatenate([words_b3, fourth_b1], axis=1)
+    return (words_b4[:, :, None] >> np.array([0, 6, 12, 18], np.uint32) & 63).reshape(len(words_b3), 16)
 
 
 def round_activations(x_TK: np.ndarray, rounding: str = "int8") -> np.ndarray:
@@ -174,11 +189,11 @@ def _nibbles(packed: np.ndarray) -> np.ndarray:
     return out
 
 
-def _upper_bits(upper_bh4: np.ndarray) -> np.ndarray:
+def _pairs_of_bits(bytes_bh4: np.ndarray) -> np.ndarray:
     """uint8 [blocks, 2, 4] -> float32 [blocks, 32]: byte j of a half holds values j, 4 + j, 8 + j, 12 + j of it, from
     the lowest two bits up."""
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
-    return (upper_bh4[:, :, None] >> shifts & 3).reshape(len(upper_bh4), GROUP).astype(np.float32)
+    return (bytes_bh4[:, :, None] >> shifts & 3).reshape(len(bytes_bh4), GROUP).astype(np.float32)
 
 
 def _codes(x_bk: np.ndarray, scales_b1: np.ndarray, least: int, most: int) -> np.ndarray:

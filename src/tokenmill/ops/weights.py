@@ -19,17 +19,20 @@ GROUP = 32
 """Values that share one quantisation scale."""
 
 BLOCK_BYTES = {
-    **{"q4_0": 18, "q4_1": 20, "q5_0": 22, "q6_h": 28, "q8_0": 34, "q8_m": 36, "q8_h": 36, "q8_hm": 40},
+    **{"q4_0": 18, "q4_1": 20, "q5_0": 22, "q8_0": 34, "q8_m": 36, "q8_h": 36, "q8_hm": 40},
     **{"mxfp4": 17, "iq4_nl": 18},
 }
 """Quantised kinds: bytes of a block of 32 values. In a block lie f16 scales (of 'mxfp4' an exponent), f16 minimums,
 then codes."""
 
 SUPERBLOCK = 256
-SUPERBLOCK_BYTES = {"q4_k": 144, "q5_k": 176, "q6_k": 210}
+SUPERBLOCK_BYTES = {"q2_k": 84, "q3_k": 110, "q4_k": 144, "q5_k": 176, "q6_k": 210}
 """Kinds in super-blocks: bytes of one, of 256 values. In it lie f16 scale, f16 minimum if any, factors, then codes."""
 
-CODE_OFFSETS = {"q4_0": 8, "q4_1": 0, "q4_k": 0, "q5_0": 16, "q5_k": 0, "q6_h": 32, "q6_k": 32}
+EXACT_FACTORS = frozenset({"q2_k", "q3_k"})
+"""Kinds in super-blocks whose scales and minimums are not rounded once they are made of factors."""
+
+CODE_OFFSETS = {"q2_k": 0, "q3_k": 4, "q4_0": 8, "q4_1": 0, "q4_k": 0, "q5_0": 16, "q5_k": 0, "q6_k": 32}
 """Kinds with codes of fewer than 8 bits: what they are stored plus."""
 
 CODE_VALUES = {
@@ -50,18 +53,21 @@ class RawTensor:
     """A matrix in a form that backends take. `data` is uint8, C-contiguous, `num_rows` rows of equal byte length, each
     row `num_cols` values. Kinds: 'f32', 'f16', 'bf16'; ggml's blocks 'q4_0' (x = d * (q - 8)), 'q4_1' (d * q + m) and
     'q8_0' (d * q, int8 codes); and for what other formats hold in 5 to 8 bits, with int8 codes too, 'q8_m' (d * q + m),
-    'q8_h' (d * q, one d for each half of a block) and 'q8_hm' (d * q + m, one d and m for each half). 'q6_h' is 'q8_h'
-    with codes -32..31, stored + 32: the lower 4 bits as in 'q4_0', then 8 bytes of upper bits, byte j of a half with
-    those of its values j, 4 + j, 8 + j and 12 + j from the lowest bits up. 'q5_0' (d * (q - 16)) has behind the lower 4
-    bits 4 bytes of upper ones: bit n of byte j is that of value 4 n + j. 'iq4_nl' and 'mxfp4' have codes as 'q4_0' that
-    stand for d * CODE_VALUES[kind][q]; d of 'mxfp4' is a power of two, of which the block has the exponent as float32
-    stores it, a byte (0: d is 0).
+    'q8_h' (d * q, one d for each half of a block) and 'q8_hm' (d * q + m, one d and m for each half). 'q5_0'
+    (d * (q - 16)) has behind the lower 4 bits 4 bytes of upper ones: bit n of byte j is that of value 4 n + j. 'iq4_nl'
+    and 'mxfp4' have codes as 'q4_0' that stand for d * CODE_VALUES[kind][q]; d of 'mxfp4' is a power of two, of which
+    the block has the exponent as float32 stores it, a byte (0: d is 0).
 
     In super-blocks of 8 blocks, 'q4_k' is 'q4_1' whose d and m are those of the super-block times 6-bit factors,
     rounded to f16. The factors are in three 32-bit words: a word w has from the lowest bits up those of d and m of
     block 2w, then those of block 2w + 1; for w = 3 these 24 bits are the upper bytes of the three, in order. 'q5_k' is
-    the same with codes as in 'q5_0', unsigned. 'q6_k' is 'q6_h' whose d are that of the super-block times factors from
-    -128 to 127, rounded to f16; these are 16 bytes, stored + 128.
+    the same with codes as in 'q5_0', unsigned. 'q6_k' is 'q8_h' whose d are that of the super-block times factors from
+    -128 to 127, rounded to f16; these are 16 bytes, stored + 128. Its codes -32..31 are stored + 32: the lower 4 bits
+    as in 'q4_0', then 8 bytes of upper bits, byte j of a half with those of its values j, 4 + j, 8 + j and 12 + j from
+    the lowest bits up. 'q2_k' is 'q8_hm' with codes 0..3 in 8 such bytes, and 16 bytes of 4-bit factors, those of d
+    below those of m; 'q3_k' is 'q8_h' with codes -4..3, stored + 4, the lower 2 bits in 8 such bytes and the upper one
+    as in 'q5_0', and factors from -32 to 31, stored + 32 in three words as above: from the lowest bits up those of both
+    halves of block 2w, then of block 2w + 1. In these two, products are not rounded.
 
     order: int32 [K] where columns are not in the order of the inputs: column k belongs to input order[k]. Matrices that
     are stacked have the same."""

@@ -90,7 +90,7 @@ class NativeOps:
     @property
     def family(self) -> str:
         """Kernel family: variants of one agree in every bit."""
-        return "native-tiles-3" if self.isa in TILE_ISAS else "native-i8g32-bf16-4"
+        return "native-tiles-4" if self.isa in TILE_ISAS else "native-i8g32-bf16-5"
 
     @property
     def kv_dtype(self) -> str:

@@ -55,13 +55,13 @@ STORE_SIGNATURES = {
 }
 
 
-ABI_VERSION = 18
+ABI_VERSION = 19
 _REBUILD = "build it again (pip install -e .)"
 
 KINDS = {
-    **{"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8, "q6_h": 9},
-    **{"q4_k": 10, "q5_k": 11, "q6_k": 12, "q5_0": 13, "w4": 14, "w4m": 15, "w8": 16, "bf16p": 17},
-    **{"mxfp4": 18, "iq4_nl": 19},
+    **{"f32": 0, "f16": 1, "bf16": 2, "q4_0": 3, "q4_1": 4, "q8_0": 5, "q8_m": 6, "q8_h": 7, "q8_hm": 8, "q2_k": 9},
+    **{"q3_k": 10, "q4_k": 11, "q5_k": 12, "q6_k": 13, "q5_0": 14, "w4": 15, "w4m": 16, "w8": 17, "bf16p": 18},
+    **{"mxfp4": 19, "iq4_nl": 20},
 }
 INTEGER_KINDS = {"q4_0": "w4", "q4_1": "w4m", "q8_0": "w8"}
 """What variants with tiles pack a kind as, where its scales allow that."""

@@ -26,7 +26,7 @@ import numpy as np
 from .library import KINDS
 
 PAGE = 4096
-_MAGIC, _VERSION = b"tokenmill packed", 4
+_MAGIC, _VERSION = b"tokenmill packed", 5
 _HEAD = struct.Struct("<16sI64sQQQQ")
 _MOST_INDEX_BYTES = 256 * 2**20
 _ABANDONED_S = 10
