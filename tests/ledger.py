@@ -162,6 +162,9 @@ class FakeLedger:
     def num_available_blocks(self, matched: Match) -> list[int]:
         return [self.num_free - matched.num_blocks]
 
+    def num_extendable(self, matched: Match) -> int:
+        return min(self.num_available_blocks(matched))
+
     def reconsider(self, seq: Sequence) -> None:
         cached = self.cached[seq.number]
         waiting = Waiting(seq.request, len(seq.tokens), cached, seq.arrived, self.now, self.work, self.costs)

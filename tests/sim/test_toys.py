@@ -99,7 +99,7 @@ def stored_anew(scenario: Scenario) -> Scenario:
 def stateful(scenario: Scenario) -> Scenario:
     """Some layers of its model keep a state of fixed size, beside others or alone."""
     config, rng = scenario.config, random.Random(f"states {scenario.config}")
-    state = state_group(rng.choice([3, 8, 30]), config.groups[0].bytes_per_block)
+    state = state_group(rng.choice([3, 8, 30]), rng.choice([1, 2, 5, 20]), config.groups[0].bytes_per_block)
     groups = rng.choice([(state,), (*config.groups, state), (state, *config.groups)])
     return stored_anew(replace(scenario, config=replace(config, groups=groups)))
 

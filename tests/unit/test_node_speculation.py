@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.core.block import STATE, STATE_WINDOW, KVGroupSpec, full_groups
+from tokenmill.core.block import full_groups, state_group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.speculation import CorpusConfig, SpeculationConfig
@@ -167,6 +167,6 @@ def test_models_that_nothing_can_be_drafted_for_refuse() -> None:
     found = resolve(options, machine, vectors)  # it may be one of several models of a server
     assert found.config.speculation is None
     assert ("speculation", "none") in [(each.name, each.value) for each in found.decisions]
-    groups = (*full_groups(8), KVGroupSpec(STATE, 8, STATE_WINDOW))
+    groups = (*full_groups(8), state_group(8, 4))
     with pytest.raises(ConfigError, match="a state cannot be taken back"):
         EngineConfig(groups=groups, max_model_len=64, speculation=SpeculationConfig())

@@ -47,18 +47,50 @@ def cut_moves(moves: Iterable[BlockMove], block_bytes: Sequence[int], most_bytes
     return [tuple(run) for run in runs]
 
 
+NO_BLOCK = -1
+
+LATEST_TOKENS = 64
+"""Of an answer, the latest state that is published is so many tokens old at most, and a block."""
+
+
+@dataclass(slots=True, eq=False)
+class Checkpoints:
+    """Behind which blocks of a sequence its state stays: every `interval` of them, at the last full one of its prompt,
+    where its prompt leaves what was cached before (SGLang's branching points), and, one at a time, at the latest whole
+    64 tokens of its answer. So a sequence has few, however long it is.
+
+    latest   index and block of that last kind
+    """
+
+    interval: int
+    num_prompt: int
+    num_shared: int = 0
+    latest: tuple[int, int] | None = None
+
+    def keeps(self, num_blocks: int) -> bool:
+        """Whether the state after so many blocks stays."""
+        return num_blocks in (self.num_prompt, self.num_shared) or num_blocks % self.interval == 0
+
+    def is_latest(self, num_blocks: int, block_size: int) -> bool:
+        """Whether it stays until the next one of these."""
+        return num_blocks > self.num_prompt and num_blocks % max(1, LATEST_TOKENS // block_size) == 0
+
+
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """Ordered physical block ids of one sequence in one KV group; append-only while RUNNING.
+    """Ordered physical block ids of one sequence in one KV group; append-only while RUNNING. NO_BLOCK: of a group of
+    states, no state is kept at the end of that block.
 
     num_released   leading entries whose blocks were given back, since no query to come sees them; they read 0
     num_published  leading blocks that were offered to other sequences: of a group that sees everything, all of them
                    are in the prefix tree
+    checkpoints    of a group of states: its `Checkpoints`
     """
 
     ids: list[int] = field(default_factory=list)
     num_released: int = 0
     num_published: int = 0
+    checkpoints: Checkpoints | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -66,7 +98,12 @@ class BlockTable:
     @property
     def held(self) -> list[int]:
         """The ids that the sequence holds."""
-        return self.ids[self.num_released :]
+        held = self.ids[self.num_released :]
+        return held if self.checkpoints is None else [block for block in held if block != NO_BLOCK]
+
+    @property
+    def num_held(self) -> int:
+        return len(self.ids) - self.num_released if self.checkpoints is None else len(self.held)
 
 
 def num_hidden_blocks(position: int, window: int, block_size: int) -> int:
@@ -83,11 +120,12 @@ class KVGroupSpec:
     num_blocks       blocks in the group's pool
     window           positions that a query of these layers sees at most, its own included; 0: all
     bytes_per_block  what a block takes in memory; 0: unknown, as in a toy model
+    interval         of a STATE group: blocks from one checkpoint to the next
 
     A block of a STATE group is the state after the last computed position of the block, written in place from token to
     token. Where the block ends it is a checkpoint: it stays as it is, the next block begins from it, and so does
-    whoever has a hit that ends there. A row that covers several blocks leaves a checkpoint in each. A state cannot be
-    taken back by some tokens, so that sequences with one get no drafts.
+    whoever has a hit that ends there. A row that covers several blocks leaves one in each that has a place in the
+    table (`Checkpoints`). A state cannot be taken back by some tokens, so that sequences with one get no drafts.
 
     A block of the CROSS group holds what the encoder makes of one content (`core.embeds`), whole. It is in no table:
     who computes is told of a sequence's blocks as it is introduced.
@@ -97,9 +135,11 @@ class KVGroupSpec:
     num_blocks: int
     window: int = 0
     bytes_per_block: int = 0
+    interval: int = 0
 
     def __post_init__(self) -> None:
         assert self.kind in (FULL, WINDOW, LATENT, STATE, CROSS), self
+        assert (self.kind == STATE) == (self.interval > 0), self
         assert (self.kind in (WINDOW, STATE)) == (self.window > 0), self
         assert self.kind != STATE or self.window == STATE_WINDOW, self
 
@@ -119,9 +159,9 @@ def window_group(num_blocks: int, window: int, bytes_per_block: int = 0) -> KVGr
     return KVGroupSpec(WINDOW, num_blocks, window, bytes_per_block)
 
 
-def state_group(num_blocks: int, bytes_per_block: int = 0) -> KVGroupSpec:
-    """The group of layers that keep a state."""
-    return KVGroupSpec(STATE, num_blocks, STATE_WINDOW, bytes_per_block)
+def state_group(num_blocks: int, interval: int, bytes_per_block: int = 0) -> KVGroupSpec:
+    """The group of layers that keep a state, with a checkpoint every `interval` blocks."""
+    return KVGroupSpec(STATE, num_blocks, STATE_WINDOW, bytes_per_block, interval)
 
 
 def cross_group(num_blocks: int, bytes_per_block: int = 0) -> KVGroupSpec:
@@ -137,6 +177,7 @@ class KVGroup:
     layers     which of the model's layers they are, in order; empty: all
     table      place of their block table among a sequence's tables
     value_dim  of a latent group: channels of a key, the first ones, that are the value too; 0: values are apart
+    state_values   of a group of states: float32 values that a layer keeps
     key_exponents  of int8, for each layer and then each channel of its KV heads: keys are stored divided by 2 to the
                power of it; empty: 0
 
@@ -153,6 +194,9 @@ class KVGroup:
     A latent group (DeepSeek-V2, arXiv 2405.04434) has one KV head and holds, for each layer in turn, only
     [block_size, head_dim], channel innermost; of int8 these are codes, after which come the scales, float32
     [block_size].
+
+    A group of states holds, for each layer in turn, what ops.api.StateGeometry says, float32; dtype is f32, and there
+    are no KV heads. It is that of one position, not of block_size.
     """
 
     name: str
@@ -165,6 +209,7 @@ class KVGroup:
     layers: tuple[int, ...] = ()
     table: int = 0
     value_dim: int = 0
+    state_values: int = 0
     key_exponents: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
@@ -173,6 +218,7 @@ class KVGroup:
         widths = {len(exponents) for exponents in self.key_exponents}
         assert len(self.key_exponents) in (0, self.num_layers) and widths <= {self.num_kv_heads * self.head_dim}, self
         assert (self.name == LATENT) == (self.value_dim > 0), self
+        assert (self.name == STATE) == (self.state_values > 0), self
         assert not self.value_dim or (self.num_kv_heads == 1 and self.value_dim <= self.head_dim), self
 
     @property
@@ -183,6 +229,8 @@ class KVGroup:
     @property
     def bytes_per_layer_block(self) -> int:
         """K and V of one layer of one block, with scales and padding."""
+        if self.state_values:
+            return 4 * self.state_values
         if self.value_dim:
             scale_bytes = 4 if self.dtype == "int8" else 0
             return self.block_size * (self.head_dim * self.bytes_per_value + scale_bytes)
@@ -198,4 +246,5 @@ class KVGroup:
 
     @property
     def bytes_per_token(self) -> int:
-        return self.bytes_per_block // self.block_size
+        """0 of states, which do not grow."""
+        return 0 if self.state_values else self.bytes_per_block // self.block_size

@@ -109,7 +109,7 @@ def _is_measured(step: Step) -> bool:
 
 def _commit_rows(state: EngineState, saves: Saves, step: Step, results: Many[RowResult], now: float) -> None:
     tell, size, num_drawn = state.outbox.outputs.append, state.config.block_size, 0
-    speculation = state.speculation
+    speculation, has_states = state.speculation, state.blocks.has_states
     for row, seq, end, result in zip(step.rows, step.sequences, step.ends, results, strict=True):
         number, drawn, _, prompt_logprobs, _, is_corrupted, error, _, spent_s, lacks_mask, slow_s, drafts = result
         assert number == row[0], f"step {step.number}: result of {number} for row {row.seq}"
@@ -126,6 +126,8 @@ def _commit_rows(state: EngineState, saves: Saves, step: Step, results: Many[Row
         if is_corrupted or error:
             tell(_fail_row(state, seq, result, now))
             continue
+        if has_states:
+            state.settle_states(seq, step.number)
         if row[7]:  # not row.score, of which there are many
             seq.prompt_logprobs += prompt_logprobs
         last: Output | None = None

@@ -134,7 +134,9 @@ class EngineState:
         self.policies = pick(config)
         self.costs = CostFitter(config.block_size, config.chosen_experts)
         new_unreferenced = partial(unreferenced_for, eviction.pick(config.eviction_policy), self.costs)
-        self.blocks = KVBlocks(config.groups, config.block_size, new_unreferenced, config.encoder)
+        self.blocks = KVBlocks(
+            config.groups, config.block_size, new_unreferenced, config.encoder, caches_prefixes=config.caches_prefixes
+        )
         self.encoder = EncoderLedger(config, self.blocks.encoder)
         self.stored: tuple[set[BlockKey], ...] = ()
         self.has_tiers = False
@@ -171,7 +173,7 @@ class EngineState:
     def enter(self, request: Request, now: float) -> None:
         request, stop_ids = self.settings.begin(request)
         tokens = [*request.prompt_tokens, *request.output_tokens]
-        seq = Sequence(self._next_number, request, tokens, tables=self.blocks.new_tables(), stop_ids=stop_ids)
+        seq = Sequence(self._next_number, request, tokens, tables=self._new_tables(request), stop_ids=stop_ids)
         self._next_number += 1
         seq.arrived = self.work_done
         self.reconsider(seq, now)
@@ -250,7 +252,7 @@ class EngineState:
     def export(self, seq: Sequence, last: Output) -> tuple[BlockTable, ...]:
         """Rows it has in flight are dropped when they come back. Returns its tables, for the caller to release."""
         self._depart(seq)
-        tables, seq.tables = seq.tables, self.blocks.new_tables()
+        tables, seq.tables = seq.tables, self._new_tables(seq.request)
         self._release(seq)
         seq.status = Status.EXPORTING
         seq.last = last
@@ -283,12 +285,17 @@ class EngineState:
     def _release(self, seq: Sequence) -> None:
         """Leave the running list; blocks and the worker's state are given up."""
         self.running.remove(seq)
+        if self.writes is not None:
+            self.writes.left(seq)
         self.blocks.release(seq.tables, seq.last_step)
         self.encoder.release(seq)
-        seq.tables = self.blocks.new_tables()
+        seq.tables = self._new_tables(seq.request)
         if seq.num_sent or not self.config.keeps_kv:
             self.released.append(seq.number)
             seq.num_sent = 0
+
+    def _new_tables(self, request: Request) -> tuple[BlockTable, ...]:
+        return self.blocks.new_tables(len(request.prompt_tokens))
 
     def find_match(self, seq: Sequence) -> Match:
         """Published blocks that would carry the sequence's planned part on from a block border; changes nothing."""
@@ -311,21 +318,29 @@ class EngineState:
         most = self.config.max_num_batched_tokens
         seq.due = slack.due(order, waiting, most) if seq.request.terms.ttft_s else order.due(waiting)
 
-    def publish(self, seq: Sequence, num_full: int, step: Step | None) -> None:
+    def publish(self, seq: Sequence, num_full: int, step: Step | None, num_written: int | None = None) -> None:
         """Make the first `num_full` blocks matchable; they are withdrawn if `step`, the last one in flight that carries
-        a row of the sequence, fails."""
+        a row of the sequence, fails. num_written: of states, see KVBlocks.publish."""
         if not self.config.caches_prefixes:
             return
         extend_seq_keys(seq, self.config)
         writes = self.writes
         firsts = [max(each.num_published, each.num_released) for each in seq.tables] if writes is not None else []
-        published = self.blocks.publish(seq.keys, seq.tables, num_full)
+        published = self.blocks.publish(seq.keys, seq.tables, num_full, num_written)
         if writes is not None:
             writes.published(seq, firsts)
         if step is not None:
             step.published += published
         if self.token_events is not None:
             self.token_events.published(seq)
+
+    def settle_states(self, seq: Sequence, step_number: int) -> None:
+        """What the sequence has computed by this step, whose rows are committed, is written: its states are matchable,
+        and those that it needs no longer go back."""
+        num_full = min(seq.num_computed, len(seq.tokens)) // self.config.block_size
+        last_step = self.in_flight[seq.last_step - step_number - 1] if seq.rows_in_flight else None
+        self.publish(seq, num_full, last_step)
+        self.blocks.slide(seq.tables, seq.num_planned, seq.last_step)
 
     def tell_tokens(self, hear: Callable[[tuple[TokenEvent, ...]], None]) -> None:
         """`hear` is told from now on, after each event and commit, which blocks are published, and of which tokens."""
@@ -334,7 +349,7 @@ class EngineState:
 
     def forget(self, seq: Sequence) -> None:
         """What the sequence holds may be wrong: it is neither matched nor fetched from now on."""
-        unpublish = partial(self.blocks.forget, seq.tables, [other.tables for other in self.running])
+        unpublish = partial(self.blocks.forget, seq.keys, seq.tables, [other.tables for other in self.running])
         if self.writes is None:
             unpublish()
         else:
@@ -409,4 +424,8 @@ def _check_running(state: EngineState, seq: Sequence) -> None:
     num_spare = 0 if state.speculation is None else 1  # taken for drafts that were wrong
     assert num_blocks <= len(seq.tables[0]) <= num_blocks + num_spare, seq
     for group, table in zip(config.groups, seq.tables, strict=True):
-        assert table.num_released == num_hidden_blocks(seq.num_planned, group.window, config.block_size), seq
+        num_hidden = num_hidden_blocks(seq.num_planned, group.window, config.block_size)
+        if table.checkpoints is None:
+            assert table.num_released == num_hidden, seq
+        else:  # what hides it may be planned before its key is known
+            assert table.num_released <= num_hidden, seq

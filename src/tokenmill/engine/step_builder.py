@@ -64,6 +64,9 @@ class StepBuilder:
     def num_available_blocks(self, matched: Match) -> list[int]:
         return self._state.blocks.num_available(matched)
 
+    def num_extendable(self, matched: Match) -> int:
+        return self._state.blocks.num_extendable(matched)
+
     def find_match(self, seq: Sequence) -> Match:
         return self._state.find_match(seq)
 
@@ -107,6 +110,7 @@ class StepBuilder:
 
     def adopt(self, seq: Sequence, matched: Match) -> None:
         if not matched.num_blocks:
+            self._state.blocks.note_shared(seq.tables, matched)
             return
         self._state.blocks.adopt(seq.tables, matched, seq.last_step)
         self._state.begin_after(seq, matched.num_blocks * self._block_size)
@@ -146,7 +150,7 @@ class StepBuilder:
             step.num_more_positions += (num_tokens - 1) * start + num_tokens * (num_tokens - 1) // 2
         num_full = (end if end < num_known else num_known) // size
         if num_full > tables[-1].num_published:
-            self._state.publish(seq, num_full, step)
+            self._state.publish(seq, num_full, step, start // size)
         if self._has_windows:
             self._state.blocks.slide(tables, end, step.number)
 
@@ -206,7 +210,7 @@ class StepBuilder:
 
     def _num_spare(self) -> int:
         """Blocks that drafts may take: the sequences of the step can all grow by one beside them."""
-        return min(self._state.blocks.num_available(self.no_match)) - len(self.step.sequences)
+        return self._state.blocks.num_extendable(self.no_match) - len(self.step.sequences)
 
     def _extend(self, seq: Sequence, blocks: tuple[int, ...], end: int) -> tuple[int, ...]:
         """Have tables reach so far. blocks: what the row in the making tells of them; what it is to tell."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 
-from ..core.block import KVGroupSpec
+from ..core.block import STATE, KVGroupSpec
 from ..core.config import EngineConfig
 from ..core.errors import ContextTooLong, InvalidRequest, Overloaded, TokenmillError
 from ..core.request import Request
@@ -19,9 +19,11 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 def most_blocks(config: EngineConfig, group: KVGroupSpec) -> int:
     """Blocks of the group that one sequence is expected to keep from others at most: with a window, what a query sees
-    and what the chunks in flight write."""
+    and what the chunks in flight write; of states, the one that each of these ends with."""
     if not group.window:
         return group.num_blocks
+    if group.kind == STATE:
+        return min(group.num_blocks, 1 + config.steps_in_flight)
     num_in_flight = config.max_num_batched_tokens * config.steps_in_flight
     return min(group.num_blocks, 1 + blocks_for(group.window - 1 + num_in_flight, config.block_size))
 
@@ -117,7 +119,7 @@ def has_room(
         needed = to_come[index] + num_others
         for other in prefilling:
             table = other.tables[index]
-            needed += _num_to_come(config, group, other, table.num_released, len(table) - table.num_released)
+            needed += _num_to_come(config, group, other, table.num_released, table.num_held)
         if needed > available[index]:
             return False
     return True
@@ -133,10 +135,7 @@ def blocks_to_come(config: EngineConfig, seq: Sequence, matched: Match) -> list[
 
 def blocks_given(available: List[int], given: List[Sequence]) -> list[int]:
     """Blocks of each group that are available if those in `given` are preempted."""
-    return [
-        num + sum(len(seq.tables[index]) - seq.tables[index].num_released for seq in given)
-        for index, num in enumerate(available)
-    ]
+    return [num + sum(seq.tables[index].num_held for seq in given) for index, num in enumerate(available)]
 
 
 def _num_to_come(config: EngineConfig, group: KVGroupSpec, seq: Sequence, num_released: int, num_held: int) -> int:

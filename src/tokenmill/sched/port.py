@@ -24,6 +24,10 @@ class SchedulerPort(Protocol):
         """Blocks of each KV group that can be handed out beside `matched`."""
         ...
 
+    def num_extendable(self, matched: Match) -> int:
+        """By how many blocks a sequence's tables can grow after `matched`."""
+        ...
+
     def reconsider(self, seq: Sequence) -> None:
         """Ask the order of service anew when a waiting sequence is due."""
         ...

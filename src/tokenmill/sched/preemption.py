@@ -20,7 +20,7 @@ from ..core.fairness import IDLE_CLASS, class_of
 from ..core.policy import Preemption
 from ..core.sequence import Sequence, Status
 from ..kv.blocks.groups import Match
-from .admission import blocks_for, blocks_given, blocks_to_come, has_room, max_running
+from .admission import blocks_for, blocks_given, blocks_to_come, has_room, max_running, most_blocks
 from .budget import num_wanted
 from .port import SchedulerPort
 from .service import Service
@@ -54,7 +54,7 @@ def has_share(seq: Sequence, running: List[Sequence], num_more: List[int], group
     if own in ([], [seq]):
         return True
     for index, group in enumerate(groups):
-        num_held = sum(len(each.tables[index]) - each.tables[index].num_released for each in own)
+        num_held = sum(each.tables[index].num_held for each in own)
         if num_held + num_more[index] > terms.kv_share * group.num_blocks:
             return False
     return True
@@ -109,7 +109,7 @@ class Preempter:
             return num_tokens
         if seq.request.terms.kv_share < 1 and not self._keeps_to_share(seq, missing):
             return 0
-        while missing > (available := min(self.engine.num_available_blocks(matched))):
+        while missing > (available := self.engine.num_extendable(matched)):
             self.is_squeezed = self.has_victims = True
             victim = self._victim(seq)
             if victim is None or victim.rows_in_flight:
@@ -151,7 +151,7 @@ class Preempter:
     def _keeps_to_share(self, seq: Sequence, missing: int) -> bool:
         """Whether its tenant may hold so many blocks more, after a junior of the tenant's own has given way if need
         be."""
-        num_more = [missing] * len(self.config.groups)
+        num_more = [min(missing, most_blocks(self.config, group)) for group in self.config.groups]
         while not has_share(seq, self.running, num_more, self.config.groups):
             own = [each for each in self.running if each.request.terms.tenant == seq.request.terms.tenant]
             if own[-1] is seq:

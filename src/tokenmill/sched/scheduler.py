@@ -310,7 +310,7 @@ class _Composition:
                     if self._clear():
                         continue
                     return
-                num_tokens = min(num_tokens, min(available) * size)
+                num_tokens = min(num_tokens, self.engine.num_extendable(matched) * size)
                 if self.engine.fetch(seq, matched):
                     continue
             self.engine.admit(seq)

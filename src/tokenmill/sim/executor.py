@@ -26,7 +26,7 @@ from array import array
 from hashlib import blake2b
 from typing import NamedTuple
 
-from ..core.block import STATE, num_hidden_blocks
+from ..core.block import NO_BLOCK, STATE, num_hidden_blocks
 from ..core.config import EngineConfig
 from ..core.cost import Costs, work_of
 from ..core.effects import DropAdapter, GiveBack, Job, PrepareGrammar
@@ -214,7 +214,7 @@ class ToyExecutor:
             pool.reach[plan.step] = {
                 block: seq
                 for row, seq in zip(plan.rows, rows, strict=True)
-                for block in seq.tables[index][self._first_seen(pool, row) :]
+                for block in filter(NO_BLOCK.__ne__, seq.tables[index][self._first_seen(pool, row) :])
             }
         return rows
 
@@ -244,10 +244,10 @@ class ToyExecutor:
             self._require(
                 0 <= num_spare <= (self._drafter.most > 0), f"sequence {row.seq}: {len(table)} blocks to {end}"
             )
-            seen = table[self._first_seen(pool, row) :]
+            seen = [block for block in table[self._first_seen(pool, row) :] if block != NO_BLOCK]
             self._require(len(set(seen)) == len(seen), f"sequence {row.seq} has a block twice")
             self._require(not any(pool.moving.get(block) for block in seen), f"sequence {row.seq} sees blocks to come")
-            for block in table[row.start // size :]:
+            for block in filter(NO_BLOCK.__ne__, table[row.start // size :]):
                 is_moved = block in pool.moving or block in pool.sending
                 self._require(not is_moved, f"step {plan.step} writes block {block} while it is moved")
                 for step, reach in pool.reach.items():
@@ -276,6 +276,8 @@ class ToyExecutor:
         for intro in (row.intro for row in plan.rows if row.intro is not None):
             self._encoder.fill(intro)
         for row, seq in zip(plan.rows, rows, strict=True):
+            self._check_states(row, seq)  # rows go on side by side
+        for row, seq in zip(plan.rows, rows, strict=True):
             self._require(self._encoder.has(seq.intro), f"sequence {row.seq} reads what was encoded of another content")
             self._write(row, seq)
         return tuple(self._spoil(self._read(plan, row, seq)) for row, seq in zip(plan.rows, rows, strict=True))
@@ -288,8 +290,9 @@ class ToyExecutor:
         return RowResult(result.seq, is_corrupted=True)
 
     def _slots(self, table: list[int], start: int, end: int) -> list[int]:
+        """Of these positions, as far as there is one."""
         size = self._block_size
-        return [table[p // size] * size + p % size for p in range(start, end)]
+        return [table[p // size] * size + p % size for p in range(start, end) if table[p // size] != NO_BLOCK]
 
     def _scribble(self, plan: StepPlan, rows: list[ToySequence]) -> None:
         for row, seq in zip(plan.rows, rows, strict=True):
@@ -319,24 +322,32 @@ class ToyExecutor:
                 pool.positions[slot] = position
                 pool.tokens[slot] = token + mark
 
+    def _check_states(self, row: PlanRow, seq: ToySequence) -> None:
+        """What a row goes on from is there before its step."""
+        for pool, table in zip(self._pools, seq.tables, strict=True):
+            if pool.kind == STATE and row.start:
+                (slot,) = self._slots(table, row.start - 1, row.start)
+                found = pool.positions[slot], pool.tokens[slot]
+                is_right = found == (row.start - 1, state_after(self._values_before(row, seq)))
+                self._require(is_right, f"sequence {row.seq} goes on from the state {found}")
+
+    @staticmethod
+    def _values_before(row: PlanRow, seq: ToySequence) -> array[int]:
+        mark = mark_of(seq.intro.adapter)
+        known = [*seq.intro.prompt_tokens, *seq.outputs][: row.start]
+        return array("q", [value + mark for value in inputs_of(known, seq.intro.embeds)])
+
     def _carry_state_on(
         self, pool: ToyPool, table: list[int], row: PlanRow, seq: ToySequence, new: tuple[int, ...]
     ) -> None:
         """From the state before the row, position by position; of each block the last one stays."""
-        mark = mark_of(seq.intro.adapter)
-        known = [*seq.intro.prompt_tokens, *seq.outputs][: row.start]
-        values = array("q", [value + mark for value in inputs_of(known, seq.intro.embeds)])
-        if row.start:
-            (slot,) = self._slots(table, row.start - 1, row.start)
-            found = pool.positions[slot], pool.tokens[slot]
-            is_right = found == (row.start - 1, state_after(values))
-            self._require(is_right, f"sequence {row.seq} goes on from the state {found}")
+        mark, values = mark_of(seq.intro.adapter), self._values_before(row, seq)
         for position, token in enumerate(new, row.start):
             values.append(token + mark)
-            (slot,) = self._slots(table, position, position + 1)
-            begin = slot - position % self._block_size
-            pool.tokens[begin:slot] = array("q", [0]) * (slot - begin)
-            pool.positions[slot], pool.tokens[slot] = position, state_after(values)
+            for slot in self._slots(table, position, position + 1):
+                begin = slot - position % self._block_size
+                pool.tokens[begin:slot] = array("q", [0]) * (slot - begin)
+                pool.positions[slot], pool.tokens[slot] = position, state_after(values)
 
     def _read(self, plan: StepPlan, row: PlanRow, seq: ToySequence) -> RowResult:
         """Read back through the tables what the row sees, check it, and draw or score."""

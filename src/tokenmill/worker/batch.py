@@ -16,6 +16,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from ..core.block import NO_BLOCK
 from ..core.errors import EngineFailed
 from ..core.step import PlanRow
 from ..ops.api import StepBatch, StepLimits
@@ -87,15 +88,21 @@ class Slots:
         return slot
 
     def append_blocks(self, slot: int, blocks: Sequence[int]) -> None:
-        """As many ids for each table, one table after the other."""
+        """As many ids for each table, one table after the other. NO_BLOCK: see BlockTable."""
         highest = max(blocks)
-        assert min(blocks) >= 0 and highest < self.num_blocks, (blocks, self.num_blocks)
+        assert min(blocks) >= NO_BLOCK and highest < self.num_blocks, (blocks, self.num_blocks)
         self.num_used = max(self.num_used, highest + 1)
         held = self.num_held[slot]
         end = held + len(blocks) // self.num_tables
         assert end <= self.block_tables.shape[2], (end, self.block_tables.shape)
         self.block_tables[slot, :, held:end] = np.reshape(blocks, (self.num_tables, -1))
         self.num_held[slot] = end
+
+    def fill(self, slot: int, first: int) -> None:
+        """States of blocks from `first` on may be left behind any position, since a row is cut: where none stays they
+        are in the place of the last block."""
+        table_TB = self.block_tables[slot, :, first : self.num_held[slot]]
+        np.copyto(table_TB, table_TB[:, -1:], where=table_TB == NO_BLOCK)
 
     def _grow(self) -> None:
         count = len(self)

@@ -236,6 +236,7 @@ class Runner:
                 slots.append_blocks(slot, row.blocks)
             if row.score:
                 num_prompt = len(self._scores[slot].prompt_tokens)
+                slots.fill(slot, row.start // self._block_size)
             parts.append(part_of_row(index, row, slot, num_prompt))
         return parts
 

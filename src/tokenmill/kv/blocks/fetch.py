@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from ...core.block import BlockKey, BlockMove, BlockTable, num_hidden_blocks
+from ...core.block import NO_BLOCK, BlockKey, BlockMove, BlockTable, num_hidden_blocks
 from ...core.tiers import TierKey
 from .groups import KVBlocks, Tables
 from .manager import BlockManager
@@ -43,10 +43,15 @@ def reach(blocks: KVBlocks, stored: Stored, keys: Sequence[BlockKey], stop: int)
 
 
 def claim(
-    blocks: KVBlocks, keys: Sequence[BlockKey], end: int, unsettled: AbstractSet[tuple[BlockManager, int]]
+    blocks: KVBlocks,
+    keys: Sequence[BlockKey],
+    end: int,
+    unsettled: AbstractSet[tuple[BlockManager, int]],
+    num_prompt: int = 0,
 ) -> Claim | None:
-    """Tables for the first `end` blocks. None, and nothing changes, where there are not enough blocks, or where one
-    that would be shared is among `unsettled`: it may turn out never to have been written."""
+    """Tables for the first `end` blocks, of a sequence whose prompt has `num_prompt` tokens. None, and nothing changes,
+    where there are not enough blocks, or where one that would be shared is among `unsettled`: it may turn out never to
+    have been written."""
     found: list[tuple[tuple[BlockKey, int], ...]] = []
     for pool in blocks.pools:
         seen = keys[num_hidden_blocks(end * blocks.block_size, pool.window, blocks.block_size) : end]
@@ -57,7 +62,7 @@ def claim(
         if len(seen) - len(ids) > pool.num_available - pool.num_cached_among(ids):
             return None
         found.append(shared)
-    tables, missing = [], []
+    tables, missing = blocks.new_tables(num_prompt), []
     for group, (pool, shared) in enumerate(zip(blocks.pools, found, strict=True)):
         hidden = num_hidden_blocks(end * blocks.block_size, pool.window, blocks.block_size)
         seen, ids_of = keys[hidden:end], dict(shared)
@@ -67,8 +72,9 @@ def claim(
         ids_of |= zip(new, pool.reserve(len(new)), strict=True)
         missing += [(group, key, ids_of[key]) for key in new]
         ids = [0] * hidden + [ids_of[key] for key in seen]
-        tables.append(BlockTable(ids, hidden, hidden + num_shared))
-    return Claim(tuple(keys[:end]), tuple(tables), tuple(missing), tuple(found))
+        table = tables[group]
+        table.ids, table.num_released, table.num_published = ids, hidden, hidden + num_shared
+    return Claim(tuple(keys[:end]), tables, tuple(missing), tuple(found))
 
 
 def is_intact(blocks: KVBlocks, made: Claim) -> bool:
@@ -101,9 +107,12 @@ def gather(
 ) -> list[BlockMove]:
     """The blocks among the first `num_full` of a sequence's tables that they hold. A table with a window first takes
     back what has slid out of it and is seen by who goes on from the block before the last, as far as that is still
-    published, and not among `unsettled` (see `claim`)."""
+    published, and not among `unsettled` (see `claim`). Of states it is the last that is there."""
     moves: list[BlockMove] = []
     for group, (pool, table) in enumerate(zip(blocks.pools, tables, strict=True)):
+        if table.checkpoints is not None:
+            moves += _last_state(group, pool, keys, table, num_full, unsettled)
+            continue
         hidden = num_hidden_blocks(max(0, num_full - 1) * blocks.block_size, pool.window, blocks.block_size)
         # With rows in flight beyond the end, all of it may have slid out.
         for index in reversed(range(hidden, table.num_released)) if table.num_released <= num_full else ():
@@ -115,6 +124,27 @@ def gather(
             table.num_released = index
         moves += [(group, keys[index], table.ids[index]) for index in range(table.num_released, num_full)]
     return moves
+
+
+def _last_state(
+    group: int,
+    pool: BlockManager,
+    keys: Sequence[BlockKey],
+    table: BlockTable,
+    num_full: int,
+    unsettled: AbstractSet[tuple[BlockManager, int]],
+) -> list[BlockMove]:
+    """The one that may be copied behind the last of the first `num_full` blocks, which the table holds from now on."""
+    for index in reversed(range(num_full)):
+        if index >= table.num_released:
+            if table.ids[index] != NO_BLOCK:
+                return [(group, keys[index], table.ids[index])]
+        elif (block := pool.find(keys[index])) is not None and (pool, block) not in unsettled:
+            pool.adopt((block,))
+            table.ids[index : table.num_released] = [block, *[NO_BLOCK] * (table.num_released - index - 1)]
+            table.num_released = index
+            return [(group, keys[index], block)]
+    return []
 
 
 def pin_published(blocks: KVBlocks) -> tuple[Tables, list[BlockMove]]:

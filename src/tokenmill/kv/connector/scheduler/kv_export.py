@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ....core.block import BlockTable, num_hidden_blocks
+from ....core.block import NO_BLOCK, BlockTable, num_hidden_blocks
 from ....core.effects import JobEnded
 from ....core.events import FINISH_MOVED
 from ....core.moves import EndMove, Offer, Release, SendBlocks, Yield
@@ -173,9 +173,10 @@ class KVExports:
             hidden = num_hidden_blocks(len(seq.tokens) - 1, pool.window, size)
             first = max(offer.num_sent, table.num_released, hidden)
             ids = table.ids[first:num_blocks]
-            pool.hold(ids)
-            offer.held[group].extend(ids)
-            moves += [(group, first + place, block) for place, block in enumerate(ids)]
+            held = [block for block in ids if block != NO_BLOCK]
+            pool.hold(held)
+            offer.held[group].extend(held)
+            moves += [(group, place, block) for place, block in enumerate(ids, first) if block != NO_BLOCK]
         offer.num_sent = num_blocks
         num_tokens = seq.num_computed if is_last else num_blocks * size
         self._job(offer, tuple(moves), num_tokens, is_last=is_last)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
-from ....core.block import BlockKey, BlockTable, num_hidden_blocks
+from ....core.block import NO_BLOCK, BlockKey, BlockTable, num_hidden_blocks
 from ....core.effects import JobEnded
 from ....core.moves import Continue, EndMove, KVSource, Moved, Prefetch, Prefetched, PullBlocks, Pulled, Staged
 from ....core.sequence import Sequence, Status, wants_scores
@@ -168,13 +168,13 @@ class KVImports:
         if end and state.config.caches_prefixes and unwritten and meets(blocks.pools, pull.keys[:end], unwritten):
             self._unbegun.append(pull)
             return None
-        made = claim(blocks, pull.keys, end, set())
+        made = claim(blocks, pull.keys, end, set(), 0 if seq is None else seq.num_prompt)
         if made is None:
             return self._give_up(pull, NO_ROOM, now)
         pull.made = made
         if seq is not None:
             state.encoder.take(seq, self._recent())
-        if min(pool.num_available for pool in blocks.pools) < more + len(state.running):
+        if blocks.num_extendable(blocks.no_match, len(state.running)) < more:
             self._give_back(pull)
             return self._give_up(pull, NO_ROOM, now)
         blocks.extend(made.tables, more)
@@ -238,7 +238,7 @@ class KVImports:
             num_blocks = max(start + 1, blocks_for(len(pull.seq.tokens), size))
         more = num_blocks - len(tables[0])
         if more > 0:
-            if min(pool.num_available for pool in blocks.pools) < more:
+            if blocks.num_extendable(blocks.no_match) < more:
                 return False
             blocks.extend(tables, more)
         ids = ids_wanted(pull.made, start, num_blocks)
@@ -274,9 +274,9 @@ class KVImports:
             tables, size = pull.made.tables, state.config.block_size
             num_blocks = blocks_for(num_tokens, size)
             for pool, table in zip(state.blocks.pools, tables, strict=True):
-                pool.release(table.ids[num_blocks:], -1)
+                pool.release([block for block in table.ids[num_blocks:] if block != NO_BLOCK], -1)
                 del table.ids[num_blocks:]
-            state.blocks.slide(tables, num_tokens, -1)
+            state.blocks.slide(tables, num_tokens, -1, keeps_states=False)
             state.run_loaded(seq, tables, num_tokens)
             state.publish(seq, num_tokens // size, None)
         else:
@@ -348,6 +348,8 @@ def num_usable(blocks: KVBlocks, pull: _Import, seq: Sequence) -> int:
         return 0
     for group, (pool, table) in enumerate(zip(blocks.pools, pull.made.tables, strict=True)):
         hidden = num_hidden_blocks(num_tokens, pool.window, blocks.block_size)
+        if table.checkpoints is not None and (num_tokens < pull.num_tokens or table.ids[hidden] == NO_BLOCK):
+            return 0  # there is no state of this position
         if table.num_released > hidden or any(place == group and index >= hidden for place, index in pull.holes):
             return 0
     return num_tokens

@@ -105,7 +105,7 @@ class Transfers:
         under_way = self._under_way(seq.keys[:end])
         if under_way is None:
             unsettled = {published for step in steps for published in step.published}
-            made = claim(state.blocks, seq.keys, end, unsettled)
+            made = claim(state.blocks, seq.keys, end, unsettled, seq.num_prompt)
             if made is None:
                 return False
             under_way = self._start(made)

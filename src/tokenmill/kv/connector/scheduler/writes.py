@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from ....core.block import BlockKey, BlockMove
+from ....core.block import BlockKey, BlockMove, BlockTable
 from ....core.cost import UNKNOWN, Costs
 from ....core.effects import SELECTIVE, WRITE_THROUGH, DropBlocks, JobEnded, NoteStepCosts, SaveBlocks, StoreOpened
 from ....core.sequence import Sequence
@@ -97,17 +97,34 @@ class Writes:
 
     def published(self, seq: Sequence, firsts: list[int]) -> None:
         """Blocks of the sequence were, in each KV group those from these places on."""
-        keys, owner = seq.keys, seq.request.cache_salt
-        is_through = self._policy == WRITE_THROUGH
+        keys = seq.keys
         for group, table in enumerate(seq.tables):
             for index in range(firsts[group], table.num_published):
-                block = (group, keys[index])
-                if block in self._dirty or self._is_stored(seq, block):
-                    continue
-                self._num_changed += 1
-                self._dirty[block] = BlockFacts(block, keys[index - 1] if index else b"", index, owner)
-                if is_through:
-                    self._queue[block] = None
+                if table.checkpoints is None or self._stays(group, table, keys, index):
+                    self._note(seq, group, index)
+
+    def left(self, seq: Sequence) -> None:
+        """It is about to give its blocks back: a state that would have made room for the next one stays."""
+        for group, table in enumerate(seq.tables):
+            latest = None if table.checkpoints is None else table.checkpoints.latest
+            if latest is not None and self._state.blocks.pools[group].find(seq.keys[latest[0]]) == latest[1]:
+                self._note(seq, group, latest[0])
+
+    def _stays(self, group: int, table: BlockTable, keys: list[BlockKey], index: int) -> bool:
+        """Whether there is a state behind this block which makes room for no other."""
+        checkpoints = table.checkpoints
+        assert checkpoints is not None
+        return checkpoints.keeps(index + 1) and self._state.blocks.pools[group].find(keys[index]) is not None
+
+    def _note(self, seq: Sequence, group: int, index: int) -> None:
+        """A block of the sequence was published."""
+        keys, block = seq.keys, (group, seq.keys[index])
+        if block in self._dirty or self._is_stored(seq, block):
+            return
+        self._num_changed += 1
+        self._dirty[block] = BlockFacts(block, keys[index - 1] if index else b"", index, seq.request.cache_salt)
+        if self._policy == WRITE_THROUGH:
+            self._queue[block] = None
 
     def used(self, seq: Sequence, first: int, end: int) -> None:
         """Its tables were carried on by blocks that were here."""
