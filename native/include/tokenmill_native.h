@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 19
+#define TM_ABI_VERSION 20
 
 #define TM_NOT_FINITE (-1) /* in place of a token: the logits are not finite */
 #define TM_MASK_LATE (-2)  /* the mask has not come in time */
@@ -137,6 +137,16 @@ typedef struct {
   int32_t num_heads, nope_dim, rope_dim, latent_dim, value_dim;
 } tm_latent;
 
+/* Layers that keep a state: see ops/api.py, StateGeometry. A block of such a pool is, for each layer in turn, float32
+ * [taps - 1][conv_width] inputs and then [num_heads][key_dim][value_dim]; num_kv_heads is 0. rates, dt_bias, skip: [num_heads] */
+typedef struct {
+  int32_t conv_width, taps, num_heads, num_key_heads, key_dim, value_dim, is_delta;
+  float low, high; /* of steps */
+  const float* rates;
+  const float* dt_bias;
+  const float* skip; /* null for none */
+} tm_state;
+
 /* An operation of a program. `kind` is its name in the tables of native/src/op_*.cpp, which say what each takes: in0, in1 and
  * in2 are buffers, -1 for none. */
 typedef struct {
@@ -158,6 +168,7 @@ typedef struct {
   const tm_stack* stack2; /* of experts: down */
   const tm_moe* moe;
   const tm_latent* latent;
+  const tm_state* state;
 } tm_op;
 
 typedef struct {

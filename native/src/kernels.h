@@ -309,6 +309,19 @@ static inline int64_t latent_room(int64_t key_dim) {
   return keys > values ? keys : values;
 }
 
+// The recurrence of state.inc for one head and num_columns (a multiple of 16) columns of its state, over num_tokens positions.
+// key_dim: a multiple of 4.
+struct ScanArgs {
+  int num_tokens, key_dim, num_columns;
+  bool is_delta;
+  int64_t ld_keys, ld_values, ld_gates, ld_out;  // floats from one position to the next
+  const float *q, *k, *v, *decays, *factors;
+  const float* skip;     // null, or what times v is added to the output
+  float* state;          // [key_dim][state_stride]
+  int64_t state_stride;
+  float* out;
+};
+
 struct Kernels {
   const char* name;
   bool has_tiles;  // computes integer kinds
@@ -331,6 +344,13 @@ struct Kernels {
   void (*gated_group)(int activation, const float* gate, const float* up, int64_t ld, int num_rows, const Quantised* out, int row,
                       int group);
   void (*gate_row)(const float* x, float gate, int n, float* out);
+  void (*gate_each)(const float* x, const float* gate, int n, float* out);
+  void (*multiply)(const float* x, const float* y, int n, float* out);
+  void (*convolve)(const float* const* taps, const float* weights, int64_t ld, const float* bias, int num_taps, bool is_activated,
+                   int n, float* out);
+  void (*scan_gates)(const float* x, const float* y, const float* rates, const float* bias, float low, float high, int n,
+                     float* decays, float* factors);
+  void (*scan)(const ScanArgs*);
   void (*softmax)(const float* x, int n, float* out);
   void (*sigmoid)(const float* x, int n, float* out);
   void (*swiglu)(const float* gate, const float* up, int n, float limit, float alpha, float* out);

@@ -1,5 +1,5 @@
 // What an operation is: a row of a table, one table for each family (op_rows.cpp, op_heads.cpp, op_linear.cpp, op_lora.cpp,
-// op_attention.cpp, op_latent.cpp, op_stacks.cpp, op_moe.cpp). The interpreter (program.cpp) knows an operation by nothing else. docs/develop/write-an-op.md adds one.
+// op_attention.cpp, op_latent.cpp, op_stacks.cpp, op_moe.cpp, op_state.cpp). The interpreter (program.cpp) knows an operation by nothing else. docs/develop/write-an-op.md adds one.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -107,6 +107,10 @@ inline void gate_into_codes(const Kernels& kernels, int activation, const GateUp
     kernels.gated_group(activation, both.gate[0] + i * kGroup, both.up[0] + i * kGroup, GateUp::kStride, both.num_rows, &out,
                         out_row + both.row, both.group + i);
 }
+
+// A pool of states; and what is wrong with the table of a sequence that has rows for the positions [begin, end): op_state.cpp.
+inline bool is_of_states(const tm_kv& kv) { return kv.num_kv_heads == 0; }
+std::string check_states(const int32_t* table, int64_t begin, int64_t end, const tm_kv& kv);
 
 // Heads and KV of an operation: op_heads.cpp.
 std::string check_heads(const Workspace& w, const tm_op& o);

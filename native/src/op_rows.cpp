@@ -241,15 +241,17 @@ void join_row(Workspace& w, const Op& op, int row, int) {
   }
 }
 
-// ---- gate_rows: in0, in1 [1]
+// ---- gate_rows: in0, in1 [1] or as wide
 
 std::string check_gate_rows(const Workspace& w, const tm_op& o) {
-  return w.fits(o.in1, o.rows, 1) ? check_same(w, o) : unless(false);
+  return w.fits(o.in1, o.rows, 1) || w.fits(o.in1, o.rows, o.width) ? check_same(w, o) : unless(false);
 }
 
 void gate_rows_row(Workspace& w, const Op& op, int row, int) {
   const tm_op& o = op.op;
-  w.kernels->gate_row(w.rows_of(o.in0, row), *w.rows_of(o.in1, row), o.width, w.rows_of(o.out, row));
+  const float *from = w.rows_of(o.in0, row), *gate = w.rows_of(o.in1, row);
+  if (w.buffers[o.in1].width == o.width && o.width > 1) return w.kernels->gate_each(from, gate, o.width, w.rows_of(o.out, row));
+  w.kernels->gate_row(from, *gate, o.width, w.rows_of(o.out, row));
 }
 
 // ---- gather: in0 [T]; out [L]

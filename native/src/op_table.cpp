@@ -5,10 +5,10 @@
 
 namespace mill {
 
-extern const OpKind kRowOps[], kHeadOps[], kLinearOps[], kLoraOps[], kAttentionOps[], kStackOps[], kLatentOps[], kMoeOps[];
+extern const OpKind kRowOps[], kHeadOps[], kLinearOps[], kLoraOps[], kAttentionOps[], kStackOps[], kLatentOps[], kMoeOps[], kStateOps[];
 
 const OpKind* find_op(const char* name) {
-  for (const OpKind* table : {kRowOps, kHeadOps, kLinearOps, kLoraOps, kAttentionOps, kStackOps, kLatentOps, kMoeOps})
+  for (const OpKind* table : {kRowOps, kHeadOps, kLinearOps, kLoraOps, kAttentionOps, kStackOps, kLatentOps, kMoeOps, kStateOps})
     for (const OpKind* kind = table; kind->name != nullptr; kind++)
       if (std::strcmp(kind->name, name) == 0) return kind;
   return nullptr;

@@ -135,6 +135,11 @@ std::string Program::check_tables(const tm_step& step, const tm_kv& kv) const {
     if (length < rows) return say("context shorter than its rows", length, rows);
     if (length > most) return say("context longer than its block table", length, most);
     const int32_t* table = Workspace::table_of(step, kv, s);
+    if (is_of_states(kv)) {
+      const std::string wrong = check_states(table, length - rows, length, kv);
+      if (!wrong.empty()) return wrong;
+      continue;
+    }
     for (int b = 0; b < ceil_div(length, kv.block_size); b++)
       if (table[b] < 0 || table[b] >= kv.num_blocks) return say("block id out of range", table[b], kv.num_blocks);
   }

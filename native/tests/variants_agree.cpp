@@ -168,6 +168,7 @@ class Layer {
     }
     tm_op& sum = op("add", x, x, width_);
     sum.in1 = middle;
+    states(middle);
     op("gather", x, last, width_).rows = TM_ROWS_LOGITS;
     op("quantise", last, last_codes, width_).rows = TM_ROWS_LOGITS;
     linear(last, last_codes, -1, logits_, table);
@@ -188,13 +189,14 @@ class Layer {
   // Rows of two sequences; what every buffer holds then goes to `seen`.
   void step(int rows0, int length0, int rows1, int length1, std::vector<uint8_t>* seen) {
     const int n = rows0 + rows1;
-    std::vector<int32_t> tokens(n), positions(n), adapters(n), table(kBlocks);
+    std::vector<int32_t> tokens(n), positions(n), adapters(n), table(2 * kBlocks);
     for (int i = 0; i < n; i++) {
       tokens[i] = i * 7 % kVocab;
       positions[i] = i < rows0 ? length0 - rows0 + i : length1 - n + i;
       adapters[i] = i % 3 != 0;
     }
     for (int i = 0; i < kBlocks; i++) table[i] = (i * 11 + 3) % kBlocks;
+    for (int i = 0; i < kBlocks; i++) table[kBlocks + i] = i % 3 == 1 && i % (kBlocks / 2) < 16 ? -1 : i;
     const int32_t starts[] = {0, rows0, n}, lengths[] = {length0, length1}, wanted[] = {0, rows0 - 1, n - 1};
     tm_call call = {};
     tm_step& step = call.step;
@@ -216,11 +218,57 @@ class Layer {
       const uint8_t* data = static_cast<const uint8_t*>(b.data);
       seen->insert(seen->end(), data, data + b.num_bytes);
     }
-    seen->insert(seen->end(), pool_->data(), pool_->data() + pool_->size());
+    for (Bytes* pool : {pool_, state_pool_}) seen->insert(seen->end(), pool->data(), pool->data() + pool->size());
     sample(seen);
   }
 
  private:
+  // A layer that keeps a state, of the first columns of `from`.
+  void states(int from) {
+    constexpr int kHeads = 2, kKeys = 16, kValues = 32, kWidth = 2 * kKeys + kHeads * kValues;
+    state_ = {kWidth, 4, kHeads, 1, kKeys, kValues, quantised_, 0.001f, 5.0f, vector(kHeads), vector(kHeads), quantised_ ? nullptr : vector(kHeads)};
+    state_kv_ = {};
+    state_kv_.bytes_per_block = 4 * (3 * kWidth + kHeads * kKeys * kValues);
+    state_pool_ = &bytes_.emplace_back(kBlocks * state_kv_.bytes_per_block);
+    state_kv_.pool = state_pool_->data();
+    state_kv_.num_blocks = kBlocks;
+    state_kv_.num_layers = state_kv_.table = 1;
+    state_kv_.block_size = kBlockSize;
+    const int wide = buffer(kWidth), mixed = buffer(kWidth), keys = buffer(2 * kKeys), values = buffer(kHeads * kValues);
+    const int steps = buffer(kHeads), factors = buffer(kHeads), gates = buffer(2 * kHeads), out = buffer(kHeads * kValues);
+    const int normed = buffer(kHeads * kValues), product = buffer(kHeads * kValues), gated = buffer(kHeads * kValues);
+    const auto cut = [&](int in, int to, int first, int count) { op("columns", in, to, count).window = first; };
+    cut(from, wide, 0, kWidth);
+    tm_op& conv = op("causal_conv", wide, mixed, kWidth);
+    conv.kv = &state_kv_;
+    conv.state = &state_;
+    conv.vector = vector(4 * kWidth);
+    conv.vector_rows = 4;
+    conv.vector2 = vector(kWidth);
+    conv.vector2_rows = kWidth;
+    conv.whole = 1;
+    cut(mixed, keys, 0, 2 * kKeys);
+    cut(mixed, values, 2 * kKeys, kHeads * kValues);
+    cut(from, steps, 1, kHeads);
+    cut(from, factors, 5, kHeads);
+    tm_op& made = op("scan_gates", steps, gates, 2 * kHeads);
+    made.in1 = quantised_ ? factors : -1;
+    made.state = &state_;
+    for (int i = 0; i < kHeads; i++) const_cast<float*>(state_.rates)[i] *= -0.1f;
+    tm_op& scan = op("state_scan", keys, out, kHeads * kValues);
+    scan.in1 = values;
+    scan.in2 = gates;
+    scan.kv = &state_kv_;
+    scan.state = &state_;
+    tm_op& norm = op("norm_groups", out, normed, kHeads * kValues);
+    norm.vector = vector(kHeads * kValues);
+    norm.vector_rows = kHeads * kValues;
+    norm.head_dim = kValues;
+    norm.value = 1e-5f;
+    op("multiply", normed, product, kHeads * kValues).in1 = out;
+    op("gate_rows", product, gated, kHeads * kValues).in1 = values;
+  }
+
   void sample(std::vector<uint8_t>* seen) {
     const float temperature[] = {0.0f, 0.8f, 1.3f}, top_p[] = {1.0f, 0.9f, 1.0f}, min_p[] = {0.0f, 0.0f, 0.05f};
     const int32_t top_k[] = {0, 0, 20}, choice[] = {0, 0, 1}, position[] = {0, 5, 9};
@@ -316,7 +364,8 @@ class Layer {
   int width_ = 96, heads_ = 4, ffn_ = 64, qkv_;
   int logits_ = 0;
   tm_program* program_ = nullptr;
-  tm_kv kv_;
+  tm_kv kv_, state_kv_;
+  tm_state state_ = {};
   tm_lora lora_ = {}, of_tokens_ = {};
   tm_low_rank changes_[2] = {};
   int32_t columns_[2] = {};
@@ -326,7 +375,7 @@ class Layer {
   std::deque<tm_weight> weights_;
   std::vector<tm_op> ops_;
   std::vector<tm_buffer> buffers_;
-  Bytes* pool_;
+  Bytes *pool_, *state_pool_;
   Bytes* scratch_;
 };
 

@@ -29,6 +29,7 @@ LATENT = {
     "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
     "v_head_dim": 24,
 }  # fmt: skip
+LINEAR = "linear_attention"
 BASE: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 16},
     "helium": {"head_dim": 16},
@@ -48,6 +49,12 @@ BASE: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": LATENT | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "qwen3_vl_moe_text": {"num_experts": 8, "num_experts_per_tok": 3, "head_dim": 16},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 32},
+    "lfm2": {"full_attn_idxs": [1]},
+    "qwen3_5_text": {"head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+    | {"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 16},
+    "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_state": 16, "num_local_experts": 4}
+    | {"layer_types": [LINEAR, "full_attention", LINEAR, LINEAR], "shared_intermediate_size": 48},
     "solar_open": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
 }
 WITHOUT_A_CLASS = ("kimi_k2", "step3_text")
@@ -137,6 +144,25 @@ PRESENT: dict[str, list[Any]] = {
     "swiglu_limit": [5.0, 0.0],
     "swiglu_alpha": [1.5],
     "experts_per_token": [3, 9],
+    **{key: [True, False] for key in ("conv_bias", "mamba_conv_bias", "mamba_proj_bias", "block_auto_adjust_ff_dim")},
+    **{key: [2, 5] for key in ("conv_L_cache", "linear_conv_kernel_dim", "mamba_d_conv")},
+    "block_multiple_of": [32],
+    "block_ffn_dim_multiplier": [1.5],
+    "block_ff_dim": [80],
+    "full_attn_idxs": [[0, 3], []],
+    "attn_layer_indices": [[0, 3], []],
+    "full_attention_interval": [2, 3],
+    "linear_key_head_dim": [8],
+    "linear_value_head_dim": [32],
+    "linear_num_key_heads": [1, 3],
+    "linear_num_value_heads": [2],
+    "mamba_n_heads": [4, 7],
+    "mamba_n_groups": [2],
+    "mamba_d_state": [8],
+    "mamba_d_head": ["auto", 16, 32],
+    "mamba_expand": [1, 3],
+    "time_step_limit": [[0.0, 0.5], [0.1]],
+    "position_embedding_type": ["rope", "unheard"],
 }  # fmt: skip
 WINDOW_KEYS: dict[str, list[Any]] = {
     "sliding_window": [5, 0],
@@ -271,7 +297,10 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
     with torch.device("meta"):
         model = getattr(transformers, name)(made)
     body = model if inside else model.model
-    if not getattr(made, "is_causal", True) or not body.layers[0].self_attn.is_causal:
+    layer = next((each for each in body.layers if getattr(each, "self_attn", None) is not None), None)
+    if layer is None:
+        raise ValueError("no layer attends")
+    if not getattr(made, "is_causal", True) or not layer.self_attn.is_causal:
         raise NotImplementedError("not causal")
     state = model.state_dict() if kind not in WITH_EXPERTS else revert_weight_conversion(model, model.state_dict())
     shapes = {
@@ -282,7 +311,7 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
     shapes = _split(shapes) if kind in ("qwen3_vl_moe_text", "glm4v_moe_text") else shapes
     if not inside and made.tie_word_embeddings:
         shapes.pop("lm_head.weight")
-    layer, norm = body.layers[0], body.norm
+    norm = next(getattr(body, name) for name in ("norm", "embedding_norm", "final_layernorm") if hasattr(body, name))
     listed = "layer_types" in type(made).__dataclass_fields__
     kinds = (
         made.layer_types
@@ -292,7 +321,7 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
     windowed = "sliding_window" in type(made).__dataclass_fields__
     if windowed and _SLIDING in kinds and not made.sliding_window:
         raise ValueError("layers with a window need one")
-    blocks = [getattr(each, "block_sparse_moe" if kind.startswith("granitemoe") else "mlp") for each in body.layers]
+    blocks = [_ffn_of(kind, each) for each in body.layers]
     mlp = getattr(blocks[0], "experts", blocks[0])
     names = ("act_fn", "activation_fn", "act")
     activation = next(
@@ -321,6 +350,12 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
         "context": made.max_position_embeddings,
         "experts": [_their_experts(kind, block) for block in blocks],
     }  # fmt: skip
+
+
+def _ffn_of(kind: str, layer: Any) -> Any:
+    if kind.startswith("granitemoe"):
+        return layer.shared_mlp if layer.block_sparse_moe is None else layer.block_sparse_moe
+    return layer.feed_forward if kind in ("lfm2", "bamba") else layer.mlp
 
 
 def _taken_apart(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -371,11 +406,16 @@ def _their_experts(kind: str, block: Any) -> Any:
 
 
 def _their_ropes(made: Any, body: Any, kinds: list[str]) -> list[Any]:
+    if body.rotary_emb is None:
+        return [None] * len(kinds)
     rotary = type(body.rotary_emb)(made)
     ropes = []
     for kind, layer in zip(kinds, body.layers, strict=True):
         prefix = f"{kind}_" if hasattr(rotary, f"{kind}_inv_freq") else ""
-        attention = layer.self_attn
+        attention = getattr(layer, "self_attn", None)
+        if attention is None:
+            ropes.append(None)
+            continue
         turns = bool(getattr(attention, "use_rope", True))
         if made.model_type == "exaone4":
             turns = attention.sliding_window is None or attention.is_sliding
@@ -389,6 +429,8 @@ def _their_ropes(made: Any, body: Any, kinds: list[str]) -> list[Any]:
             "glm4_moe",
             "glm4v_moe_text",
             "solar_open",
+            "qwen3_5_text",
+            "bamba",
         ):
             raise ValueError("heads that turn in part")
         ropes.append((frequencies, scale) if turns else None)

@@ -13,6 +13,7 @@ from textwrap import wrap
 sys.path.insert(0, str(Path(__file__).parent))
 from encoder_families import CASES as ENCODER_CASES
 from families import CASES
+from families_hybrid import HYBRID_CASES
 from families_latent import LATENT_CASES
 from families_moe import MOE_CASES
 from gguf_families import ARCHITECTURES
@@ -76,6 +77,15 @@ quantised. The native kernels round queries, latents and the weights of values t
 with those of numpy that rounds alike (1e-2 of the largest), which without rounding are transformers' (2e-5). Layers of
 a checkpoint that guess tokens further ahead (`num_nextn_predict_layers`) are not read. Step-3, which transformers has
 no class for, is compared with its published equations.
+
+## Hybrid models
+
+Some layers of these keep a state of fixed size in place of keys and values: LFM2's a short convolution, Qwen3.5's a
+gated delta network, Granite 4's and Bamba's Mamba-2. A state is float32, and it is computed position by position, in
+one order for prompts and answers, so that nothing depends on how a prompt was cut or on what was cached
+([why and how](../develop/decisions/hybrid.md)). Log probabilities of random models equal those of transformers to 2e-5
+of the largest. Drafts are refused, for a state cannot be taken back; the layers that guess further tokens (`mtp.`) are
+not read. Models without any layer of attention, and GGUF files of hybrid models, are not read yet.
 
 ## GPT-OSS
 
@@ -266,7 +276,7 @@ def _known() -> str:
 
 def _families() -> str:
     cases = defaultdict(list)
-    for case in (*CASES, *MOE_CASES, *LATENT_CASES):
+    for case in (*CASES, *MOE_CASES, *LATENT_CASES, *HYBRID_CASES):
         cases[f"{case.family}ForCausalLM"].append(case.title)
     cases["Step3TextForCausalLM"].append("Step-3, by its published equations")
     for name in set(WRAPPERS) & set(HF_FAMILIES):

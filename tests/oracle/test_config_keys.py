@@ -45,6 +45,7 @@ KNOWN_REFUSALS = re.compile(
     "|caps of|sees? ahead|head_dim of a|sliding_attention need|experts for a token are more|do not divide into . groups"
     "|what it asks of the choice|_experts differ|per_tok differ|_k differ|layers differ|moe_norm_min must"
     "|swiglu_limit must|: (windows|clipped|biases)|must be an integer|is not supported here|of latent attention must be"
+    "|heads of states|without a layer of attention|time_step_limit must|groups are not"
 )
 """Why we refuse what transformers takes."""
 
@@ -64,7 +65,9 @@ def test_decoders(kind: str, caplog: pytest.LogCaptureFixture) -> None:
         try:
             other = theirs(config)
         except Exception as error:  # transformers raises whatever comes
-            if mine is not None:
+            if mine is not None and not (
+                kind == "bamba" and "layer_types None" in name
+            ):  # a property, which has no null
                 wrong.append(f"{name}: we take it, transformers fails: {error!r}"[:300])
         if mine is None:
             outcomes["refused"] += 1
@@ -75,6 +78,10 @@ def test_decoders(kind: str, caplog: pytest.LogCaptureFixture) -> None:
             found = differences(mine, other)
             if kind in ("helium", "olmoe") and found == ["shapes"]:  # an output, or norms, as wide as the model, of
                 found = []  # narrower heads: it cannot run there, and its tensors are refused here
+            if kind == "bamba" and name.endswith(
+                ": partial_rotary_factor 1.0"
+            ):  # there it is 0.5 whatever the file says
+                found = []
             wrong += [f"{name}: {fact} differs" for fact in found]
     assert not wrong, "\n".join(wrong)
     assert outcomes["equal"] > outcomes["refused"] / 2

@@ -109,12 +109,12 @@ def watch_routers(model) -> list[np.ndarray]:
 def our_logits(ops, folder, max_model_len: int, tokens: np.ndarray) -> np.ndarray:
     """Logits of every position, computed in two chunks."""
     model = load_model(open_checkpoint(folder), ops, max_model_len=max_model_len, block_size=16, kv_dtype="f32")
-    pool = ops.new_pool(model.kv_group, 16)
-    kv = pool.kv
+    pools = [ops.new_pool(group, 16) for group in model.kv_groups]
+    kvs = tuple(pool.kv for pool in pools)
     num_blocks = -(-len(tokens) // 16)
     limits = StepLimits(len(tokens), 4, num_blocks, len(tokens))
-    program = ops.compile(lambda recorder, batch: model.forward(recorder, kv, batch), limits)
-    table = np.random.default_rng(0).permutation(16)[None, :num_blocks].astype(np.int32)
+    program = ops.compile(lambda recorder, batch: model.forward(recorder, kvs, batch), limits)
+    table = np.random.default_rng(0).permutation(16)[None, :num_blocks].repeat(len(pools), 0).astype(np.int32)
     ours = []
     for first, end in ((0, 27), (27, len(tokens))):
         batch = StepBatch(

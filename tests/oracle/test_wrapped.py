@@ -72,6 +72,12 @@ CASES = {
     ),
     "Qwen2VL": ("Qwen2VLText", sections(2, 3, 3), {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}),
     "Qwen2_5_VL": ("Qwen2_5_VLText", sections(2, 3, 3), QWEN_EYES),
+    "Qwen3_5": (
+        "Qwen3_5Text",
+        {"head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2}
+        | {"linear_num_value_heads": 4},
+        QWEN_EYES,
+    ),
     "Qwen3VL": ("Qwen3VLText", {"head_dim": 16, **sections(4, 2, 2)}, QWEN_EYES | {"deepstack_visual_indexes": [0]}),
     "Qwen3VLMoe": (
         "Qwen3VLMoeText",

@@ -19,7 +19,7 @@ import pytest
 from adapters import random_pairs, write_adapter
 from grammar_cases import END, Characters, follows, random_grammar, vocabulary
 from tiny import tiny_checkpoint
-from tokenmill.core.block import KVGroupSpec, full_groups, window_group
+from tokenmill.core.block import KVGroupSpec, full_groups, state_group, window_group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.effects import Effects, JobEnded
 from tokenmill.core.events import Abort, LoadAdapter, Output, Submit
@@ -38,6 +38,7 @@ from workers import build_worker
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 96
+NUM_STATES = 40
 needs_native = pytest.mark.skipif(available() is not None, reason=str(available()))
 
 
@@ -106,7 +107,7 @@ def run(worker: Worker, mix: Mix) -> tuple[dict[str, Stream], EngineCore]:
 def alone(worker: Worker, request: Request, max_model_len: int) -> Stream:
     """The request by itself, from the original prompt, in whole chunks, without prefix cache."""
     config = EngineConfig(
-        groups=full_groups(NUM_BLOCKS),
+        groups=(*full_groups(NUM_BLOCKS), *states_of(worker, NUM_STATES, 1)),
         max_model_len=max_model_len,
         block_size=BLOCK_SIZE,
         max_num_seqs=1,
@@ -117,6 +118,11 @@ def alone(worker: Worker, request: Request, max_model_len: int) -> Stream:
     adapters = (request.adapter,) if request.adapter else ()
     streams, _ = run(worker, Mix(config, [(0, replace(request, output_tokens=()))], {}, adapters))
     return streams[request.id]
+
+
+def states_of(worker: Worker, num_blocks: int, interval: int) -> tuple[KVGroupSpec, ...]:
+    """The group of layers that keep a state, where there are such."""
+    return (state_group(num_blocks, interval),) if worker.kv_groups[-1].state_values else ()
 
 
 def random_sampling(rng: random.Random, vocab_size: int) -> SamplingParams:
@@ -276,6 +282,9 @@ def run_mixes(
     for seed, shape in shapes:
         rng = random.Random(seed)
         mix = random_mix(rng, vocab_size=worker.model_config.vocab_size, adapters=adapters, **shape)
+        own = random.Random(f"states {seed}")
+        states = states_of(worker, own.choice([5, 12, NUM_STATES]), own.choice([1, 2, 5]))
+        mix = replace(mix, config=replace(mix.config, groups=(*mix.config.groups, *states)))
         core = check_mix(worker, mix, rng, exact=exact, where=f"seed {seed}")
         preemptions += core.stats().num_preemptions
         hits += core.stats().prefix_hits

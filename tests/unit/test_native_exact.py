@@ -19,8 +19,8 @@ from tokenmill.formats.blocks import READERS
 from tokenmill.formats.tensor import BLOCK_LAYOUT
 from tokenmill.ops.api import EXACT_FACTORS, HeadGeometry, RawTensor, StepLimits
 from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.native.direct import batch_of, run_forward
 from tokenmill.ops.native.library import ISAS, TILE_ISAS, available_isas
-from tokenmill.ops.native.record import batch_of, run_forward
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.ops.reference_weights import DENSE_KINDS
 

@@ -12,8 +12,8 @@ from ops_cases import activations, raw_tensor
 
 from tokenmill.ops.api import RawTensor
 from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.native.direct import batch_of, run_forward
 from tokenmill.ops.native.library import ISAS, TILE_ISAS, available_isas
-from tokenmill.ops.native.record import batch_of, run_forward
 
 pytestmark = [pytest.mark.exact, pytest.mark.skipif(available() is not None, reason=str(available()))]
 

@@ -17,9 +17,9 @@ from ops_stack_cases import raw_stack
 
 from tokenmill.ops.api import SOFTMAX_CHOSEN, Experts, Routing, StepLimits
 from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.native.direct import batch_of
 from tokenmill.ops.native.library import ISAS, TILE_ISAS, available_isas
 from tokenmill.ops.native.library import KINDS as NUMBERS
-from tokenmill.ops.native.record import batch_of
 from tokenmill.ops.reference import ReferenceOps
 
 pytestmark = [

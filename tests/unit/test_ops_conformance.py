@@ -16,6 +16,7 @@ from ops_cases import KINDS, Sequences, activations, raw_tensor, whole_blocks
 from ops_latent_cases import latent_cases
 from ops_moe_cases import ffn_cases, route_cases
 from ops_stack_cases import column_cases, linear_heads_cases
+from ops_state_cases import state_cases
 
 from tokenmill.core.block import KV_DTYPES, KVGroup
 from tokenmill.ops.api import HeadGeometry
@@ -280,9 +281,15 @@ def _latent_cases() -> Iterator[Case]:
         yield Case(name, tolerances[what], run)
 
 
+def _state_cases() -> Iterator[Case]:
+    tolerances = {"conv": SUM_ORDER, "gates": 2e-6, "scan": 1e-5, "row": ROUNDED_ONCE * 4}
+    for what, name, run in state_cases():
+        yield Case(name, tolerances[what], run)
+
+
 CASES: dict[str, list[Case]] = {}
 """By the name of the operation."""
-for _case in (*_linear_cases(), *_row_cases(), *_attention_cases(), *_stack_cases(), *_latent_cases()):
+for _case in (*_linear_cases(), *_row_cases(), *_attention_cases(), *_stack_cases(), *_latent_cases(), *_state_cases()):
     CASES.setdefault(_case.name.split()[0], []).append(_case)
 
 

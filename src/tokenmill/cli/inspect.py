@@ -254,7 +254,7 @@ def _decoder_facts(config: ModelConfig) -> Iterator[tuple[str, str]]:
     yield from layer_facts(config)
     yield "vocabulary", f"{config.vocab_size:,}{tied}"
     yield "context", f"{config.max_context:,} tokens{_windows(config)}"
-    ropes = dict.fromkeys(layer.rope for layer in config.layers)
+    ropes = dict.fromkeys(layer.rope for layer in config.layers if not layer.keeps_state)
     yield "RoPE", "; ".join("none" if rope is None else f"base {rope.base:g}, {rope.scaling}" for rope in ropes)
 
 
@@ -330,10 +330,15 @@ def _memory(
         return
     shown, left = format_bytes(per_token), per_token
     for group in found.kv_groups:
-        if group.window:
+        if group.window and group.bytes_per_token:
             left -= group.bytes_per_token
             shown += f" up to {group.window:,} tokens, {format_bytes(left)} beyond"
     yield "KV per token", shown
+    if found.state_bytes:
+        yield (
+            "state",
+            f"{format_bytes(found.state_bytes)} a sequence, and as much for each one that is kept to go on from",
+        )
     yield "read per token", f"{format_bytes(found.bytes_read())} of weights, and the KV of what it sees"
     saved = per_token * length - one
     instead = f", {format_bytes(one + saved)} if layers kept what they no longer see" if saved else ""

@@ -16,7 +16,7 @@ from typing import Any
 from ..plugins.groups import FAMILIES
 from ..plugins.load import load_plugin
 from .config_key import COMMON, DECODER, DERIVED, REQUIRED, WINDOW, Keys, OrNull, ends, keys, sizes
-from .moe_keys import LATENT_ARCHITECTURES, LATENT_KEYS, MOE_ARCHITECTURES, MOE_KEYS
+from .moe_keys import LATENT_ARCHITECTURES, LATENT_KEYS, MAMBA, MOE_ARCHITECTURES, MOE_KEYS
 
 _QWEN_WINDOWS = {
     "use_sliding_window": False, "sliding_window": WINDOW, "max_window_layers": 28, "layer_types": None,
@@ -33,6 +33,10 @@ _QWEN2_VL = {
     **COMMON, **sizes(152_064, 8192, 29_568, 80, 64, OrNull(8), 32_768), **ends(151_643, 151_645),
     "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 1e6, "use_sliding_window": OrNull(False),
     "sliding_window": WINDOW, "max_window_layers": 80, "layer_types": None,
+}  # fmt: skip
+_DELTA = {
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
 }  # fmt: skip
 _BERT = {
     "vocab_size": 30_522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -182,6 +186,37 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         sliding_window=8192,
         layer_types=None,
     ),
+    "lfm2": keys(
+        **COMMON | sizes(65_536, 2560, 12_288, 32, 32, 8, 128_000) | ends(1, 2)
+        | {"rope_theta": 1e6, "tie_word_embeddings": True},
+        head_dim=DERIVED,
+        norm_eps=1e-5,
+        conv_bias=False,
+        conv_L_cache=3,
+        block_ff_dim=DERIVED,
+        block_multiple_of=256,
+        block_ffn_dim_multiplier=1.0,
+        block_auto_adjust_ff_dim=True,
+        full_attn_idxs=None,
+        layer_types=None,
+    ),
+    "qwen3_5_text": keys(
+        **DECODER | sizes(248_320, 4096, 12_288, 32, 16, 4, 32_768) | ends(None, None) | {"head_dim": 256},
+        attention_bias=False,
+        partial_rotary_factor=0.25,
+        layer_types=None,
+        full_attention_interval=4,
+        **_DELTA,
+    ),
+    "bamba": keys(
+        **DECODER | sizes(128_000, 4096, 14_336, 32, 32, OrNull(8), 262_144) | ends(1, 2)
+        | {"rms_norm_eps": 1e-5},
+        attention_bias=False,
+        mlp_bias=False,
+        partial_rotary_factor=0.5,
+        attn_layer_indices=None,
+        **MAMBA,
+    ),
     "qwen2_vl_text": keys(**_QWEN2_VL),
     "qwen2_5_vl_text": keys(**_QWEN2_VL),
     "qwen3_vl_text": keys(
@@ -291,6 +326,9 @@ ARCHITECTURES: dict[str, str] = {
     "seed_oss": "SeedOssForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
     "cwm": "CwmForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "bamba": "BambaForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",

@@ -22,10 +22,11 @@ from ..ops.api import HeadGeometry, LatentGeometry
 from ..plugins.groups import FAMILIES as PLUGINS
 from ..plugins.load import plugin_names
 from .attention_config import gguf_attention, hf_attention
-from .config_json import NORM_KEYS, read_activation, read_ropes, read_windows
+from .config_json import NORM_KEYS, LayerKinds, read_activation, read_ffn_width, read_layers, read_ropes
 from .families import GGUF_FAMILIES, HF_FAMILIES, gguf_family, hf_family
 from .family import LATENT_HEADS, Family
 from .fields import Fields
+from .mixer import MixerConfig, hf_mixer
 from .moe import MoeConfig
 from .moe_config import Mixtures, gguf_experts, hf_experts, num_mtp_layers
 from .rope import RopeConfig
@@ -41,11 +42,12 @@ _COMPARED_BYTES = 1 << 24
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
     """window: positions a token sees, its own included; 0 for all. rope: None for a layer without positions. is_moe:
-    its FFN is a mixture of experts."""
+    its FFN is a mixture of experts. keeps_state: it has a mixer in place of attention."""
 
     window: int
     rope: RopeConfig | None
     is_moe: bool = False
+    keeps_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class ModelConfig:
     biases       roles that have one
     scales       are 1 and caps 0 for none
     moe          of layers that are mixtures of experts
+    mixer        of layers that keep a state
     latent       of a family with latent attention, whose head_dim is that of a query before it is taken into the latent
                  space
     is_absorbed  the file has matrices into and out of the latent space (k_b, v_b), not keys and values of it (kv_b)
@@ -85,6 +88,7 @@ class ModelConfig:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     moe: MoeConfig | None = None
+    mixer: MixerConfig | None = None
     latent: LatentGeometry | None = None
     is_absorbed: bool = False
     query_rank: int = 0
@@ -143,7 +147,7 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
         ModelConfig(
             architecture=architecture,
             family=family,
-            layers=_layers(windows, _gguf_no_rope(family, windows), rope, windowed_rope, mixtures),
+            layers=_layers(LayerKinds(windows, _gguf_no_rope(family, windows)), rope, windowed_rope, mixtures),
             width=width,
             ffn_width=fields.count("feed_forward_length"),
             vocab_size=table.shape[0],
@@ -270,6 +274,7 @@ def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
     width, num_heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
     shape, scales = hf_attention(fields, family, width, num_heads), hf_scales(fields, family, width, num_layers)
+    eps = fields.number(next(filter(fields.reads, NORM_KEYS)))
     ropes, activation = read_ropes(fields, family), read_activation(fields, family)
     mixtures = hf_experts(fields, family, num_layers, activation)
     biases = set(family.biases).union(*(roles for key, roles in family.bias_keys.items() if fields.flag(key)))
@@ -277,15 +282,15 @@ def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
         ModelConfig(
             architecture=architecture,
             family=family,
-            layers=_layers(*read_windows(fields, family, num_layers), ropes.full, ropes.windowed, mixtures),
+            layers=_layers(read_layers(fields, family, num_layers), ropes.full, ropes.windowed, mixtures),
             width=width,
-            ffn_width=fields.count("intermediate_size"),
+            ffn_width=read_ffn_width(fields),
             vocab_size=fields.count("vocab_size"),
             num_heads=num_heads,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             rotary_dim=int(shape.turned_dim * ropes.fraction),
-            norm_eps=fields.number(next(filter(fields.reads, NORM_KEYS))),
+            norm_eps=eps,
             max_context=ropes.max_context,
             tied_embeddings=fields.flag("tie_word_embeddings") and not _has_own_head(checkpoint),
             activation=activation,
@@ -300,6 +305,7 @@ def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
             query_rank=shape.query_rank,
             inner_eps=shape.inner_eps,
             moe=mixtures.moe,
+            mixer=hf_mixer(fields, family.mixer, width, eps) if family.mixer else None,
             has_qk_norm=fields.flag("use_qk_norm") if fields.reads("use_qk_norm") else True,
             unread=mixtures.unread,
         ),
@@ -333,11 +339,16 @@ def _refuse(families: Mapping[str, Family], architecture: str, fields: Fields) -
 
 
 def _layers(
-    windows: list[int], no_rope: frozenset[int], rope: RopeConfig, windowed_rope: RopeConfig, mixtures: Mixtures
+    kinds: LayerKinds, rope: RopeConfig, windowed_rope: RopeConfig, mixtures: Mixtures
 ) -> tuple[LayerConfig, ...]:
+    def turns(layer: int, window: int) -> RopeConfig | None:
+        if layer in kinds.without_rope or layer in kinds.with_state:
+            return None
+        return windowed_rope if window else rope
+
     return tuple(
-        LayerConfig(window, None if layer in no_rope else windowed_rope if window else rope, layer in mixtures.layers)
-        for layer, window in enumerate(windows)
+        LayerConfig(window, turns(layer, window), layer in mixtures.layers, layer in kinds.with_state)
+        for layer, window in enumerate(kinds.windows)
     )
 
 

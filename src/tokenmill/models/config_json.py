@@ -17,7 +17,7 @@ from .family import Family
 from .fields import Fields
 from .rope import RopeConfig
 
-NORM_KEYS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
+NORM_KEYS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")
 """Of which every type reads one."""
 
 _CONTEXT_KEYS = ("max_position_embeddings", "max_position_embedding")
@@ -75,8 +75,16 @@ def read_activation(fields: Fields, family: Family) -> str:
     return known[name]
 
 
-def read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[list[int], frozenset[int]]:
-    """-> (each layer's window, 0 for none; the layers without positions)"""
+@dataclass(frozen=True, slots=True)
+class LayerKinds:
+    """Each layer's window, 0 for none; layers without positions; those that keep a state."""
+
+    windows: list[int]
+    without_rope: frozenset[int]
+    with_state: frozenset[int] = frozenset()
+
+
+def read_layers(fields: Fields, family: Family, num_layers: int) -> LayerKinds:
     has_window = fields.get("sliding_window") is not None
     if fields.reads("use_sliding_window") and not fields.flag("use_sliding_window"):
         has_window = False
@@ -90,14 +98,37 @@ def read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[list[
             raise BadCheckpoint(f"{fields.where}: layer_types of a {family.title} that differ are not supported.")
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         raise BadCheckpoint(f"{fields.where}: layer_types must be a list of {num_layers}.")
-    unknown = set(map(str, kinds)) - {_SLIDING, _FULL}
+    with_state = frozenset(layer for layer, kind in enumerate(kinds) if family.mixer and kind == family.mixer_layers)
+    if len(with_state) == num_layers:
+        raise BadCheckpoint(f"{fields.where}: models without a layer of attention are not supported.")
+    unknown = set(map(str, kinds)) - {_SLIDING, _FULL, *([family.mixer_layers] if family.mixer else ())}
     if unknown:
         raise BadCheckpoint(f"{fields.where}: layer_types has {sorted(unknown)}, which are not supported.")
     if _SLIDING in kinds and not has_window:
         raise BadCheckpoint(f"{fields.where}: layers of sliding_attention need a sliding_window; there is none.")
     if family.no_rope_on_full and has_window:
         no_rope = frozenset(layer for layer, kind in enumerate(kinds) if kind == _FULL)
-    return [window if kind == _SLIDING else 0 for kind in kinds], no_rope
+    if family.rope_if and fields.get(family.rope_if[0]) != family.rope_if[1]:
+        no_rope = frozenset(range(num_layers))
+    return LayerKinds([window if kind == _SLIDING else 0 for kind in kinds], no_rope, with_state)
+
+
+def read_ffn_width(fields: Fields) -> int:
+    """LFM2's may follow from another number, by SwiGLU's two thirds, a factor, and a multiple to round up to."""
+    if "block_ff_dim" in fields.metadata and fields.reads("block_ff_dim"):
+        width = fields.count("block_ff_dim")
+    elif fields.reads("mamba_n_heads") and fields.reads("shared_intermediate_size"):  # Granite 4, without experts too
+        shared = fields.count("shared_intermediate_size")
+        return fields.count("intermediate_size") if fields.count("num_local_experts", least=0) else shared
+    else:
+        width = fields.count("intermediate_size")
+    if not fields.flag("block_auto_adjust_ff_dim"):
+        return width
+    width = int(2 * width / 3)
+    if fields.get("block_ffn_dim_multiplier") is not None:
+        multiple = fields.count("block_multiple_of")
+        width = -(-int(fields.number("block_ffn_dim_multiplier") * width) // multiple) * multiple
+    return width
 
 
 def _no_rope(fields: Fields, family: Family, num_layers: int) -> frozenset[int]:
@@ -115,6 +146,8 @@ def _no_rope(fields: Fields, family: Family, num_layers: int) -> frozenset[int]:
 def _kinds(fields: Fields, family: Family, has_window: bool, no_rope: frozenset[int], num_layers: int) -> list[str]:
     """The kind of each layer, of a file that does not list them."""
     layers = range(num_layers)
+    if family.mixer:
+        return _mixer_kinds(fields, family, num_layers)
     if fields.reads("sliding_window_pattern"):
         every = fields.count("sliding_window_pattern")
         return [_SLIDING if (layer + 1) % every else _FULL for layer in layers]
@@ -126,6 +159,19 @@ def _kinds(fields: Fields, family: Family, has_window: bool, no_rope: frozenset[
         return [_SLIDING if layer in no_rope else _FULL for layer in layers]
     first = fields.count("max_window_layers", 0, least=0)
     return [_SLIDING if layer >= first else _FULL for layer in layers]
+
+
+def _mixer_kinds(fields: Fields, family: Family, num_layers: int) -> list[str]:
+    """Which layers attend, of a file that says so by their numbers or by their distance; else none does, or all."""
+    for key in ("full_attn_idxs", "attn_layer_indices"):
+        if fields.reads(key):
+            listed = fields.get(key, None if key == "full_attn_idxs" else [])
+            attending = set(range(num_layers)) if listed is None else set(listed)
+            return [_FULL if layer in attending else family.mixer_layers for layer in range(num_layers)]
+    if fields.reads("full_attention_interval"):
+        every = fields.count("full_attention_interval")
+        return [family.mixer_layers if (layer + 1) % every else _FULL for layer in range(num_layers)]
+    return [family.mixer_layers] * num_layers
 
 
 def read_ropes(fields: Fields, family: Family) -> Ropes:

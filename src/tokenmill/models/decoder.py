@@ -21,6 +21,7 @@ from ..ops.api import Array
 from ..ops.forward import ForwardOps
 from .config import ModelConfig
 from .kv_groups import LayerKV
+from .mixer import mix
 from .rope import RopeTables
 from .weights import LayerWeights, Linear, ModelWeights, MoeWeights, Norm
 
@@ -116,7 +117,10 @@ def attention(
 ) -> Array:
     """[T, D] to be added to x. Every token's KV is written before any is read."""
     qkv_TW = _linear(ops, layer.qkv, batch, _norm(ops, config, layer.attn_norm, x_TD))
-    if layer.latent is not None:
+    if layer.mixer is not None:
+        assert config.mixer is not None
+        mixed_TX = mix(ops, config.mixer, layer.mixer, layer_kv, batch, qkv_TW)
+    elif layer.latent is not None:
         assert rope is not None, "latent attention has positions"
         mixed_TX = _latent_attention(ops, config, layer, rope.turns_PR, layer_kv, batch, qkv_TW)
     else:
@@ -134,7 +138,12 @@ def _head_attention(
     batch: Any,
     qkv_TW: Array,
 ) -> Array:
-    heads = config.heads
+    heads, gates_TX = config.heads, None
+    if config.family.gated_attention:
+        q_width = heads.num_heads * heads.head_dim
+        gates_TX = ops.columns(qkv_TW, q_width, q_width)
+        kv_TX = ops.columns(qkv_TW, 2 * q_width, heads.width - q_width)
+        qkv_TW = ops.join_columns([ops.columns(qkv_TW, 0, q_width), kv_TX])
     if layer.q_up is not None:
         kv_width = 2 * heads.num_kv_heads * heads.head_dim
         q_TW = _queries(ops, config, layer, batch, ops.columns(qkv_TW, 0, config.query_rank))
@@ -147,7 +156,7 @@ def _head_attention(
     ops.write_kv(kv, place, qkv_TW, batch, heads)
     if rope is not None and rope.query_scales_PC is not None:  # keys, which it scales too, are stored by now
         qkv_TW = ops.rope(qkv_TW, batch.positions_T, rope.query_scales_PC, heads)
-    return ops.paged_attention(
+    mixed_TX = ops.paged_attention(
         kv,
         place,
         qkv_TW,
@@ -158,6 +167,7 @@ def _head_attention(
         soft_cap=config.attention_cap,
         sinks_H=layer.sinks,
     )
+    return mixed_TX if gates_TX is None else ops.gate_rows(mixed_TX, gates_TX)
 
 
 def _latent_attention(

@@ -32,7 +32,10 @@ class Family:
     gated              whether the FFN multiplies activation(gate) by up
     attention          HEADS, LATENT_HEADS (DeepSeek-V2's: latent keys and values) or LOW_RANK (Step-3's: queries
                        through fewer channels)
+    gated_attention    queries come with gates, head by head, by which what attention gives is multiplied
     sinks              each head has a score that no key has
+    mixer              what layers that keep a state do (mixer.py); "": there are none
+    mixer_layers       what layer_types calls these
     moe                its layers, or some, are mixtures of experts
     fused              roles stored as one matrix: "qkv", "gate_up", "shared_gate_up"
     biases             roles that always have a bias
@@ -48,6 +51,7 @@ class Family:
     local_rope         windowed layers have RoPE settings of their own
     whole_yarn_pairs   YaRN's ramp begins and ends at whole pairs in a GGUF file, which has no key for it
     scaled_queries     queries grow with their position, as the RoPE settings say (RopeConfig.query_beta)
+    rope_if            (key, value) without which no layer has positions
     rope_default       RoPE settings of a config.json that has none
     rope_names         what names of RoPE scalings in config.json mean, where that is not what they say; others are
                        then refused
@@ -70,7 +74,10 @@ class Family:
     legacy_gelu: bool = False
     gated: bool = True
     attention: str = HEADS
+    gated_attention: bool = False
     sinks: bool = False
+    mixer: str = ""
+    mixer_layers: str = "linear_attention"
     moe: MoeFamily | None = None
     fused: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
@@ -85,6 +92,7 @@ class Family:
     local_rope: bool = False
     whole_yarn_pairs: bool = True
     scaled_queries: bool = False
+    rope_if: tuple[str, str] | None = None
     rope_default: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     rope_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     refused: tuple[tuple[str, str], ...] = ()

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.block import FULL, LATENT, WINDOW, KVGroup
+from ..core.block import FULL, LATENT, STATE, STATE_WINDOW, WINDOW, KVGroup
 from .config import ModelConfig
+from .mixer import MixerConfig
 from .weights import LayerWeights
 
 LayerKV = tuple[Any, int]
@@ -27,7 +28,9 @@ def kv_groups(
     """The groups of a model, in the order of a sequence's block tables: layers that see everything, then those of each
     window, the smallest first. `windows`: which windows have a group of their own (default: all shorter than the
     model's context); layers with another one are taken for layers that see everything. Latent attention has one group
-    of latents."""
+    of latents. Layers that keep a state are the last group."""
+    if config.mixer is not None:
+        return _with_states(config, config.mixer, windows, block_size, dtype)
     if config.latent is not None:
         latent = config.latent
         return (KVGroup(LATENT, config.num_layers, 1, latent.key_dim, block_size, dtype, value_dim=latent.latent_dim),)
@@ -43,6 +46,31 @@ def kv_groups(
         group = KVGroup(name, len(layers), config.num_kv_heads, config.head_dim, block_size, dtype)
         groups.append(replace(group, window=window, layers=layers, table=len(groups)))
     return tuple(groups)
+
+
+def _with_states(
+    config: ModelConfig, mixer: MixerConfig, windows: Collection[int] | None, block_size: int, dtype: str
+) -> tuple[KVGroup, ...]:
+    with_state = tuple(index for index, layer in enumerate(config.layers) if layer.keeps_state)
+    attending = tuple(index for index in range(config.num_layers) if index not in with_state)
+    alone = replace(config, mixer=None, layers=tuple(config.layers[index] for index in attending))
+    groups = [
+        replace(group, layers=tuple(attending[index] for index in group.layers or range(len(attending))))
+        for group in kv_groups(alone, windows=windows, block_size=block_size, dtype=dtype)
+    ]
+    states = KVGroup(
+        name=STATE,
+        num_layers=len(with_state),
+        num_kv_heads=0,
+        head_dim=0,
+        block_size=block_size,
+        dtype="f32",
+        window=STATE_WINDOW,
+        layers=with_state,
+        table=len(groups),
+        state_values=mixer.state.num_values,
+    )
+    return (*groups, states)
 
 
 def layer_kvs(groups: Sequence[KVGroup], kvs: Sequence[Any], num_layers: int) -> tuple[LayerKV, ...]:

@@ -120,8 +120,12 @@ def _with_linears(layer: LayerWeights, linears: Mapping[str, Any]) -> LayerWeigh
 
 def changed_linears(config: ModelConfig, layer: int) -> dict[str, tuple[str, ...]]:
     """The linears of a layer that adapters may change, with the roles that are stacked in each."""
-    names = ["qkv", "output"] if config.layers[layer].is_moe else ["qkv", "output", "gate_up", "down"]
-    found = {name: stacked_roles(config, name, layer) for name in names}
+    names = {"qkv": "qkv", "output": "output", "gate_up": "gate_up", "down": "down"}
+    if config.layers[layer].keeps_state:
+        names |= {"qkv": "mixer_in", "output": "mixer_out"}
+    if config.layers[layer].is_moe:
+        del names["gate_up"], names["down"]
+    found = {name: stacked_roles(config, stacked, layer) for name, stacked in names.items()}
     return found | ({"q_up": ("q_b",)} if config.query_rank else {})
 
 

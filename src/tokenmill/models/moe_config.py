@@ -64,7 +64,7 @@ class Mixtures:
 
 def hf_experts(fields: Fields, family: Family, num_layers: int, activation: str) -> Mixtures:
     """What a config.json says of experts. Raises BadCheckpoint, naming the key at fault."""
-    if family.moe is None:
+    if family.moe is None or (family.mixer and fields.get("num_local_experts") == 0):
         return Mixtures()
     _refuse_other_routers(fields)
     routing = _routing(

@@ -3,7 +3,8 @@
     attention over heads       q, k, v (or qkv)
     latent attention           q_a, q_a_norm, q_b (or q), kv_a, kv_a_norm, kv_b (or k_b and v_b)
     low-rank queries           q_a, q_a_norm, q_b, k, v
-    all                        output; q_norm, k_norm, sinks where the family has them
+    all of these               output; q_norm, k_norm, sinks where the family has them
+    layer that keeps a state   those of mixer.ROLES, mixer_out
     FFN                        gate, up (or gate_up), down
     mixture of experts         router, choice_bias; expert_gate, expert_up (or expert_gate_up), expert_down;
                                shared_gate, shared_up (or shared_gate_up), shared_down,
@@ -21,8 +22,9 @@ from collections.abc import Iterator
 
 from .config import ModelConfig
 from .family import HEADS, LATENT_HEADS, LOW_RANK
+from .mixer import ROLES as MIXER_ROLES
 from .moe import MERGED, ONE_BY_ONE, PAIRED, SPLIT
-from .tensor_names import GLOBAL_NAMES, LAYER_NAMES, SPLIT_NAMES, WHOLE_NAMES
+from .tensor_names import LAYER_NAMES, SPLIT_NAMES, WHOLE_NAMES, global_names
 
 NORMS = frozenset({"attn_norm", "ffn_norm", "attn_post_norm", "ffn_post_norm"})
 """Roles of norms over the model's width, which have a bias where the family's norms do."""
@@ -32,6 +34,7 @@ EXPERT_ROLES = ("expert_gate", "expert_up", "expert_gate_up", "expert_down")
 
 _STACKED = {
     "qkv": ("q_a", "q", "k", "v", "kv_a"),
+    "mixer_in": ("mixer_qkv", "mixer_z", "mixer_b", "mixer_a"),
     "gate_up": ("gate", "up"),
     "shared_gate_up": ("shared_gate", "shared_up"),
     "expert_gate_up": ("expert_gate", "expert_up"),
@@ -41,16 +44,19 @@ _STACKED = {
 def layer_roles(config: ModelConfig, layer: int) -> tuple[str, ...]:
     """Roles that this layer has a tensor for."""
     family = config.family
-    roles = (*_attention_roles(config), "output")
-    roles += ("sinks",) if family.sinks else ()
+    if config.layers[layer].keeps_state:
+        roles: tuple[str, ...] = (*MIXER_ROLES[family.mixer], "mixer_out")
+    else:
+        roles = (*_attention_roles(config), "output")
+        roles += ("sinks",) if family.sinks else ()
+        roles += ("q_norm", "k_norm") if config.qk_norm else ()
     if config.layers[layer].is_moe:
         roles += _moe_roles(config)
     else:
         roles += ("gate_up",) if "gate_up" in family.fused else ("gate", "up") if family.gated else ("up",)
         roles += ("down",)
     roles += ("attn_norm", "ffn_norm") if family.pre_norm else ()
-    roles += ("attn_post_norm", "ffn_post_norm") if family.post_norm else ()
-    return roles + (("q_norm", "k_norm") if config.qk_norm else ())
+    return roles + (("attn_post_norm", "ffn_post_norm") if family.post_norm else ())
 
 
 def _attention_roles(config: ModelConfig) -> tuple[str, ...]:
@@ -97,7 +103,7 @@ def role_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     q_width, kv_width = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     q_norm, k_norm = (q_width, kv_width) if c.family.qk_norm == "width" else (c.head_dim, c.head_dim)
     shapes: dict[str, tuple[int, ...]] = {
-        "q": (q_width, c.width),
+        "q": ((2 if c.family.gated_attention else 1) * q_width, c.width),
         "k": (kv_width, c.width),
         "v": (kv_width, c.width),
         "qkv": (q_width + 2 * kv_width, c.width),
@@ -124,6 +130,8 @@ def role_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             "v_b": (heads, latent.value_dim, latent.latent_dim),
             "output": (c.width, heads * latent.value_dim),
         }
+    if c.mixer is not None:
+        shapes |= c.mixer.shapes(c.width)
     if c.moe is not None:
         experts, width, shared = c.moe.routing.num_experts, c.moe.expert_width, c.moe.shared_width
         together = () if c.moe.form in ONE_BY_ONE else (experts,)
@@ -145,7 +153,7 @@ def role_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def expected_shapes(kind: str, config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor that a checkpoint of this kind and shape must have."""
-    names = GLOBAL_NAMES[kind]
+    names = global_names(kind, config.family.names)
     shapes: dict[str, tuple[int, ...]] = {f"{names['embed']}.weight": (config.vocab_size, config.width)}
     if not config.tied_embeddings:
         shapes[f"{names['head']}.weight"] = (config.vocab_size, config.width)
@@ -189,4 +197,4 @@ def _tensors(
         return
     yield f"{name}.weight", shape
     if role in config.biases or (role in NORMS and config.family.norm == "layer"):
-        yield f"{name}.bias", shape if len(shape) == 1 else shape[:-1]
+        yield f"{name}.bias", shape[:1] if role == "conv" or len(shape) == 1 else shape[:-1]

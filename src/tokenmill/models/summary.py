@@ -34,6 +34,7 @@ _AS_STORED = "places and head"
 _EMBEDDINGS, _EXPERTS = "embeddings", "experts"
 _PARTS = {
     "attention": ("q", "k", "v", "qkv", "q_a", "q_b", "kv_a", "output"),
+    "mixers": ("mixer_in", "mixer_qkv", "mixer_z", "mixer_b", "mixer_a", "mixer_out"),
     "latent space": ("kv_b", "k_b", "v_b"),
     "FFN": ("gate", "up", "gate_up", "down"),
     "shared experts": ("shared_gate", "shared_up", "shared_gate_up", "shared_down"),
@@ -72,6 +73,11 @@ class ModelSummary:
     def kv_bytes(self, num_tokens: int) -> int:
         """KV that a sequence of `num_tokens` holds: of layers with a window, as much as they see."""
         return sum(g.bytes_per_token * min(num_tokens, g.window or num_tokens) for g in self.kv_groups)
+
+    @property
+    def state_bytes(self) -> int:
+        """What layers that keep a state keep of a sequence, however long."""
+        return sum(group.bytes_per_block for group in self.kv_groups if group.state_values)
 
     @property
     def num_parameters(self) -> int:

@@ -6,12 +6,14 @@ biased, `<name>.bias`, but those of WHOLE_NAMES, which are named in full.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 GLOBAL_NAMES = {
     "gguf": {"embed": "token_embd", "final_norm": "output_norm", "head": "output"},
     "hf": {"embed": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"},
 }
 
-WHOLE_NAMES = frozenset({"choice_bias", "sinks"})
+WHOLE_NAMES = frozenset({"choice_bias", "sinks", "dt_bias", "a_log", "skip"})
 
 LAYER_NAMES = {
     "gguf": {
@@ -80,8 +82,23 @@ LAYER_NAMES = {
         "shared_up": "model.layers.{}.mlp.shared_experts.up_proj",
         "shared_down": "model.layers.{}.mlp.shared_experts.down_proj",
         "shared_mix": "model.layers.{}.mlp.shared_expert_gate",
+        "mixer_qkv": "model.layers.{}.linear_attn.in_proj_qkv",
+        "mixer_z": "model.layers.{}.linear_attn.in_proj_z",
+        "mixer_b": "model.layers.{}.linear_attn.in_proj_b",
+        "mixer_a": "model.layers.{}.linear_attn.in_proj_a",
+        "conv": "model.layers.{}.linear_attn.conv1d",
+        "dt_bias": "model.layers.{}.linear_attn.dt_bias",
+        "a_log": "model.layers.{}.linear_attn.A_log",
+        "mixer_norm": "model.layers.{}.linear_attn.norm",
+        "mixer_out": "model.layers.{}.linear_attn.out_proj",
     },
 }
+
+
+def global_names(kind: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Those of the model's ends. names: what a family calls its tensors by roles."""
+    return {role: names.get(role, name) for role, name in GLOBAL_NAMES[kind].items()}
+
 
 SPLIT_NAMES = {
     "expert_gate": "blk.{}.ffn_gate.{e}",

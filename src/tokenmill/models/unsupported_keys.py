@@ -35,7 +35,7 @@ WITHOUT_EFFECT = frozenset({
     "hidden_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob",
     "classifier_dropout", "dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds",
     "gradient_checkpointing", "router_aux_loss_coef", "output_router_logits", "router_jitter_noise",
-    "mlp_dropout", "use_mup",
+    "mlp_dropout", "use_mup", "z_loss_coefficient",
     "aux_loss_alpha", "seq_aux",
     "pretraining_tp", "problem_type", "summary_type", "summary_activation", "summary_first_dropout",
     "summary_proj_to_labels", "summary_use_proj", "attn_pdrop", "initializer_cutoff_factor",
@@ -45,7 +45,7 @@ WITHOUT_EFFECT = frozenset({
     "tf_legacy_loss", "dtype", "torch_dtype", "is_encoder_decoder", "tie_encoder_decoder",
     "cross_attention_hidden_size", "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad",
     "use_flash_attn", "fused_bias_fc", "fused_dropout_add_ln", "dense_seq_output", "reorder_and_upcast_attn",
-    "scale_attn_weights", "pad_vocab_size_multiple", "ep_size",
+    "scale_attn_weights", "pad_vocab_size_multiple", "ep_size", "mamba_chunk_size", "num_logits_to_keep",
     # of heads of masked language models, which are not read
     "decoder_bias", "sparse_prediction", "sparse_pred_ignore_index", "use_xentropy",
     # what the file is

@@ -22,10 +22,11 @@ from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import Tensor
 from ..ops.api import BLOCK_BYTES, GROUP, Array, Experts, Ops, RawTensor, Weight, same_order
 from .config import ModelConfig
+from .mixer import GATED_DELTA, MixerWeights, keys_norm
 from .moe import ONE_BY_ONE, PAIRED
 from .repack import DENSE_KINDS, as_matrix, expert_matrices, in_input_order, latent_matrices, of_one_kind, raw_matrix
 from .roles import expected_shapes, expert_names, layer_names, stacked_roles
-from .tensor_names import GLOBAL_NAMES
+from .tensor_names import global_names
 
 _NAMED_IN_ERRORS = 6
 _INTEGERS = {"i64": np.int64, "i32": np.int32}
@@ -77,8 +78,8 @@ class MoeWeights:
 class LayerWeights:
     """What a family or a layer lacks is None.
 
-    qkv      all that attention makes of the layer's input: queries (or the fewer channels that they go through), then
-             keys and values (or latents)
+    qkv      all that attention makes of the layer's input: queries (or the fewer channels that they go through; gated
+             ones with their gates), then keys and values (or latents); or what a mixer does (MixerConfig.widths)
     gate_up  the up matrix alone where nothing is gated; in a layer that is a mixture of experts, gate_up and down are
              of its shared experts
     q_up     queries of those fewer channels, which are normed by q_up_norm before
@@ -99,6 +100,7 @@ class LayerWeights:
     latent: LatentWeights | None = None
     sinks: Array | None = None
     moe: MoeWeights | None = None
+    mixer: MixerWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ class _Loader:
         self._bytes_read = 0
         self._bytes_in_all = sum(tensor.data.nbytes for tensor in checkpoint.tensors.values())
         self._kind = checkpoint.kind
-        self._global_names = GLOBAL_NAMES[checkpoint.kind]
+        self._global_names = global_names(checkpoint.kind, config.family.names)
         self._config = config
         self._ops = ops
         self.num_bytes = 0
@@ -171,6 +173,7 @@ class _Loader:
     def layer(self, layer: int) -> LayerWeights:
         at = layer_names(self._kind, self._config, layer)
         is_moe, has_own_q = self._config.layers[layer].is_moe, "q_b" in at
+        keeps_state = self._config.layers[layer].keeps_state
 
         def norm(role: str) -> Norm | None:
             return self._norm(at[role]) if role in at else None
@@ -184,10 +187,10 @@ class _Loader:
         has_ffn = not is_moe or "shared_down" in at
         return LayerWeights(
             attn_norm=norm("attn_norm"),
-            qkv=linear("qkv"),
+            qkv=linear("mixer_in" if keeps_state else "qkv"),
             q_norm=vector("q_norm"),
             k_norm=vector("k_norm"),
-            output=linear("output"),
+            output=linear("mixer_out" if keeps_state else "output"),
             attn_post_norm=norm("attn_post_norm"),
             ffn_norm=norm("ffn_norm"),
             gate_up=linear("shared_gate_up" if is_moe else "gate_up") if has_ffn else None,
@@ -195,10 +198,31 @@ class _Loader:
             ffn_post_norm=norm("ffn_post_norm"),
             q_up=linear("q_b") if has_own_q else None,
             q_up_norm=vector("q_a_norm"),
-            latent=self._latent(at) if self._config.latent is not None else None,
+            latent=self._latent(at) if self._config.latent is not None and not keeps_state else None,
             sinks=self._vector(at["sinks"]) if "sinks" in at else None,
             moe=self._moe(at, layer) if is_moe else None,
+            mixer=self._mixer(at) if keeps_state else None,
         )
+
+    def _mixer(self, at: dict[str, str]) -> MixerWeights:
+        mixer = self._config.mixer
+        assert mixer is not None
+        values = {role: _values(self._tensors[at[role]]) for role in ("dt_bias", "a_log", "skip") if role in at}
+        conv_KW = _values(self._tensors[f"{at['conv']}.weight"]).reshape(mixer.state.conv_width, -1).T
+        is_delta, norm = mixer.kind == GATED_DELTA, None
+        if "mixer_norm" in at:
+            weight = _values(self._tensors[f"{at['mixer_norm']}.weight"])
+            norm = np.tile(weight, mixer.out_width // len(weight))
+        kept: list[np.ndarray | None] = [
+            np.ascontiguousarray(conv_KW),
+            _values(self._tensors[f"{at['conv']}.bias"]) if "conv" in self._config.biases else None,
+            -np.exp(values["a_log"]) if "a_log" in values else None,
+            values.get("dt_bias"),
+            values.get("skip"),
+            keys_norm(mixer.state) if is_delta else None,
+            norm,
+        ]
+        return MixerWeights(*(None if each is None else self._keep(each) for each in kept))
 
     def _latent(self, at: dict[str, str]) -> LatentWeights:
         k_up, v_up = latent_matrices(self._config, lambda role: self._tensor(f"{at[role]}.weight"), self._as_run)
@@ -337,7 +361,10 @@ def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
             )
     optional: dict[str, tuple[int, ...]] = {}
     if config.tied_embeddings:  # some exporters write the tied matrix twice
-        optional[f"{GLOBAL_NAMES[checkpoint.kind]['head']}.weight"] = (config.vocab_size, config.width)
+        optional[f"{global_names(checkpoint.kind, config.family.names)['head']}.weight"] = (
+            config.vocab_size,
+            config.width,
+        )
     compare_tensors(checkpoint, config, expected_shapes(checkpoint.kind, config), optional)
 
 
@@ -413,8 +440,11 @@ def _values(tensor: Tensor | QuantisedTensor) -> np.ndarray:
 
 def rows_in_order(config: ModelConfig, role: str, part: RawTensor) -> RawTensor:
     """The role's rows with RoPE pairs half-split, of a family that stores them interleaved; gates above ups where they
-    are paired."""
+    are paired, and all queries above their gates."""
     latent = config.latent
+    if role == "q" and config.family.gated_attention:  # of each head its query, then its gate
+        rows = part.data.reshape(config.num_heads, 2, -1).swapaxes(0, 1)
+        return replace(part, data=np.ascontiguousarray(rows).reshape(-1))
     if role == "expert_gate_up" and config.moe is not None and config.moe.form == PAIRED:
         return half_split(part, 1, part.num_rows)
     heads = {"q_b" if config.query_rank else "q": (config.num_heads, 0 if latent is None else latent.nope_dim)}

@@ -441,7 +441,7 @@ def model_facts(
         return ModelFacts(model.max_context, 0, weights_bytes, advised_len, gives_vectors=gives_vectors)
     block_size, dtype = options.block_size or BLOCK_SIZE, KV_CACHE_DTYPES[options.kv_cache_dtype]
     groups = kv_groups(model, block_size=block_size, dtype=dtype)
-    windows = tuple((group.window, group.bytes_per_token) for group in groups if group.window)
+    windows = tuple((group.window, group.bytes_per_token) for group in groups if group.window and group.bytes_per_token)
     if gives_vectors:  # Vectors are of short inputs: one pool holds all layers.
         windows = ()
     num_bytes = sum(group.bytes_per_token for group in groups)
@@ -455,6 +455,7 @@ def model_facts(
         gives_vectors,
         num_experts,
         has_latents=model.latent is not None,
+        state_bytes=sum(group.bytes_per_block for group in groups if group.state_values),
         drafter=None if drafter is None else _drafter_facts(drafter, model, block_size, dtype),
     )
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from ..core.block import KVGroupSpec, full_groups, window_group
+from ..core.block import KVGroupSpec, full_groups, state_group, window_group
 from ..core.config import (
     BLOCK_SIZE,
     EVICTION_POLICY,
@@ -107,6 +107,26 @@ def split_pools(
     return (*full_groups(first, full_block_bytes), *local)
 
 
+_STATES_HELD = 1 + STEPS_IN_FLIGHT
+_STATES_KEPT = 3
+"""Of a sequence while it runs, and after it: behind its prompt, its answer, and where others leave it."""
+_USUAL_TOKENS = 1024
+_MOST_STATES = 1 / 2
+_CHECKPOINTS = 1 / 5
+"""Of the KV of a sequence, what its states may take that are kept at equal distances."""
+
+
+def split_states(pool_bytes: int, state_bytes: int, kv_block_bytes: int, block_size: int) -> KVGroupSpec:
+    """The pool of states within KV memory: as many as sequences of a usual length have, beside their KV, and half of
+    the memory at most. One is kept every so many blocks (a power of two) that these take a fifth of the KV at most."""
+    usual = (_STATES_HELD + _STATES_KEPT) * state_bytes
+    share = min(_MOST_STATES, usual / (usual + kv_block_bytes * _USUAL_TOKENS / block_size))
+    interval = 1
+    while interval * kv_block_bytes * _CHECKPOINTS < state_bytes:
+        interval *= 2
+    return state_group(max(_STATES_HELD, int(share * pool_bytes) // state_bytes), interval, state_bytes)
+
+
 SPLIT_REASON = "the split loses as much for short sequences as for long ones"
 
 
@@ -127,7 +147,8 @@ class ModelFacts:
     whole prompt in one step. weights_bytes: on disk. advised_len: what the model's makers cut inputs to, if they do.
     windows: (positions seen, their part of the KV) for each window that layers have, the smallest first. gives_vectors:
     instead of tokens. num_experts: routed ones of a layer that is a mixture; 0: none is. has_latents: these are kept in
-    place of keys and values. drafter: the model that drafts for it; None: none does."""
+    place of keys and values. drafter: the model that drafts for it; None: none does. state_bytes: what layers keep of a
+    sequence that keep a state; 0: none does."""
 
     max_context: int
     kv_bytes_per_token: int
@@ -138,6 +159,7 @@ class ModelFacts:
     num_experts: int = 0
     has_latents: bool = False
     drafter: DrafterFacts | None = None
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +301,9 @@ def _kv_dtype(options: EngineOptions, own_kv_dtype: str, decisions: list[Decisio
 
 
 def _max_num_seqs(options: EngineOptions, groups: tuple[KVGroupSpec, ...], decisions: list[Decision]) -> int:
-    most_seqs = min(MAX_NUM_SEQS, *(group.num_blocks for group in groups)) if groups else MAX_NUM_SEQS
-    reason = "default" if most_seqs == MAX_NUM_SEQS else "one for each block of the KV pool"
+    places = [group.num_blocks // (_STATES_HELD if group.interval else 1) for group in groups]
+    most_seqs = max(1, min([MAX_NUM_SEQS, *places]))
+    reason = "default" if most_seqs == MAX_NUM_SEQS else "what the KV pools have blocks for"
     asked_tokens = options.max_num_batched_tokens
     if asked_tokens is not None and asked_tokens < most_seqs:
         most_seqs, reason = asked_tokens, "each running sequence needs a token of a step"
@@ -430,13 +453,11 @@ def _groups(
             f"{each}.",
             param="kv_cache_memory_bytes",
         )
-    pool = int(usable * KV_SHARE) if asked is None else asked
+    whole = pool = int(usable * KV_SHARE) if asked is None else asked
+    states = split_states(pool, model.state_bytes, block_bytes, block_size) if model.state_bytes else None
+    pool -= states.num_bytes if states is not None else 0
     if pool // block_bytes < 2:
-        raise ConfigError(
-            f"a KV pool of {format_bytes(pool)} holds fewer than two blocks of {format_bytes(block_bytes)};"
-            " give --kv-cache-memory-bytes a larger size or free some memory.",
-            param="kv_cache_memory_bytes",
-        )
+        _refuse_pool(whole, block_bytes, states)
     headroom = machine.cgroup_headroom
     is_whole = headroom is None or headroom // machine.num_sharing > usable
     where = ("free" if is_whole else "left in the container") + each
@@ -452,23 +473,40 @@ def _groups(
         max_num_seqs=max_num_seqs,
         num_in_flight=STEPS_IN_FLIGHT * (options.max_num_batched_tokens or max(MAX_NUM_BATCHED_TOKENS, max_num_seqs)),
     )
-
-    kept = f"of {format_bytes(pool)} for all pools, {reason}" if len(groups) > 1 else reason
+    kept = f"of {format_bytes(whole)} for all pools, {reason}" if len(groups) > 1 or states else reason
     for index, group in enumerate(groups):
         size = f"{group.num_blocks} blocks = {group.num_blocks * block_size} tokens = {format_bytes(group.num_bytes)}"
         sees = f" for layers that see {group.window} tokens" if group.window else ""
         name = "kv_window" if group.window else "kv_cache"
         decisions.append(Decision(name, size + sees, kept if not index else SPLIT_REASON))
+    if states is not None:
+        decisions.append(_states_decision(states, block_size))
+        groups = (*groups, states)
     if draft_bytes:
         shown = format_bytes(groups[0].num_blocks * draft_bytes)
         decisions.append(Decision("draft_kv", shown, "of the pool, for the draft model: as many blocks"))
         groups = (replace(groups[0], bytes_per_block=groups[0].bytes_per_block - draft_bytes), *groups[1:])
-    left = usable - pool - model.weights_bytes - (model.drafter.weights_bytes if model.drafter is not None else 0)
+    left = usable - whole - model.weights_bytes - (model.drafter.weights_bytes if model.drafter is not None else 0)
     if left < 256 * MiB:
         decisions.append(
             Decision("memory", f"{format_bytes(max(0, left))} spare", "weights and pool nearly fill memory")
         )
     return groups
+
+
+def _refuse_pool(pool_bytes: int, block_bytes: int, states: KVGroupSpec | None) -> NoReturn:
+    beside = f" beside {states.num_blocks} states of {format_bytes(states.bytes_per_block)}" if states else ""
+    raise ConfigError(
+        f"a KV pool of {format_bytes(pool_bytes)} holds fewer than two blocks of {format_bytes(block_bytes)}{beside};"
+        " give --kv-cache-memory-bytes a larger size or free some memory.",
+        param="kv_cache_memory_bytes",
+    )
+
+
+def _states_decision(states: KVGroupSpec, block_size: int) -> Decision:
+    shown = f"{states.num_blocks} of {format_bytes(states.bytes_per_block)} = {format_bytes(states.num_bytes)}"
+    every = f"one stays every {states.interval * block_size} tokens, and where prompts and answers end"
+    return Decision("kv_states", shown, every)
 
 
 def _max_model_len(options: EngineOptions, model: ModelFacts, pool_tokens: int, decisions: list[Decision]) -> int:

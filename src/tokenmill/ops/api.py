@@ -81,6 +81,35 @@ class LatentGeometry:
         return self.nope_dim + self.rope_dim
 
 
+@dataclass(frozen=True, slots=True)
+class StateGeometry:
+    """What a layer keeps of a sequence that has a state of fixed size: the last `taps` - 1 inputs of a convolution over
+    `conv_width` channels, and of each of H heads a matrix S [key_dim, value_dim]; H = 0: none. Heads share queries and
+    keys in runs of H / num_key_heads. How S changes: ForwardOps.state_scan."""
+
+    conv_width: int
+    taps: int
+    num_heads: int = 0
+    num_key_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    is_delta: bool = False
+
+    @property
+    def num_values(self) -> int:
+        """Float32 values that a layer keeps."""
+        return (self.taps - 1) * self.conv_width + self.num_heads * self.key_dim * self.value_dim
+
+    @property
+    def keys_width(self) -> int:
+        """Channels of all keys of a token, or of all queries."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def values_width(self) -> int:
+        return self.num_heads * self.value_dim
+
+
 SOFTMAX, SOFTMAX_CHOSEN, SIGMOID = "softmax", "softmax_chosen", "sigmoid"
 """How router logits become scores: by a softmax over all experts, or over those that are chosen, or each by itself."""
 

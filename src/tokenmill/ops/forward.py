@@ -20,6 +20,8 @@ backend of the exact family must keep, so that a token's value never depends on 
   2^-56 they are zero); products are summed in float32, in one chain over pairs of neighbours, the second first; spans
   as in paged_attention, and the sum of a span's weights is that of the rounded ones. Over int8 the codes are the
   factors: their scale multiplies scores and, before they are rounded, weights of values, whose sum is taken without.
+- causal_conv: taps in order, each a fused step. state_scan: sums over a key's channels are four chains of fused steps,
+  of channels i, i + 4, .., added as (0 + 1) + (2 + 3); positions one by one, so that no cut of a prompt shows.
 - row sums (norms, softmax): sixteen interleaved partial sums, then a fixed tree.
 """
 
@@ -30,7 +32,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .api import Array, Experts, HeadGeometry, LatentGeometry, Routing
+from .api import Array, Experts, HeadGeometry, LatentGeometry, Routing, StateGeometry
 
 
 class ForwardOps(Protocol):
@@ -161,7 +163,13 @@ class ForwardOps(Protocol):
         ...
 
     def gate_rows(self, x_TD: Array, gate_T1: Array) -> Array:
-        """x * sigmoid(gate), a number for each row."""
+        """x * sigmoid(gate), a number for each row, or one for each value [T, D]."""
+        ...
+
+    def multiply(self, x_TD: Array, y_TD: Array) -> Array: ...
+
+    def norm_groups(self, x_TD: Array, weight_D: Array, size: int, eps: float) -> Array:
+        """rms_norm of every `size` columns by themselves."""
         ...
 
     def linear_heads(self, x_TX: Array, stack: Any) -> Array:
@@ -209,6 +217,55 @@ class ForwardOps(Protocol):
     ) -> Array:
         """[T, H*latent_dim]: causal attention of every head's query over its sequence's latents, which write_latent has
         just completed."""
+        ...
+
+    def causal_conv(
+        self,
+        kv: Any,
+        layer: int,
+        x_TW: Array,
+        weight_KW: Array,
+        bias_W: Array | None,
+        batch: Any,
+        state: StateGeometry,
+        *,
+        silu: bool = False,
+    ) -> Array:
+        """[T, W]: bias + sum of weight[j] * x K - 1 - j positions before, j rising, in each channel by itself; then
+        silu of it. Inputs before the step's are those that the state keeps (0 before the sequence), which goes on."""
+        ...
+
+    def scan_gates(
+        self,
+        x_TH: Array,
+        y_TH: Array | None,
+        rates_H: Array,
+        bias_H: Array,
+        state: StateGeometry,
+        *,
+        limits: tuple[float, float] = (0.0, float("inf")),
+    ) -> Array:
+        """[T, 2H]: of each head its decay e^(rate * step), with step = softplus(x + bias) held within limits, then its
+        factor: sigmoid(y), or without y the step."""
+        ...
+
+    def state_scan(
+        self,
+        kv: Any,
+        layer: int,
+        keys_TX: Array,
+        values_TX: Array,
+        gates_T2H: Array,
+        batch: Any,
+        state: StateGeometry,
+        *,
+        skip_H: Array | None = None,
+    ) -> Array:
+        """[T, H*value_dim]: of each head, position by position, S = decay * S + k (x) u and out = q S (+ skip * v),
+        where u = factor * v or, with is_delta, factor * (v - k S) of the decayed S. The delta rule with gates: Yang,
+        Kautz and Hatamizadeh, arXiv 2412.06464; without: Mamba-2, arXiv 2405.21060. keys: queries [num_key_heads,
+        key_dim], then keys. S is 0 before the sequence; it stays where a block ends that has a place in the table, and
+        behind the step's last row."""
         ...
 
     def gather_rows(self, x_TD: Array, rows_L: Array) -> Array: ...

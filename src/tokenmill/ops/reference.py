@@ -18,7 +18,7 @@ import numpy as np
 
 from ..core.block import KVGroup, num_hidden_blocks
 from ..core.speculation import SpeculationConfig
-from . import reference_latent, reference_moe
+from . import reference_latent, reference_moe, reference_state
 from .api import (
     Array,
     Draws,
@@ -30,6 +30,7 @@ from .api import (
     RawTensor,
     Routing,
     SampleBatch,
+    StateGeometry,
     StepBatch,
     StepLimits,
 )
@@ -337,6 +338,54 @@ class ReferenceOps(AllInMemory):
     def gate_rows(self, x_TD: np.ndarray, gate_T1: np.ndarray) -> Array:
         with np.errstate(over="ignore"):  # as in silu
             return x_TD / (1 + np.exp(-gate_T1))
+
+    def multiply(self, x_TD: np.ndarray, y_TD: np.ndarray) -> Array:
+        return x_TD * y_TD
+
+    def norm_groups(self, x_TD: np.ndarray, weight_D: np.ndarray, size: int, eps: float) -> Array:
+        ones = np.ones(size, np.float32)
+        return self.rms_norm(x_TD.reshape(-1, size), ones, eps).reshape(x_TD.shape) * weight_D
+
+    def causal_conv(
+        self,
+        kv: ReferenceKV,
+        layer: int,
+        x_TW: np.ndarray,
+        weight_KW: np.ndarray,
+        bias_W: np.ndarray | None,
+        batch: StepBatch,
+        state: StateGeometry,
+        *,
+        silu: bool = False,
+    ) -> Array:
+        out_TW = reference_state.convolve(kv, layer, x_TW, weight_KW, bias_W, batch, state)
+        return self.silu(out_TW) if silu else out_TW
+
+    def scan_gates(
+        self,
+        x_TH: np.ndarray,
+        y_TH: np.ndarray | None,
+        rates_H: np.ndarray,
+        bias_H: np.ndarray,
+        state: StateGeometry,
+        *,
+        limits: tuple[float, float] = (0.0, float("inf")),
+    ) -> Array:
+        return reference_state.gates(x_TH, y_TH, rates_H, bias_H, limits)
+
+    def state_scan(
+        self,
+        kv: ReferenceKV,
+        layer: int,
+        keys_TX: np.ndarray,
+        values_TX: np.ndarray,
+        gates_T2H: np.ndarray,
+        batch: StepBatch,
+        state: StateGeometry,
+        *,
+        skip_H: np.ndarray | None = None,
+    ) -> Array:
+        return reference_state.scan(kv, layer, keys_TX, values_TX, gates_T2H, batch, state, skip_H)
 
     def linear_heads(self, x_TX: np.ndarray, stack: reference_moe.ReferenceStack) -> Array:
         parts = np.split(x_TX, stack.num_matrices, axis=1)

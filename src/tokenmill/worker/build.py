@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.block import KVGroup
+from ..core.block import NO_BLOCK, KVGroup
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError
 from ..core.experts import ExpertLoad
@@ -162,11 +162,15 @@ def _step_timer(
     before reading."""
     if isinstance(model, VectorModel) or ops.disk_memory_bytes != (0, 0):
         return None
-    num_tables, block_size = len(model.kv_groups), model.kv_groups[0].block_size
+    groups, block_size = model.kv_groups, model.kv_groups[0].block_size
 
     def time_step(rows: int, num_threads: int) -> float:
         ops.limit_threads([(limits.max_tokens, num_threads)])
-        tables_SB = np.arange(-(-rows // block_size), dtype=np.int32)[None].repeat(num_tables, 0)
+        num_blocks = -(-rows // block_size)
+        tables_SB = np.arange(num_blocks, dtype=np.int32)[None].repeat(len(groups), 0)
+        for table, group in enumerate(groups):
+            if group.state_values:
+                tables_SB[table] = [NO_BLOCK] * (num_blocks - 1) + [0]
         ends, zeros = np.array([0, rows], np.int32), np.zeros(rows, np.int32)
         positions = np.arange(rows, dtype=np.int32)
         batch = StepBatch(zeros, positions, ends, ends[1:], tables_SB, positions[-1:].copy())

@@ -75,6 +75,9 @@ class MemoryPlan:
 
 
 def _pool_line(group: KVGroup, num_blocks: int) -> str:
+    if group.state_values:
+        size = format_bytes(group.bytes_per_block)
+        return f"states   {format_bytes(num_blocks * group.bytes_per_block)} ({num_blocks} of {size})"
     blocks = f"{num_blocks} blocks, {num_blocks * group.block_size} tokens"
     sees = f"; {group.num_layers} layers that see {group.window}" if group.window else ""
     return f"KV pool  {format_bytes(num_blocks * group.bytes_per_block)} ({blocks}{sees})"

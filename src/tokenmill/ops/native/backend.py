@@ -25,6 +25,7 @@ from ..forward import ForwardOps
 from ..kv_pool import HostPool
 from ..weights import DiskWeights
 from ..work_queue import ThreadQueue, WorkQueue
+from .direct import call_directly
 from .drafter import NativeDrafter
 from .fuse import fuse
 from .library import (
@@ -43,7 +44,7 @@ from .operation import NativeKV, NativeLora, NativeStack, NativeWeight, Symbolic
 from .pack import Packer
 from .program import NativeProgram
 from .queue import NativeQueue
-from .record import Recorder, call_directly
+from .record import Recorder
 
 
 class NativeOps:

@@ -55,7 +55,7 @@ STORE_SIGNATURES = {
 }
 
 
-ABI_VERSION = 19
+ABI_VERSION = 20
 _REBUILD = "build it again (pip install -e .)"
 
 KINDS = {
@@ -208,6 +208,23 @@ class LoraStruct(ctypes.Structure):
     )
 
 
+class StateStruct(ctypes.Structure):
+    _fields_ = (
+        ("conv_width", c_int32),
+        ("taps", c_int32),
+        ("num_heads", c_int32),
+        ("num_key_heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+        ("is_delta", c_int32),
+        ("low", c_float),
+        ("high", c_float),
+        ("rates", c_void_p),
+        ("dt_bias", c_void_p),
+        ("skip", c_void_p),
+    )
+
+
 class OpStruct(ctypes.Structure):
     _fields_ = (
         ("kind", c_char_p),
@@ -240,6 +257,7 @@ class OpStruct(ctypes.Structure):
         ("stack2", POINTER(StackStruct)),
         ("moe", POINTER(MoeStruct)),
         ("latent", POINTER(LatentStruct)),
+        ("state", POINTER(StateStruct)),
     )
 
 

@@ -21,6 +21,7 @@ from .library import (
     MoeStruct,
     PartStruct,
     StackStruct,
+    StateStruct,
     WeightStruct,
 )
 
@@ -133,6 +134,7 @@ class Operation:
     stack2: NativeStack | None = None
     moe: MoeStruct | None = None
     latent: LatentStruct | None = None
+    state: StateStruct | None = None
     keep: tuple[object, ...] = ()  # what the structs point to
 
 

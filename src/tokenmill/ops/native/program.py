@@ -417,4 +417,6 @@ def _struct(operation: Operation, index_of: dict[Value, int]) -> OpStruct:
         struct.moe = ctypes.pointer(operation.moe)
     if operation.latent is not None:
         struct.latent = ctypes.pointer(operation.latent)
+    if operation.state is not None:
+        struct.state = ctypes.pointer(operation.state)
     return struct

@@ -1,16 +1,14 @@
 """A recorder with the functions of the kernel interface: running a forward pass on it gives a flat list of operations
 on values.
 
-Quantising the input of a quantised linear is an operation of its own here, made once per input. A function that is
-called by itself (`call_directly`) is recorded as a program of its own, run once, and its result copied.
+Quantising the input of a quantised linear is an operation of its own here, made once per input.
 
 E experts  F FFN width  D model width  T tokens  L logit rows
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,10 +22,9 @@ from ..api import (
     HeadGeometry,
     LatentGeometry,
     Routing,
-    StepBatch,
-    StepLimits,
+    StateGeometry,
 )
-from .library import LatentStruct, MoeStruct
+from .library import LatentStruct, MoeStruct, StateStruct
 from .operation import (
     F32,
     GELU,
@@ -220,8 +217,78 @@ class Recorder:
 
     def gate_rows(self, x_TD: Any, gate_T1: Any) -> Value:
         x, gate = self._value(x_TD), self._value(gate_T1)
-        assert (gate.rows, gate.width) == (x.rows, 1), (x, gate)
+        assert gate.rows == x.rows and gate.width in (1, x.width), (x, gate)
         return self._emit("gate_rows", x.rows, (x, gate), x.width)
+
+    def multiply(self, x_TD: Any, y_TD: Any) -> Value:
+        x, y = self._value(x_TD), self._value(y_TD)
+        assert (x.rows, x.width) == (y.rows, y.width), (x, y)
+        return self._emit("multiply", x.rows, (x, y), x.width)
+
+    def norm_groups(self, x_TD: Any, weight_D: np.ndarray, size: int, eps: float) -> Value:
+        x = self._value(x_TD)
+        assert weight_D.shape == (x.width,) and x.width % size == 0, (weight_D.shape, x.width, size)
+        heads = HeadGeometry(x.width // size, 0, size)
+        return self._emit("norm_groups", x.rows, (x,), x.width, vector=weight_D, value=eps, heads=heads)
+
+    def causal_conv(
+        self,
+        kv: NativeKV,
+        layer: int,
+        x_TW: Any,
+        weight_KW: np.ndarray,
+        bias_W: np.ndarray | None,
+        batch: Any,
+        state: StateGeometry,
+        *,
+        silu: bool = False,
+    ) -> Value:
+        x = self._value(x_TW)
+        assert batch is self.batch and weight_KW.shape == (state.taps, state.conv_width), (weight_KW.shape, state)
+        assert x.width == state.conv_width and (bias_W is None or bias_W.shape == (x.width,)), (x.width, state)
+        vectors = {"vector": weight_KW, "vector2": bias_W}
+        struct = _state_struct(state)
+        return self._emit("causal_conv", x.rows, (x,), x.width, kv=kv, layer=layer, whole=silu, state=struct, **vectors)
+
+    def scan_gates(
+        self,
+        x_TH: Any,
+        y_TH: Any | None,
+        rates_H: np.ndarray,
+        bias_H: np.ndarray,
+        state: StateGeometry,
+        *,
+        limits: tuple[float, float] = (0.0, float("inf")),
+    ) -> Value:
+        x, y = self._value(x_TH), None if y_TH is None else self._value(y_TH)
+        heads = (state.num_heads,)
+        assert (x.width,) == heads and (y is None or (y.rows, y.width) == (x.rows, x.width)), (x, y, state)
+        struct = _state_struct(state)
+        struct.low, struct.high = limits
+        struct.rates, struct.dt_bias = (_address(vector, np.float32, heads) for vector in (rates_H, bias_H))
+        details = {"state": struct, "keep": (rates_H, bias_H)}
+        return self._emit("scan_gates", x.rows, (x, y), 2 * state.num_heads, **details)
+
+    def state_scan(
+        self,
+        kv: NativeKV,
+        layer: int,
+        keys_TX: Any,
+        values_TX: Any,
+        gates_T2H: Any,
+        batch: Any,
+        state: StateGeometry,
+        *,
+        skip_H: np.ndarray | None = None,
+    ) -> Value:
+        keys, values, gates = (self._value(x) for x in (keys_TX, values_TX, gates_T2H))
+        assert batch is self.batch and keys.rows == values.rows == gates.rows == TOKEN_ROWS, (keys, values, gates)
+        assert (keys.width, values.width) == (2 * state.keys_width, state.values_width), (keys, values, state)
+        assert gates.width == 2 * state.num_heads, (gates, state)
+        struct = _state_struct(state)
+        struct.skip = _address(skip_H, np.float32, (state.num_heads,))
+        details = {"kv": kv, "layer": layer, "state": struct, "keep": (skip_H,)}
+        return self._emit("state_scan", keys.rows, (keys, values, gates), values.width, **details)
 
     def linear_heads(self, x_TX: Any, stack: NativeStack) -> Value:
         x = self._value(x_TX)
@@ -326,6 +393,18 @@ def _struct_of(latent: LatentGeometry) -> LatentStruct:
     return LatentStruct(latent.num_heads, latent.nope_dim, latent.rope_dim, latent.latent_dim, latent.value_dim)
 
 
+def _state_struct(state: StateGeometry) -> StateStruct:
+    return StateStruct(
+        conv_width=state.conv_width,
+        taps=state.taps,
+        num_heads=state.num_heads,
+        num_key_heads=state.num_key_heads,
+        key_dim=state.key_dim,
+        value_dim=state.value_dim,
+        is_delta=state.is_delta,
+    )
+
+
 _SCORES = {SOFTMAX: 0, SOFTMAX_CHOSEN: 1, SIGMOID: 2}
 _ACTIVATIONS = {"silu": SILU, "gelu": GELU, "swiglu": 3}
 
@@ -376,81 +455,3 @@ def _address(array: np.ndarray | None, dtype: type[np.generic], shape: tuple[int
         return None
     assert array.dtype == dtype and array.shape == shape and array.flags.c_contiguous, (array.dtype, array.shape, shape)
     return int(array.ctypes.data)
-
-
-_OF_THE_STEP = {
-    "tokens_T": "tokens_T",
-    "positions_T": "positions_T",
-    "rows_L": "logit_rows_L",
-    "adapters_T": "adapters_T",
-}
-"""Parameters that are arrays of the step's, and the batch's name for each."""
-
-_WRITTEN_FROM = ("qkv_TW", "c_TX", "x_TW")
-"""Parameters of functions that give nothing."""
-
-_WRITTEN_INTO = ("y_TN", "y_TD")
-"""Parameters that must be values of the program."""
-
-
-def call_directly(ops: Any, name: str, *args: Any, **kwargs: Any) -> np.ndarray:
-    """The function `name` of ForwardOps on arrays, by a NativeOps. Arguments that are no KV batch make up a step of one
-    sequence without KV."""
-    given = dict(inspect.signature(getattr(Recorder, name)).bind(None, *args, **kwargs).arguments)
-    del given["self"]
-    of_step = {
-        field: np.ascontiguousarray(given.pop(parameter), np.int32)
-        for parameter, field in _OF_THE_STEP.items()
-        if parameter in given
-    }
-    batch = given.pop("batch", None)
-    has_batch = batch is not None
-    if not has_batch:
-        rows = [value for value in (*given.values(), *given.get("parts", ())) if isinstance(value, np.ndarray)]
-        batch = batch_of(len(of_step["tokens_T"] if "tokens_T" in of_step else rows[0]), **of_step)
-
-    def forward(recorder: Recorder, symbols: SymbolicBatch) -> Value:
-        arguments = dict(given)
-        for parameter in _WRITTEN_INTO:
-            if parameter in arguments:
-                arguments[parameter] = recorder.scale(arguments[parameter], 1.0)
-        arguments |= {
-            parameter: getattr(symbols, field) for parameter, field in _OF_THE_STEP.items() if field in of_step
-        }
-        if has_batch:
-            arguments["batch"] = symbols
-        made = getattr(recorder, name)(**arguments)
-        if made is None:  # a program has an output
-            made = next(given[parameter] for parameter in _WRITTEN_FROM if parameter in given)
-        return made if isinstance(made, Value) and made.array is None else recorder.scale(made, 1.0)
-
-    return run_forward(ops, forward, batch)
-
-
-def run_forward(ops: Any, forward: Callable[[Any, Any], Value], batch: StepBatch) -> np.ndarray:
-    """Compile a forward pass for one batch, and run it."""
-    limits = StepLimits(
-        max_tokens=len(batch.tokens_T),
-        max_seqs=len(batch.context_lens_S),
-        max_blocks_per_seq=batch.block_tables_SB.shape[1],
-        max_logit_rows=len(batch.logit_rows_L),
-    )
-    program = ops.compile(forward, limits)
-    try:
-        return np.array(program(batch))
-    finally:
-        ops.drop(program)
-
-
-def batch_of(num_tokens: int, **arrays: np.ndarray) -> StepBatch:
-    """A step of one sequence without KV."""
-    zeros = np.zeros(num_tokens, np.int32)
-    return StepBatch(
-        tokens_T=arrays.get("tokens_T", zeros),
-        positions_T=arrays.get("positions_T", zeros),
-        row_starts_S1=np.array([0, num_tokens], np.int32),
-        context_lens_S=np.array([num_tokens], np.int32),
-        block_tables_SB=np.zeros((1, 1), np.int32),
-        logit_rows_L=arrays.get("logit_rows_L", zeros[:0]),
-        adapters_T=arrays.get("adapters_T"),
-    )

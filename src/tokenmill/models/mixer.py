@@ -1,0 +1,258 @@
+"""Layers that keep a state in place of keys and values: what a family declares of them, their shape, and their part of
+the forward pass.
+
+    SHORT_CONV   LFM2's: b * x through a convolution over a few positions, times c
+    GATED_DELTA  Qwen3-Next's and Qwen3.5's gated delta networks (Yang, Kautz and Hatamizadeh, arXiv 2412.06464)
+    MAMBA2       Mamba-2's (Dao and Gu, arXiv 2405.21060)
+
+    T tokens  D model width  W channels of the convolution  H heads  X columns of keys or of values
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import BadCheckpoint
+from ..ops.api import Array, StateGeometry
+from ..ops.forward import ForwardOps
+from .fields import Fields
+
+SHORT_CONV, GATED_DELTA, MAMBA2 = "short_conv", "gated_delta", "mamba2"
+
+KEY_EPS = 1e-6
+"""Of the norms that queries and keys of a gated delta network have."""
+
+_INFINITY = {"{'__float__': 'Infinity'}": math.inf, "inf": math.inf, "Infinity": math.inf}
+"""How transformers writes it."""
+
+ROLES: Mapping[str, tuple[str, ...]] = {
+    SHORT_CONV: ("mixer_in", "conv"),
+    GATED_DELTA: ("mixer_qkv", "mixer_z", "mixer_b", "mixer_a", "conv", "dt_bias", "a_log", "mixer_norm"),
+    MAMBA2: ("mixer_in", "conv", "dt_bias", "a_log", "skip", "mixer_norm"),
+}
+"""Roles of a layer's tensors, beside its output's and those that all layers have."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixerConfig:
+    """kind       SHORT_CONV, GATED_DELTA or MAMBA2
+    state      what a layer keeps
+    eps        of the norm of what the recurrence gives
+    limits     of the steps of Mamba-2
+    group      columns that are normed together
+    """
+
+    kind: str
+    state: StateGeometry
+    eps: float = 0.0
+    limits: tuple[float, float] = (0.0, math.inf)
+    group: int = 0
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of what the layer's input becomes, part by part: of SHORT_CONV b, c and x; of GATED_DELTA what is
+        convolved, gates, factors and steps; of MAMBA2 gates, what is convolved, and steps."""
+        state = self.state
+        if self.kind == SHORT_CONV:
+            return (state.conv_width,) * 3
+        if self.kind == GATED_DELTA:
+            return state.conv_width, state.values_width, state.num_heads, state.num_heads
+        return state.values_width, state.conv_width, state.num_heads
+
+    @property
+    def out_width(self) -> int:
+        """Inputs of the layer's last linear."""
+        return self.state.conv_width if self.kind == SHORT_CONV else self.state.values_width
+
+    def shapes(self, width: int) -> dict[str, tuple[int, ...]]:
+        """Role -> shape of its weight."""
+        state, heads = self.state, (self.state.num_heads,)
+        shapes: dict[str, tuple[int, ...]] = {
+            "mixer_in": (sum(self.widths), width),
+            "conv": (state.conv_width, 1, state.taps),
+            "mixer_out": (width, self.out_width),
+            "dt_bias": heads,
+            "a_log": heads,
+            "skip": heads,
+            "mixer_norm": (state.value_dim,) if self.kind == GATED_DELTA else (state.values_width,),
+        }
+        if self.kind == GATED_DELTA:
+            names = ("mixer_qkv", "mixer_z", "mixer_b", "mixer_a")
+            shapes |= {name: (rows, width) for name, rows in zip(names, self.widths, strict=True)}
+        return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class MixerWeights:
+    """conv      [taps, W]
+    conv_bias    [W], where it has one
+    rates        [H], of the decay, all negative
+    dt_bias      [H]
+    skip         [H], of MAMBA2
+    keys_norm    [2 * keys], of GATED_DELTA: what makes rms_norm of a query or key its division by its length, and of a
+                 query the scale of scores beside
+    norm         [values]
+    """
+
+    conv: Array
+    conv_bias: Array | None = None
+    rates: Array | None = None
+    dt_bias: Array | None = None
+    skip: Array | None = None
+    keys_norm: Array | None = None
+    norm: Array | None = None
+
+
+def keys_norm(state: StateGeometry) -> np.ndarray:
+    """See MixerWeights: x / sqrt(sum(x^2) + eps) is rms_norm of x with eps / key_dim, times key_dim^-1/2."""
+    scale = state.key_dim**-0.5
+    return np.repeat(np.array([scale * scale, scale], np.float32), state.keys_width)
+
+
+def mix(
+    ops: ForwardOps, mixer: MixerConfig, weights: MixerWeights, layer_kv: tuple[Any, int], batch: Any, mixed_TX: Array
+) -> Array:
+    """[T, out_width] from what the layer's input became (MixerConfig.widths)."""
+    starts = np.cumsum((0, *mixer.widths)).tolist()
+    parts = [ops.columns(mixed_TX, first, width) for first, width in zip(starts, mixer.widths, strict=False)]
+    makers: Mapping[str, Callable[..., Array]] = {
+        SHORT_CONV: _short_conv,
+        GATED_DELTA: _gated_delta,
+        MAMBA2: _mamba2,
+    }
+    return makers[mixer.kind](ops, mixer, weights, layer_kv, batch, *parts)
+
+
+def _short_conv(
+    ops: ForwardOps,
+    mixer: MixerConfig,
+    weights: MixerWeights,
+    layer_kv: tuple[Any, int],
+    batch: Any,
+    b_TW: Array,
+    c_TW: Array,
+    x_TW: Array,
+) -> Array:
+    inputs_TW = ops.multiply(b_TW, x_TW)
+    return ops.multiply(
+        c_TW, ops.causal_conv(*layer_kv, inputs_TW, weights.conv, weights.conv_bias, batch, mixer.state)
+    )
+
+
+def _gated_delta(
+    ops: ForwardOps,
+    mixer: MixerConfig,
+    weights: MixerWeights,
+    layer_kv: tuple[Any, int],
+    batch: Any,
+    qkv_TW: Array,
+    z_TX: Array,
+    b_TH: Array,
+    a_TH: Array,
+) -> Array:
+    state = mixer.state
+    qkv_TW = ops.causal_conv(*layer_kv, qkv_TW, weights.conv, weights.conv_bias, batch, state, silu=True)
+    keys_TX = ops.columns(qkv_TW, 0, 2 * state.keys_width)
+    keys_TX = ops.norm_groups(keys_TX, weights.keys_norm, state.key_dim, KEY_EPS / state.key_dim)
+    values_TX = ops.columns(qkv_TW, 2 * state.keys_width, state.values_width)
+    gates_T2H = ops.scan_gates(a_TH, b_TH, weights.rates, weights.dt_bias, state)
+    out_TX = ops.state_scan(*layer_kv, keys_TX, values_TX, gates_T2H, batch, state)
+    out_TX = ops.norm_groups(out_TX, weights.norm, mixer.group, mixer.eps)
+    return ops.multiply(out_TX, ops.silu(z_TX))
+
+
+def _mamba2(
+    ops: ForwardOps,
+    mixer: MixerConfig,
+    weights: MixerWeights,
+    layer_kv: tuple[Any, int],
+    batch: Any,
+    z_TX: Array,
+    xbc_TW: Array,
+    dt_TH: Array,
+) -> Array:
+    state = mixer.state
+    xbc_TW = ops.causal_conv(*layer_kv, xbc_TW, weights.conv, weights.conv_bias, batch, state, silu=True)
+    values_TX = ops.columns(xbc_TW, 0, state.values_width)
+    b_TX, c_TX = (
+        ops.columns(xbc_TW, state.values_width + place * state.keys_width, state.keys_width) for place in (0, 1)
+    )
+    gates_T2H = ops.scan_gates(dt_TH, None, weights.rates, weights.dt_bias, state, limits=mixer.limits)
+    keys_TX = ops.join_columns([c_TX, b_TX])
+    out_TX = ops.state_scan(*layer_kv, keys_TX, values_TX, gates_T2H, batch, state, skip_H=weights.skip)
+    return ops.norm_groups(ops.multiply(out_TX, ops.silu(z_TX)), weights.norm, mixer.group, mixer.eps)
+
+
+def hf_mixer(fields: Fields, kind: str, width: int, eps: float) -> MixerConfig:
+    """From config.json. Raises BadCheckpoint."""
+    if kind == SHORT_CONV:
+        return _checked(MixerConfig(kind, StateGeometry(width, fields.count("conv_L_cache"))), fields)
+    if kind == GATED_DELTA:
+        state = StateGeometry(
+            conv_width=0,
+            taps=fields.count("linear_conv_kernel_dim"),
+            num_heads=fields.count("linear_num_value_heads"),
+            num_key_heads=fields.count("linear_num_key_heads"),
+            key_dim=fields.count("linear_key_head_dim"),
+            value_dim=fields.count("linear_value_head_dim"),
+            is_delta=True,
+        )
+        return _checked(MixerConfig(kind, _with_width(state), eps, group=state.value_dim), fields)
+    heads, groups = fields.count("mamba_n_heads"), fields.count("mamba_n_groups")
+    values = fields.count("mamba_expand") * width
+    head_dim = values // heads if fields.get("mamba_d_head") == "auto" else fields.count("mamba_d_head")
+    if heads * head_dim != values or values % groups:
+        raise BadCheckpoint(
+            f"{fields.where}: {heads} heads of {head_dim} in {groups} groups are not {values} channels."
+        )
+    state = StateGeometry(
+        conv_width=0,
+        taps=fields.count("mamba_d_conv"),
+        num_heads=heads,
+        num_key_heads=groups,
+        key_dim=fields.count("mamba_d_state"),
+        value_dim=head_dim,
+    )
+    return _checked(MixerConfig(kind, _with_width(state), eps, _step_limits(fields), values // groups), fields)
+
+
+def _step_limits(fields: Fields) -> tuple[float, float]:
+    given = fields.get("time_step_limit", (0.0, math.inf))
+    limits: list[Any] = [_INFINITY.get(str(each), each) for each in given] if isinstance(given, (list, tuple)) else []
+    if (
+        len(limits) != 2
+        or not all(isinstance(each, (int, float)) for each in limits)
+        or not 0 <= limits[0] <= limits[1]
+    ):
+        raise BadCheckpoint(f"{fields.where}: time_step_limit must be two numbers, got {given!r}.")
+    return float(limits[0]), float(limits[1])
+
+
+def _with_width(state: StateGeometry) -> StateGeometry:
+    """Queries, keys and values go through the convolution."""
+    return StateGeometry(
+        2 * state.keys_width + state.values_width,
+        state.taps,
+        state.num_heads,
+        state.num_key_heads,
+        state.key_dim,
+        state.value_dim,
+        state.is_delta,
+    )
+
+
+def _checked(mixer: MixerConfig, fields: Fields) -> MixerConfig:
+    state = mixer.state
+    if not 1 <= state.taps <= 16:
+        raise BadCheckpoint(f"{fields.where}: a convolution over {state.taps} positions is not supported (1 to 16).")
+    if state.num_heads and (state.num_heads % state.num_key_heads or state.key_dim % 4 or state.value_dim % 16):
+        raise BadCheckpoint(
+            f"{fields.where}: {state.num_heads} heads of states with {state.num_key_heads} of keys, [{state.key_dim},"
+            f" {state.value_dim}], are not supported (keys in fours, values in sixteens, heads that divide)."
+        )
+    return mixer

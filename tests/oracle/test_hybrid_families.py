@@ -1,0 +1,76 @@
+"""Hybrid models: small random ones, saved by transformers and loaded by us. Logits of all positions are compared, in
+chunks whose borders are anywhere, with states kept at some borders of blocks alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from families import SHAPE, Case
+from families_hybrid import HYBRID_CASES
+
+from tokenmill.formats.checkpoint import open_checkpoint
+from tokenmill.models.loader import load_model
+from tokenmill.ops.api import StepBatch, StepLimits
+from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.reference import ReferenceOps
+
+torch = pytest.importorskip("torch", reason="the oracle needs torch")
+transformers = pytest.importorskip("transformers", reason="the oracle needs transformers")
+
+LENGTH, CHUNKS, SIZE = 75, ((0, 37), (37, 64), (64, 65), (65, 75)), 16
+TABLE, STATES = [3, 1, 4, 2, 0], [-1, -1, 3, 0, 1]
+TOLERANCE = 2e-5
+BACKENDS = [
+    pytest.param(lambda: ReferenceOps(exact_activations=True), id="numpy"),
+    pytest.param(NativeOps, id="native", marks=pytest.mark.skipif(available() is not None, reason=str(available()))),
+]
+
+
+@pytest.fixture(params=HYBRID_CASES, ids=[case.title.replace(" ", "_") for case in HYBRID_CASES], scope="module")
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """The folder of a random model, tokens, and log probabilities by transformers."""
+    case: Case = request.param
+    folder = tmp_path_factory.mktemp("model")
+    own = {"Qwen3_5": "Qwen3_5Text"}.get(case.family, case.family)
+    config = getattr(transformers, f"{own}Config")(**SHAPE | case.options)
+    config._attn_implementation = "eager"
+    torch.manual_seed(1)
+    model = getattr(transformers, f"{case.family}ForCausalLM")(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3 if parameter.ndim >= 2 else 1).add_(0.1 * torch.randn_like(parameter))
+        tokens = torch.randint(3, SHAPE["vocab_size"], (1, LENGTH))
+        logits = model(tokens).logits[0].double()
+    model.save_pretrained(folder)
+    return folder, tokens[0].numpy().astype(np.int32), torch.log_softmax(logits, -1).numpy()
+
+
+@pytest.mark.parametrize("make_ops", BACKENDS)
+def test_logits(saved: tuple[Path, Any, Any], make_ops: Callable[[], Any]) -> None:
+    folder, tokens, expected = saved
+    ops = make_ops()
+    model = load_model(open_checkpoint(folder), ops, block_size=SIZE, kv_dtype="f32")
+    pools = [ops.new_pool(group, 5) for group in model.kv_groups]
+    kvs, limits = tuple(pool.kv for pool in pools), StepLimits(LENGTH, 1, len(TABLE), LENGTH)
+    program = ops.compile(lambda recorder, batch: model.forward(recorder, kvs, batch), limits)
+    ours = []
+    for first, end in CHUNKS:
+        batch = StepBatch(
+            tokens_T=tokens[first:end],
+            positions_T=np.arange(first, end, dtype=np.int32),
+            row_starts_S1=np.array([0, end - first], np.int32),
+            context_lens_S=np.array([end], np.int32),
+            block_tables_SB=np.array([TABLE, STATES], np.int32),
+            logit_rows_L=np.arange(end - first, dtype=np.int32),
+        )
+        ours.append(program(batch).astype(np.float64))
+    logits = torch.log_softmax(torch.tensor(np.concatenate(ours)), -1).numpy()
+    ops.close()
+    for pool in pools:
+        pool.close()
+    assert expected.std() > 0.1, "the oracle's logits must say something"
+    np.testing.assert_allclose(logits, expected, atol=TOLERANCE * np.abs(expected).max())

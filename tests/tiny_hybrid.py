@@ -1,0 +1,56 @@
+"""Random hybrid models of some ten thousand weights, as open checkpoints with no file behind them: layers that keep a
+state beside one that attends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tiny import VOCAB_SIZE, tensor
+from tokenmill.formats.checkpoint import Checkpoint
+from tokenmill.models.config import config_from_checkpoint
+from tokenmill.models.roles import expected_shapes
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "tie_word_embeddings": False,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "LFM2": {
+        **_COMMON, "model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], "conv_bias": True,
+        "block_auto_adjust_ff_dim": False, "layer_types": ["conv", "full_attention", "conv"],
+    },
+    "Qwen3.5": {
+        **_COMMON, "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "head_dim": 32,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 48, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "full_attention_interval": 3,
+    },
+    "Bamba": {
+        **_COMMON, "model_type": "bamba", "architectures": ["BambaForCausalLM"], "attn_layer_indices": [1],
+        "mamba_n_heads": 8, "mamba_d_state": 12, "mamba_n_groups": 2,
+    },
+    "Granite 4": {
+        **_COMMON, "model_type": "granitemoehybrid", "architectures": ["GraniteMoeHybridForCausalLM"],
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"], "mamba_n_heads": 4,
+        "mamba_d_state": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32,
+        "shared_intermediate_size": 64,
+    },
+}  # fmt: skip
+"""config.json of each."""
+
+
+def hybrid_checkpoint(name: str = "Qwen3.5", *, seed: int = 0) -> Checkpoint:
+    """Weights are a function of the seed and of their names. States forget within some tens of positions."""
+    config = config_from_checkpoint(Checkpoint("hf", Path("tiny"), MODELS[name], {}))
+    tensors = {}
+    for index, (each, shape) in enumerate(sorted(expected_shapes("hf", config).items())):
+        rng = np.random.default_rng([seed, index])
+        values = rng.normal(size=shape) * (shape[-1] ** -0.5 * 2 if len(shape) == 2 else 1)
+        if len(shape) == 1:
+            values = 1 + 0.1 * rng.normal(size=shape)
+        if each.endswith("A_log"):
+            values = rng.uniform(-3, 0, size=shape)
+        tensors[each] = tensor(each, values)
+    return Checkpoint("hf", Path(f"tiny-{name}"), dict(MODELS[name]), tensors)
