@@ -128,7 +128,7 @@ def check(
 def test_on_numpy(make_worker: Callable[..., Worker]) -> None:
     """A drafter of other weights is mostly wrong, and no token changes."""
     how = {"make_ops": ReferenceOps, "kv_dtype": "f32"}
-    check(make_worker(drafter=tiny_checkpoint(seed=5), **how), make_worker(**how), SEEDS[:1], exact=False)
+    check(make_worker(drafter=tiny_checkpoint(seed=5), **how), make_worker(**how), SEEDS[2:3], exact=False)
 
 
 @pytest.mark.exact
