@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -235,15 +235,7 @@ def _step_limits(fields: Fields) -> tuple[float, float]:
 
 def _with_width(state: StateGeometry) -> StateGeometry:
     """Queries, keys and values go through the convolution."""
-    return StateGeometry(
-        2 * state.keys_width + state.values_width,
-        state.taps,
-        state.num_heads,
-        state.num_key_heads,
-        state.key_dim,
-        state.value_dim,
-        state.is_delta,
-    )
+    return replace(state, conv_width=2 * state.keys_width + state.values_width)
 
 
 def _checked(mixer: MixerConfig, fields: Fields) -> MixerConfig:
