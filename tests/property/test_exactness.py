@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -29,7 +31,9 @@ from tokenmill.engine.core import EngineCore
 from tokenmill.formats.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.models import loader as registry
 from tokenmill.models.lora import LoraLimits
+from tokenmill.ops.api import Ops
 from tokenmill.ops.native import NativeOps, available
+from tokenmill.ops.native.library import available_isas
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build, grammars
 from tokenmill.worker.build import Worker
@@ -289,6 +293,41 @@ def run_mixes(
         preemptions += core.stats().num_preemptions
         hits += core.stats().prefix_hits
     assert preemptions and hits, "mixes that never preempt nor share a prefix prove too little"
+
+
+CROWDED = {"num_requests": 8, "max_prompt": 40, "max_output": 80}
+"""A mix of sequences that grow; where its pool is a small one, as with the seeds below, some are preempted."""
+
+
+def crowded_mixes(isa: str) -> list[tuple[int, dict[str, int]]]:
+    """For run_mixes: one where kernels are slow."""
+    return [(seed, CROWDED) for seed in ((201,) if "scalar" in isa else (201, 215, 216))]
+
+
+def native_ops(isa: str) -> NativeOps:
+    """Skips the test where the processor lacks it."""
+    if isa not in available_isas((isa,)):
+        pytest.skip(f"this processor has no {isa}")
+    return NativeOps(2, isa)
+
+
+def worker_maker(
+    checkpoint: Callable[[str], Checkpoint], groups: tuple[KVGroupSpec, ...]
+) -> Iterator[Callable[..., Worker]]:
+    """What a fixture `make_worker` yields from: makes workers of tiny models by name, and closes them."""
+    made: list[Worker] = []
+
+    def make(name: str, ops: Ops, kv_dtype: str, *, max_model_len: int = 128, **how: Any) -> Worker:
+        limits = {"max_model_len": max_model_len, "max_num_batched_tokens": max_model_len, "max_num_seqs": 8}
+        worker = build_worker(
+            checkpoint(name), ops, groups=groups, block_size=BLOCK_SIZE, kv_dtype=kv_dtype, **limits, **how
+        )
+        made.append(worker)
+        return worker
+
+    yield make
+    for worker in made:
+        worker.executor.close()
 
 
 @pytest.fixture

@@ -11,7 +11,20 @@ from typing import Any
 import pytest
 import test_moved_kv
 import test_saved_kv
-from test_exactness import BLOCK_SIZE, NUM_BLOCKS, NUM_STATES, TINY_SHAPE, Mix, alone, run, run_mixes
+from test_exactness import (
+    BLOCK_SIZE,
+    CROWDED,
+    NUM_BLOCKS,
+    NUM_STATES,
+    TINY_SHAPE,
+    Mix,
+    alone,
+    crowded_mixes,
+    native_ops,
+    run,
+    run_mixes,
+    worker_maker,
+)
 
 from tiny_hybrid import MODELS, hybrid_checkpoint
 from tokenmill.core import block
@@ -19,18 +32,14 @@ from tokenmill.core.block import KVGroupSpec, full_groups, state_group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.ops import reference_state
-from tokenmill.ops.api import Ops
 from tokenmill.ops.native import NativeOps, available
-from tokenmill.ops.native.library import available_isas
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
 from tokenmill.worker.build import Worker
 from tokenmill.worker.spec import WorkerSpec
-from workers import build_worker
 
 needs_native = pytest.mark.skipif(available() is not None, reason=str(available()))
 BACKENDS = [pytest.param(ReferenceOps, id="numpy"), pytest.param(NativeOps, id="native", marks=needs_native)]
-CROWDED = {"num_requests": 8, "max_prompt": 40, "max_output": 80}
 GROUPS = (*full_groups(NUM_BLOCKS), state_group(NUM_STATES, 4))
 
 
@@ -41,19 +50,7 @@ def no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_worker() -> Iterator[Callable[..., Worker]]:
-    made: list[Worker] = []
-
-    def make(name: str, ops: Ops, kv_dtype: str, *, max_model_len: int = 128, **how: Any) -> Worker:
-        limits = {"max_model_len": max_model_len, "max_num_batched_tokens": max_model_len, "max_num_seqs": 8}
-        worker = build_worker(
-            hybrid_checkpoint(name), ops, groups=GROUPS, block_size=BLOCK_SIZE, kv_dtype=kv_dtype, **limits, **how
-        )
-        made.append(worker)
-        return worker
-
-    yield make
-    for worker in made:
-        worker.executor.close()
+    yield from worker_maker(hybrid_checkpoint, GROUPS)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -86,10 +83,8 @@ def test_mixes_bit_for_bit(
     make_worker: Callable[..., Worker], name: str, isa: str, quantization: str | None, kv_dtype: str
 ) -> None:
     """Tokens and logprobs equal to the last bit, in every kernel family."""
-    if isa not in available_isas((isa,)):
-        pytest.skip(f"this processor has no {isa}")
-    worker = make_worker(name, NativeOps(2, isa), kv_dtype, quantization=quantization)
-    run_mixes(worker, [(seed, CROWDED) for seed in ((201,) if "scalar" in isa else (201, 215, 216))], exact=True)
+    worker = make_worker(name, native_ops(isa), kv_dtype, quantization=quantization)
+    run_mixes(worker, crowded_mixes(isa), exact=True)
 
 
 def turns(worker: Worker, interval: int, num_states: int = NUM_STATES) -> tuple[int, list[bool]]:

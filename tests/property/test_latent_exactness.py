@@ -11,7 +11,20 @@ from typing import Any
 import pytest
 import test_moved_kv
 import test_saved_kv
-from test_exactness import BLOCK_SIZE, NUM_BLOCKS, TINY_SHAPE, Mix, alone, compare, run, run_mixes
+from test_exactness import (
+    BLOCK_SIZE,
+    CROWDED,
+    NUM_BLOCKS,
+    TINY_SHAPE,
+    Mix,
+    alone,
+    compare,
+    crowded_mixes,
+    native_ops,
+    run,
+    run_mixes,
+    worker_maker,
+)
 
 from tiny_latent import MODELS, latent_checkpoint
 from tokenmill.core.block import KVGroupSpec, full_groups
@@ -19,13 +32,11 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.ops.api import Ops
 from tokenmill.ops.native import NativeOps, available
-from tokenmill.ops.native.library import available_isas
 from tokenmill.ops.native.record import Recorder
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
 from tokenmill.worker.build import Worker
 from tokenmill.worker.spec import WorkerSpec
-from workers import build_worker
 
 HAS_NATIVE = available() is None and hasattr(Recorder, "moe_ffn") and hasattr(Recorder, "latent_attention")
 needs_native = pytest.mark.skipif(not HAS_NATIVE, reason=f"no native latents and experts: {available()}")
@@ -34,8 +45,6 @@ BACKENDS = [
     *(pytest.param(NativeOps, dtype, id=f"native-{dtype}", marks=needs_native) for dtype in ("f16", "bf16", "int8")),
 ]
 MAX_LEN = 600
-CROWDED = {"num_requests": 8, "max_prompt": 40, "max_output": 80}
-"""A mix of sequences that grow; where its pool is a small one, as with the seeds below, some are preempted."""
 
 
 @pytest.fixture(autouse=True)
@@ -45,20 +54,7 @@ def no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_worker() -> Iterator[Callable[..., Worker]]:
-    made: list[Worker] = []
-
-    def make(name: str, ops: Ops, kv_dtype: str, *, max_model_len: int = 128, **how: Any) -> Worker:
-        limits = {"max_model_len": max_model_len, "max_num_batched_tokens": max_model_len, "max_num_seqs": 8}
-        groups = full_groups(NUM_BLOCKS)
-        worker = build_worker(
-            latent_checkpoint(name), ops, groups=groups, block_size=BLOCK_SIZE, kv_dtype=kv_dtype, **limits, **how
-        )
-        made.append(worker)
-        return worker
-
-    yield make
-    for worker in made:
-        worker.executor.close()
+    yield from worker_maker(latent_checkpoint, full_groups(NUM_BLOCKS))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -90,10 +86,8 @@ def test_mixes_bit_for_bit(
     make_worker: Callable[..., Worker], name: str, isa: str, quantization: str | None, kv_dtype: str
 ) -> None:
     """Tokens and logprobs equal to the last bit, in every kernel family and kind of KV."""
-    if isa not in available_isas((isa,)):
-        pytest.skip(f"this processor has no {isa}")
-    worker = make_worker(name, NativeOps(2, isa), kv_dtype, quantization=quantization)
-    run_mixes(worker, [(seed, CROWDED) for seed in ((201,) if "scalar" in isa else (201, 215, 216))], exact=True)
+    worker = make_worker(name, native_ops(isa), kv_dtype, quantization=quantization)
+    run_mixes(worker, crowded_mixes(isa), exact=True)
 
 
 @pytest.mark.exact

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_exactness import BLOCK_SIZE, NUM_BLOCKS, TINY_SHAPE, alone, check_mix, random_mix, run_mixes
+from test_exactness import BLOCK_SIZE, NUM_BLOCKS, TINY_SHAPE, alone, check_mix, native_ops, random_mix, run_mixes
 
 from tiny_moe import ROUTING, gpt_oss_config, moe_checkpoint, moe_config, read_tiny_moe
 from tokenmill.core.block import full_groups
@@ -21,7 +21,7 @@ from tokenmill.models.config import ModelConfig
 from tokenmill.ops import reference_moe
 from tokenmill.ops.api import SIGMOID, SOFTMAX_CHOSEN, ExpertActivation, Experts, Ops, RawTensor, Routing
 from tokenmill.ops.native import NativeOps, available
-from tokenmill.ops.native.library import ISAS, TILE_ISAS, available_isas
+from tokenmill.ops.native.library import ISAS, TILE_ISAS
 from tokenmill.ops.native.record import Recorder
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker.build import Worker
@@ -115,10 +115,9 @@ def test_mixes_bit_for_bit(
 ) -> None:
     """Tokens and logprobs equal to the last bit, in every kernel family: rows are grouped by expert, never changed by
     it."""
-    if isa not in available_isas((isa,)):
-        pytest.skip(f"this processor has no {isa}")
+    ops = native_ops(isa)
     how = {"kv_dtype": kv_dtype, "quantization": quantization, "expert_min_share": min_share(name)}
-    worker = make_worker(moe_checkpoint(MODELS[name]), NativeOps(2, isa), **how)
+    worker = make_worker(moe_checkpoint(MODELS[name]), ops, **how)
     run_long_mixes(worker, (0, PREEMPTING))
 
 
