@@ -59,7 +59,7 @@ BASE: dict[str, dict[str, Any]] = {
 }
 WITHOUT_A_CLASS = ("kimi_k2", "step3_text")
 """Types that transformers has no class for; their tests are in test_latent_keys.py."""
-WITH_EXPERTS = (*MOE_KEYS, "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+WITH_EXPERTS = (*MOE_KEYS, "granitemoehybrid", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 TYPES = tuple(kind for kind in ARCHITECTURES if kind not in WITHOUT_A_CLASS)
 INSIDE = tuple(kind for kind in TYPES if kind.endswith("_text") and kind != "gemma3_text")
 """Types of language models that transformers has no head for."""

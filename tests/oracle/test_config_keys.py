@@ -28,10 +28,9 @@ from tokenmill.formats.checkpoint import Checkpoint  # noqa: E402
 from tokenmill.formats.config_keys import (  # noqa: E402
     ARCHITECTURES,
     CONFIG_KEYS,
-    ENCODER_TYPES,
-    NOMIC_OWN_KEYS,
     value_of,
 )
+from tokenmill.formats.encoder_keys import ENCODER_TYPES, NOMIC_OWN_KEYS  # noqa: E402
 from tokenmill.models.encoder import expected_shapes  # noqa: E402
 from tokenmill.models.encoder_config import EncoderConfig, encoder_config  # noqa: E402
 from tokenmill.models.encoder_families import FAMILIES, NOMIC_OWN, encoder_family  # noqa: E402

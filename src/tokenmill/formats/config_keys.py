@@ -16,7 +16,9 @@ from typing import Any
 from ..plugins.groups import FAMILIES
 from ..plugins.load import load_plugin
 from .config_key import COMMON, DECODER, DERIVED, REQUIRED, WINDOW, Keys, OrNull, ends, keys, sizes
-from .moe_keys import LATENT_ARCHITECTURES, LATENT_KEYS, MAMBA, MOE_ARCHITECTURES, MOE_KEYS
+from .encoder_keys import ENCODER_KEYS, ENCODER_TYPES, NOMIC_OWN_KEYS
+from .hybrid_keys import HYBRID_ARCHITECTURES, HYBRID_KEYS
+from .moe_keys import LATENT_ARCHITECTURES, LATENT_KEYS, MOE_ARCHITECTURES, MOE_KEYS
 
 _QWEN_WINDOWS = {
     "use_sliding_window": False, "sliding_window": WINDOW, "max_window_layers": 28, "layer_types": None,
@@ -34,21 +36,6 @@ _QWEN2_VL = {
     "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 1e6, "use_sliding_window": OrNull(False),
     "sliding_window": WINDOW, "max_window_layers": 80, "layer_types": None,
 }  # fmt: skip
-_DELTA = {
-    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}  # fmt: skip
-_BERT = {
-    "vocab_size": 30_522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "intermediate_size": 3072, "hidden_act": "gelu", "max_position_embeddings": 512, "type_vocab_size": 2,
-    "layer_norm_eps": 1e-12, "is_decoder": False, "add_cross_attention": False, "pad_token_id": OrNull(0),
-    "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
-_NOMIC = {
-    "type_vocab_size": 2, "head_dim": None, "rope_parameters": None, "rope_scaling": None, "bos_token_id": None,
-    "eos_token_id": None,
-}  # fmt: skip
-_ROBERTA = {**_BERT, **ends(0, 2), "pad_token_id": 1}
 
 CONFIG_KEYS: Mapping[str, Keys] = {
     **MOE_KEYS,
@@ -186,37 +173,6 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         sliding_window=8192,
         layer_types=None,
     ),
-    "lfm2": keys(
-        **COMMON | sizes(65_536, 2560, 12_288, 32, 32, 8, 128_000) | ends(1, 2)
-        | {"rope_theta": 1e6, "tie_word_embeddings": True},
-        head_dim=DERIVED,
-        norm_eps=1e-5,
-        conv_bias=False,
-        conv_L_cache=3,
-        block_ff_dim=DERIVED,
-        block_multiple_of=256,
-        block_ffn_dim_multiplier=1.0,
-        block_auto_adjust_ff_dim=True,
-        full_attn_idxs=None,
-        layer_types=None,
-    ),
-    "qwen3_5_text": keys(
-        **DECODER | sizes(248_320, 4096, 12_288, 32, 16, 4, 32_768) | ends(None, None) | {"head_dim": 256},
-        attention_bias=False,
-        partial_rotary_factor=0.25,
-        layer_types=None,
-        full_attention_interval=4,
-        **_DELTA,
-    ),
-    "bamba": keys(
-        **DECODER | sizes(128_000, 4096, 14_336, 32, 32, OrNull(8), 262_144) | ends(1, 2)
-        | {"rms_norm_eps": 1e-5},
-        attention_bias=False,
-        mlp_bias=False,
-        partial_rotary_factor=0.5,
-        attn_layer_indices=None,
-        **MAMBA,
-    ),
     "qwen2_vl_text": keys(**_QWEN2_VL),
     "qwen2_5_vl_text": keys(**_QWEN2_VL),
     "qwen3_vl_text": keys(
@@ -225,83 +181,10 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         attention_bias=False,
         layer_types=DERIVED,
     ),
-    "bert": keys(**_BERT),
-    "roberta": keys(**_ROBERTA | {"vocab_size": 50_265}),
-    "xlm-roberta": keys(**_ROBERTA),
-    "camembert": keys(**_ROBERTA),
-    "distilbert": keys(
-        vocab_size=30_522,
-        max_position_embeddings=512,
-        dim=768,
-        hidden_dim=3072,
-        n_layers=6,
-        n_heads=12,
-        activation="gelu",
-        pad_token_id=OrNull(0),
-        bos_token_id=None,
-        eos_token_id=None,
-    ),
-    "modernbert": keys(
-        **ends(50_281, 50_282),
-        vocab_size=50_368,
-        hidden_size=768,
-        intermediate_size=1152,
-        num_hidden_layers=22,
-        num_attention_heads=12,
-        head_dim=None,
-        hidden_activation="gelu",
-        max_position_embeddings=8192,
-        norm_eps=1e-5,
-        norm_bias=False,
-        attention_bias=False,
-        mlp_bias=False,
-        layer_types=None,
-        global_attn_every_n_layers=3,
-        local_attention=128,
-        rope_parameters=None,
-        rope_scaling=None,
-        global_rope_theta=160_000.0,
-        local_rope_theta=10_000.0,
-        classifier_pooling="cls",
-        classifier_bias=False,
-        classifier_activation="gelu",
-        pad_token_id=OrNull(50_283),
-    ),
-    "nomic_bert": keys(
-        **_NOMIC,
-        vocab_size=30_528,
-        hidden_size=768,
-        intermediate_size=3072,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        hidden_act="silu",
-        max_position_embeddings=2048,
-        layer_norm_eps=1e-12,
-        rope_theta=1000.0,
-        pad_token_id=0,
-    ),
+    **HYBRID_KEYS,
     **LATENT_KEYS,
+    **ENCODER_KEYS,
 }  # fmt: skip
-
-NOMIC_OWN_KEYS = keys(
-    **_NOMIC,
-    vocab_size=50_257,
-    n_embd=768,
-    n_inner=REQUIRED,
-    n_layer=12,
-    n_head=12,
-    activation_function="gelu_new",
-    n_positions=1024,
-    layer_norm_epsilon=1e-5,
-    qkv_proj_bias=True,
-    mlp_fc1_bias=True,
-    mlp_fc2_bias=True,
-    rotary_emb_base=10_000.0,
-    rotary_emb_fraction=0.0,
-    rotary_scaling_factor=None,
-    max_trained_positions=2048,
-)
-"""Of a Nomic BERT as its makers spell it, by GPT-2's names and with their class's defaults; `n_embd` tells it."""
 
 ARCHITECTURES: dict[str, str] = {
     "llama": "LlamaForCausalLM",
@@ -326,27 +209,14 @@ ARCHITECTURES: dict[str, str] = {
     "seed_oss": "SeedOssForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
     "cwm": "CwmForCausalLM",
-    "lfm2": "Lfm2ForCausalLM",
-    "qwen3_5_text": "Qwen3_5ForCausalLM",
-    "bamba": "BambaForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
+    **HYBRID_ARCHITECTURES,
     **LATENT_ARCHITECTURES,
     **MOE_ARCHITECTURES,
 }
 """`model_type` of a decoder -> the architecture it is read as. The first that names an architecture is its own type."""
-
-ENCODER_TYPES: dict[str, str] = {
-    "Bert": "bert",
-    "Roberta": "roberta",
-    "XLMRoberta": "xlm-roberta",
-    "Camembert": "camembert",
-    "DistilBert": "distilbert",
-    "ModernBert": "modernbert",
-    "NomicBert": "nomic_bert",
-}
-"""What the name of an encoder's architecture begins with -> its `model_type`."""
 
 _TYPES = {architecture: kind for kind, architecture in reversed(ARCHITECTURES.items())} | {
     name + suffix: kind

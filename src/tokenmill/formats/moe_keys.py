@@ -9,19 +9,14 @@ be there, as implementations differ in what its absence means.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from .config_key import DECODER, DERIVED, REQUIRED, WINDOW, Keys, OrNull, ends, keys, sizes
 
-_GRANITE = {
+GRANITE = {
     **DECODER, **sizes(32_000, 4096, 11_008, 32, 32, None, 2048), **ends(1, 2), "attention_bias": False,
     "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
     "attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2,
-}  # fmt: skip
-MAMBA = {
-    "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4,
-    "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False, "time_step_limit": OrNull((0.0, math.inf)),
 }  # fmt: skip
 MOE_KEYS: Mapping[str, Keys] = {
     "mixtral": keys(
@@ -81,14 +76,8 @@ MOE_KEYS: Mapping[str, Keys] = {
         num_experts_per_tok=8,
         norm_topk_prob=False,
     ),
-    "granitemoe": keys(**_GRANITE),
-    "granitemoehybrid": keys(
-        **_GRANITE | MAMBA,
-        shared_intermediate_size=1024,
-        position_embedding_type=None,
-        layer_types=None,
-    ),
-    "granitemoeshared": keys(**_GRANITE, shared_intermediate_size=0),
+    "granitemoe": keys(**GRANITE),
+    "granitemoeshared": keys(**GRANITE, shared_intermediate_size=0),
     "glm4_moe": keys(
         **DECODER | sizes(151_552, 4096, 10_944, 46, 96, 8, 131_072) | ends(None, None) | {"rms_norm_eps": 1e-5},
         attention_bias=False,
@@ -188,7 +177,6 @@ MOE_ARCHITECTURES: dict[str, str] = {
     "qwen3_vl_moe_text": "Qwen3VLMoeForConditionalGeneration",
     "olmoe": "OlmoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
-    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
     "glm4v_moe_text": "Glm4vMoeForConditionalGeneration",

@@ -12,7 +12,8 @@ from typing import Any
 
 from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
-from ..formats.config_keys import ENCODER_TYPES, keys_of, named_architecture
+from ..formats.config_keys import keys_of, named_architecture
+from ..formats.encoder_keys import ENCODER_TYPES
 from ..ops.api import HeadGeometry
 from .config import MAX_LAYERS, LayerConfig
 from .config_json import ROPE_KEYS, read_object

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from ..formats.config_keys import ENCODER_TYPES, NOMIC_OWN_KEYS, keys_of, model_type_of
+from ..formats.config_keys import keys_of, model_type_of
+from ..formats.encoder_keys import ENCODER_TYPES, NOMIC_OWN_KEYS
 
 ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
 """Names in config.json -> what the forward pass calls them."""

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 
 from ..plugins.groups import FAMILIES as PLUGINS
 from ..plugins.load import load_plugin
-from .families_moe import LATENT_GGUF_FAMILIES, LATENT_HF_FAMILIES, MAMBA_NAMES, MOE_GGUF_FAMILIES, MOE_HF_FAMILIES
+from .families_hybrid import HYBRID_HF_FAMILIES
+from .families_moe import LATENT_GGUF_FAMILIES, LATENT_HF_FAMILIES, MOE_GGUF_FAMILIES, MOE_HF_FAMILIES
 from .family import Family as Family
-from .mixer import GATED_DELTA, MAMBA2, SHORT_CONV
 from .moe import MoeFamily
 
 _QKV = ("q", "k", "v")
@@ -177,54 +177,7 @@ HF_FAMILIES: Mapping[str, Family] = {
             "original_max_position_embeddings": 8192,
         },
     ),
-    "Lfm2ForCausalLM": Family(
-        "LFM2",
-        qk_norm="head",
-        activation="silu",
-        mixer=SHORT_CONV,
-        mixer_layers="conv",
-        bias_keys={"conv_bias": ("mixer_in", "conv", "mixer_out")},
-        names={
-            "final_norm": "model.embedding_norm",
-            "attn_norm": "model.layers.{}.operator_norm",
-            "q_norm": "model.layers.{}.self_attn.q_layernorm",
-            "k_norm": "model.layers.{}.self_attn.k_layernorm",
-            "output": "model.layers.{}.self_attn.out_proj",
-            "ffn_norm": "model.layers.{}.ffn_norm",
-            "gate": "model.layers.{}.feed_forward.w1",
-            "up": "model.layers.{}.feed_forward.w3",
-            "down": "model.layers.{}.feed_forward.w2",
-            "mixer_in": "model.layers.{}.conv.in_proj",
-            "conv": "model.layers.{}.conv.conv",
-            "mixer_out": "model.layers.{}.conv.out_proj",
-        },
-    ),
-    "Qwen3_5ForCausalLM": Family(
-        "Qwen3.5, Qwen3.6",
-        norm_offset=1.0,
-        qk_norm="head",
-        gated_attention=True,
-        mixer=GATED_DELTA,
-        bias_keys=_ATTENTION_BIAS,
-        unread=("mtp.",),
-    ),
-    "BambaForCausalLM": Family(
-        "Bamba",
-        mixer=MAMBA2,
-        bias_keys={
-            **_LLAMA_BIASES,
-            "mamba_conv_bias": ("conv",),
-            "mamba_proj_bias": ("mixer_in", "mixer_out"),
-        },
-        names={
-            **MAMBA_NAMES,
-            "final_norm": "model.final_layernorm",
-            "ffn_norm": "model.layers.{}.pre_ff_layernorm",
-            "gate": "model.layers.{}.feed_forward.gate_proj",
-            "up": "model.layers.{}.feed_forward.up_proj",
-            "down": "model.layers.{}.feed_forward.down_proj",
-        },
-    ),
+    **HYBRID_HF_FAMILIES,
     **MOE_HF_FAMILIES,
     **LATENT_HF_FAMILIES,
 }

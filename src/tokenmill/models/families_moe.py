@@ -6,20 +6,19 @@ from collections.abc import Mapping
 
 from ..ops.api import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN
 from .family import LATENT_HEADS, LOW_RANK, Family
-from .mixer import MAMBA2
 from .moe import MERGED, PAIRED, STACKED, MoeFamily
 
 _QKV = ("q", "k", "v")
 _ATTENTION_BIAS = {"attention_bias": (*_QKV, "output")}
 _BLOCK = "model.layers.{}.block_sparse_moe."
-_GRANITE_NAMES = {
+GRANITE_NAMES = {
     "router": f"{_BLOCK}router.layer",
     "expert_gate_up": f"{_BLOCK}input_linear",
     "expert_down": f"{_BLOCK}output_linear",
     "shared_gate_up": "model.layers.{}.shared_mlp.input_linear",
     "shared_down": "model.layers.{}.shared_mlp.output_linear",
 }
-_GRANITE = MoeFamily((SOFTMAX_CHOSEN,), normalise=False, form=MERGED)
+GRANITE_MOE = MoeFamily((SOFTMAX_CHOSEN,), normalise=False, form=MERGED)
 _GPT_OSS_ROPE = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -30,16 +29,6 @@ _GPT_OSS_ROPE = {
 }
 _GPT_OSS_BIASES = ("router", "expert_gate_up", "expert_down")
 _CLIPPED = (("clip_qkv", "clipped queries, keys and values"),)
-
-MAMBA_NAMES = {
-    "mixer_in": "model.layers.{}.mamba.in_proj",
-    "conv": "model.layers.{}.mamba.conv1d",
-    "dt_bias": "model.layers.{}.mamba.dt_bias",
-    "a_log": "model.layers.{}.mamba.A_log",
-    "skip": "model.layers.{}.mamba.D",
-    "mixer_norm": "model.layers.{}.mamba.norm",
-    "mixer_out": "model.layers.{}.mamba.out_proj",
-}
 
 MOE_HF_FAMILIES: Mapping[str, Family] = {
     "MixtralForCausalLM": Family(
@@ -77,27 +66,13 @@ MOE_HF_FAMILIES: Mapping[str, Family] = {
         bias_keys=_ATTENTION_BIAS,
     ),
     "OlmoeForCausalLM": Family("OLMoE", qk_norm="width", moe=MoeFamily(), bias_keys=_ATTENTION_BIAS, refused=_CLIPPED),
-    "GraniteMoeForCausalLM": Family("Granite 3 MoE", moe=_GRANITE, bias_keys=_ATTENTION_BIAS, names=_GRANITE_NAMES),
+    "GraniteMoeForCausalLM": Family("Granite 3 MoE", moe=GRANITE_MOE, bias_keys=_ATTENTION_BIAS, names=GRANITE_NAMES),
     "GraniteMoeSharedForCausalLM": Family(
         "Granite MoE with shared experts",
-        moe=_GRANITE,
+        moe=GRANITE_MOE,
         fused=("shared_gate_up",),
         bias_keys=_ATTENTION_BIAS,
-        names=_GRANITE_NAMES,
-    ),
-    "GraniteMoeHybridForCausalLM": Family(
-        "Granite 4",
-        mixer=MAMBA2,
-        moe=_GRANITE,
-        fused=("gate_up", "shared_gate_up"),
-        bias_keys={**_ATTENTION_BIAS, "mamba_conv_bias": ("conv",), "mamba_proj_bias": ("mixer_in", "mixer_out")},
-        rope_if=("position_embedding_type", "rope"),
-        names={
-            **_GRANITE_NAMES,
-            **MAMBA_NAMES,
-            "gate_up": "model.layers.{}.shared_mlp.input_linear",
-            "down": "model.layers.{}.shared_mlp.output_linear",
-        },
+        names=GRANITE_NAMES,
     ),
     "Glm4MoeForCausalLM": Family(
         "GLM-4.5, GLM-4.6",

@@ -15,12 +15,12 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.config_keys import (
     ARCHITECTURES,
     CONFIG_KEYS,
-    NOMIC_OWN_KEYS,
     architecture_of,
     keys_of,
     model_type_of,
     value_of,
 )
+from ..formats.encoder_keys import NOMIC_OWN_KEYS
 from .config_json import QUERY_BETA, ROPE_KEYS
 from .encoder_families import FAMILIES as ENCODER_FAMILIES
 from .encoder_families import EncoderFamily, encoder_family

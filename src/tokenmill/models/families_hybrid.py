@@ -1,0 +1,87 @@
+"""The families that have layers with a state beside those that attend; see families.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .families_moe import GRANITE_MOE, GRANITE_NAMES
+from .family import Family
+from .mixer import GATED_DELTA, MAMBA2, SHORT_CONV
+
+_QKV = ("q", "k", "v")
+_ATTENTION_BIAS = {"attention_bias": (*_QKV, "output")}
+_MAMBA_NAMES = {
+    "mixer_in": "model.layers.{}.mamba.in_proj",
+    "conv": "model.layers.{}.mamba.conv1d",
+    "dt_bias": "model.layers.{}.mamba.dt_bias",
+    "a_log": "model.layers.{}.mamba.A_log",
+    "skip": "model.layers.{}.mamba.D",
+    "mixer_norm": "model.layers.{}.mamba.norm",
+    "mixer_out": "model.layers.{}.mamba.out_proj",
+}
+
+HYBRID_HF_FAMILIES: Mapping[str, Family] = {
+    "Lfm2ForCausalLM": Family(
+        "LFM2",
+        qk_norm="head",
+        activation="silu",
+        mixer=SHORT_CONV,
+        mixer_layers="conv",
+        bias_keys={"conv_bias": ("mixer_in", "conv", "mixer_out")},
+        names={
+            "final_norm": "model.embedding_norm",
+            "attn_norm": "model.layers.{}.operator_norm",
+            "q_norm": "model.layers.{}.self_attn.q_layernorm",
+            "k_norm": "model.layers.{}.self_attn.k_layernorm",
+            "output": "model.layers.{}.self_attn.out_proj",
+            "ffn_norm": "model.layers.{}.ffn_norm",
+            "gate": "model.layers.{}.feed_forward.w1",
+            "up": "model.layers.{}.feed_forward.w3",
+            "down": "model.layers.{}.feed_forward.w2",
+            "mixer_in": "model.layers.{}.conv.in_proj",
+            "conv": "model.layers.{}.conv.conv",
+            "mixer_out": "model.layers.{}.conv.out_proj",
+        },
+    ),
+    "Qwen3_5ForCausalLM": Family(
+        "Qwen3.5, Qwen3.6",
+        norm_offset=1.0,
+        qk_norm="head",
+        gated_attention=True,
+        mixer=GATED_DELTA,
+        bias_keys=_ATTENTION_BIAS,
+        unread=("mtp.",),
+    ),
+    "BambaForCausalLM": Family(
+        "Bamba",
+        mixer=MAMBA2,
+        bias_keys={
+            **_ATTENTION_BIAS,
+            "mlp_bias": ("gate", "up", "down"),
+            "mamba_conv_bias": ("conv",),
+            "mamba_proj_bias": ("mixer_in", "mixer_out"),
+        },
+        names={
+            **_MAMBA_NAMES,
+            "final_norm": "model.final_layernorm",
+            "ffn_norm": "model.layers.{}.pre_ff_layernorm",
+            "gate": "model.layers.{}.feed_forward.gate_proj",
+            "up": "model.layers.{}.feed_forward.up_proj",
+            "down": "model.layers.{}.feed_forward.down_proj",
+        },
+    ),
+    "GraniteMoeHybridForCausalLM": Family(
+        "Granite 4",
+        mixer=MAMBA2,
+        moe=GRANITE_MOE,
+        fused=("gate_up", "shared_gate_up"),
+        bias_keys={**_ATTENTION_BIAS, "mamba_conv_bias": ("conv",), "mamba_proj_bias": ("mixer_in", "mixer_out")},
+        rope_if=("position_embedding_type", "rope"),
+        names={
+            **GRANITE_NAMES,
+            **_MAMBA_NAMES,
+            "gate_up": "model.layers.{}.shared_mlp.input_linear",
+            "down": "model.layers.{}.shared_mlp.output_linear",
+        },
+    ),
+}
