@@ -13,9 +13,18 @@ import numpy as np
 import pytest
 from serving import Server
 
+from tiny import tensor
 from tokenmill import LLM
 from tokenmill.core.errors import ContextTooLong, FetchError, InvalidRequest
+from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.formats.hub import resolve_model
+from tokenmill.formats.safetensors import write_safetensors
+from tokenmill.models.config import config_from_checkpoint
+from tokenmill.models.roles import expected_shapes
+from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))
+from tiny_tokenizer import byte_metadata
 
 TEXTS = [
     "The new movie is awesome.",
@@ -231,6 +240,50 @@ def test_a_language_model_served_for_text_gives_none(smollm2: Path) -> None:
         ):
             status, answer = post(server, path, **body)
             assert status == 400 and "--runner pooling" in answer["error"]["message"], answer
+
+
+def save_reranker(folder: Path) -> None:
+    """A random Llama whose score is a logit, behind a chat template for pairs, as sentence-transformers saves one."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300,
+        "max_position_embeddings": 256, "tie_word_embeddings": True,
+    }  # fmt: skip
+    shapes = expected_shapes("hf", config_from_checkpoint(Checkpoint("hf", folder, config, {})))
+    rng = np.random.default_rng(1)
+    values = {name: rng.normal(size=shape) * (0.2 if len(shape) > 1 else 1) for name, shape in shapes.items()}
+    write_safetensors(folder / "model.safetensors", [tensor(name, each) for name, each in values.items()])
+    (folder / "tokenizer.json").write_text(tokenizer_from_gguf(byte_metadata()).to_json())
+    role = '(messages | selectattr("role", "eq", "{}") | first).content'
+    template = f"<|end|>find {{{{ {role.format('query')} }}}}\n\n{{{{ {role.format('document')} }}}}<|end|>"
+    modules = [{"path": "", "type": "a.Transformer"}, {"path": "1_LogitScore", "type": "a.LogitScore"}]
+    (folder / "1_LogitScore").mkdir()
+    for name, content in (
+        ("config.json", config),
+        ("tokenizer_config.json", {"chat_template": template, "eos_token": "<|end|>"}),
+        ("modules.json", modules),
+        ("1_LogitScore/config.json", {"true_token_id": 7, "false_token_id": 8}),
+    ):
+        (folder / name).write_text(json.dumps(content))
+
+
+def test_pairs_that_a_chat_template_makes_one_text_of(tmp_path: Path) -> None:
+    """The server scores as the model in process does, which transformers' rendering is the oracle of."""
+    save_reranker(tmp_path)
+    documents = ["otters", "", "find <|end|> here", "x " * 40]
+    with LLM(str(tmp_path), threads=1) as llm:
+        expected = llm.score("where", documents)
+    assert max(expected) - min(expected) > 1e-3
+    with Server("--threads", "1", model=str(tmp_path)) as server:
+        status, scored = post(server, "/v1/score", text_1="where", text_2=documents)
+        assert status == 200 and [item["score"] for item in scored["data"]] == expected
+        status, ranked = post(server, "/v1/rerank", query="where", documents=documents, truncate_prompt_tokens=-1)
+        assert status == 200 and ranked["results"][0]["index"] == expected.index(max(expected))
+        status, answer = post(server, "/v1/rerank", query="where", documents=documents, truncate_prompt_tokens=20)
+        assert status == 400 and answer["error"]["param"] == "truncate_prompt_tokens", answer
+        assert "documents[2]" in answer["error"]["message"]
+        status, answer = post(server, "/v1/rerank", query="where", documents=["x" * 300])
+        assert status == 400 and answer["error"]["code"] == "context_length_exceeded", answer
 
 
 @pytest.mark.parametrize("command", ["chat", "generate"])

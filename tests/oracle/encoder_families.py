@@ -70,3 +70,6 @@ CASES = (
     ),
     EncoderCase("Nomic BERT, scores of pairs", "NomicBert", "ForSequenceClassification", _ONE_LABEL),
 )
+
+CLASSIFIERS = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2")
+"""Decoders, less 'ForSequenceClassification', whose scores are compared with those of transformers."""

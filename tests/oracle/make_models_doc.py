@@ -12,6 +12,7 @@ from textwrap import wrap
 
 sys.path.insert(0, str(Path(__file__).parent))
 from encoder_families import CASES as ENCODER_CASES
+from encoder_families import CLASSIFIERS
 from families import CASES
 from families_hybrid import HYBRID_CASES
 from families_latent import LATENT_CASES
@@ -227,10 +228,18 @@ POOLING = """
 How hidden states become a vector: `--pooling last`, `mean` or `cls`; otherwise as `modules.json` of a
 sentence-transformers folder says (with its longest input, normalising and prompts), or the `pooling_type` of a GGUF
 file; otherwise the mean for encoders and the last token for decoders, scaled to length 1. Any decoder above gives
-vectors with `--runner pooling`; models saved without a language head (`Qwen3Model`) do so without the flag.
-`dimensions` keeps the first values of a vector and scales it to length 1 again, which is useful only for models trained
-for it. Inputs that are too long are refused, unless `truncate_prompt_tokens` cuts them. Modules other than pooling and
-normalising, and classifiers of several labels, are refused by name.
+vectors with `--runner pooling`; models saved without a language head (`Qwen3Model`), and those whose folder says how
+they pool (Qwen3-Embedding, last token), do so without the flag. Linears behind the pooling (`Dense`) belong to the
+model. `dimensions` keeps the first values of a vector and scales it to length 1 again, which is useful only for models
+trained for it. Inputs that are too long are refused, unless `truncate_prompt_tokens` cuts them. Other modules, and
+classifiers of several labels, are refused by name.
+
+Decoders score, too (`/v1/score`, `/v1/rerank`): each `...ForSequenceClassification` of one label whose
+`...ForCausalLM` is above, by the state of the last token; and language models that answer yes or no, such as
+Qwen3-Reranker, by the logits of tokens that `modules.json` names (`LogitScore`) or that llama.cpp's converter put in a
+GGUF file. A chat template made for pairs, with messages of the roles `query` and `document`, makes one text of a pair,
+which is not cut; `--chat-template FILE` gives one to a model without. Otherwise the two texts follow each other as the
+tokenizer puts pairs. Classifiers compared with transformers: {classifiers}.
 """
 
 
@@ -254,7 +263,7 @@ def page() -> str:
         + TOKENIZERS
         + ENCODERS
         + _encoders()
-        + POOLING
+        + _pooling()
         + ROPE
         + _gguf_kinds()
         + FOLDERS
@@ -272,6 +281,10 @@ def _known() -> str:
         sizes = f"{model.size_bytes / 1e9:.2g} GB | {model.memory_bytes / 1e9:.3g} GB"
         lines.append(f"| {model.name}{use} | {', '.join(model.aliases)} | {source} | {sizes} | {model.licence} |")
     return "\n".join(lines) + "\n"
+
+
+def _pooling() -> str:
+    return POOLING.replace("{classifiers}", ", ".join(CLASSIFIERS))
 
 
 def _families() -> str:

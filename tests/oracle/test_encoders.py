@@ -139,38 +139,6 @@ def test_the_oracle_tells_types_apart(saved):
     assert np.abs(one - two).max() > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("make_ops", BACKENDS)
-def test_a_decoders_hidden_states(make_ops, tmp_path):
-    """A bare decoder, saved without its language head: last, first and mean of its states, a prompt cut in chunks."""
-    config = transformers.Qwen3Config(
-        **{key: value for key, value in SHAPE.items() if key != "type_vocab_size"}, num_key_value_heads=2, head_dim=16
-    )
-    torch.manual_seed(1)
-    transformers.Qwen3Model(config).save_pretrained(tmp_path / "model")
-    theirs = transformers.Qwen3Model.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
-    worker = build_vector_worker(
-        open_checkpoint(tmp_path / "model"),
-        make_ops(),
-        max_model_len=128,
-        groups=full_groups(8),
-        kv_dtype="f32",
-        cache_dir=tmp_path,
-    )
-    tokens = tokens_of(40)
-    with torch.no_grad():
-        states = theirs(torch.tensor([tokens])).last_hidden_state[0]
-    for number, how in enumerate(("last", "cls", "mean")):
-        intro = Introduction(tuple(tokens), (), SamplingParams(max_tokens=1), 0, 0, (), PoolingParams(how))
-        first = PlanRow(number, 0, tuple(tokens[:23]), blocks=(2, 0), intro=intro)
-        second = PlanRow(number, 23, tuple(tokens[23:]), blocks=(5,), sample=True)
-        worker.executor.execute_now(StepPlan(2 * number, (first,)))
-        (result,) = worker.executor.execute_now(StepPlan(2 * number + 1, (second,))).rows
-        expected = {"mean": states.mean(0), "cls": states[0], "last": states[-1]}[how].numpy()
-        got = np.frombuffer(result.vector, np.float32)
-        np.testing.assert_allclose(got, expected, atol=2e-5 * np.abs(expected).max())
-    worker.executor.close()
-
-
 @pytest.mark.parametrize("family", ["Bert", "Roberta", "DistilBert", "ModernBert", "NomicBert"])
 def test_masked_language_models_give_their_hidden_states(family, tmp_path):
     """Their heads are left where they are."""

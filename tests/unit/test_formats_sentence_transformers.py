@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tokenmill.core.errors import BadCheckpoint
-from tokenmill.formats.sentence_transformers import SentenceConfig, read_sentence_config
+from tokenmill.formats.sentence_transformers import DenseModule, LogitScore, SentenceConfig, read_sentence_config
 
 PREFIX = "sentence_transformers.models."
 TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": PREFIX + "Transformer"}
@@ -46,11 +46,54 @@ def test_pooling_scaling_length_and_prompts(tmp_path: Path) -> None:
     assert read_sentence_config(newer).pooling == "last"
 
 
+def test_linears_behind_the_pooling(tmp_path: Path) -> None:
+    """In their order; without a name of its own, the activation is the tanh, and there is a bias."""
+    dense = {"idx": 2, "name": "2", "path": "2_Dense", "type": PREFIX + "Dense"}
+    folder = write(tmp_path, [TRANSFORMER, POOLING, dense, {**dense, "path": "3_Dense"}, NORMALIZE])
+    for name, config in (
+        ("2_Dense", {"in_features": 3, "out_features": 5, "bias": False, "activation_function": "a.Identity"}),
+        ("3_Dense", {"in_features": 5, "out_features": 4}),
+    ):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+    config = read_sentence_config(folder)
+    assert config is not None and config.normalize
+    assert config.dense == (
+        DenseModule(folder / "2_Dense", 3, 5, False, ""),
+        DenseModule(folder / "3_Dense", 5, 4, True, "tanh"),
+    )
+
+
+def test_scores_of_a_language_models_logits(tmp_path: Path) -> None:
+    score = {"idx": 1, "name": "1", "path": "1_Pooling", "type": PREFIX + "LogitScore"}
+    folder = write(
+        tmp_path,
+        [TRANSFORMER, score],
+        {"true_token_id": 7, "false_token_id": 5},
+        config_sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"},
+        sentence_bert_config={"processing_kwargs": {"chat_template": {"add_generation_prompt": True}}},
+    )
+    config = read_sentence_config(folder)
+    assert config is not None and config.logit_score == LogitScore(7, 5)
+    assert config.activation.endswith("Identity") and config.opens_answer
+
+
 @pytest.mark.parametrize(
     ("modules", "pooling", "files", "said"),
     [
         ({}, None, {}, "list of modules"),
-        ([TRANSFORMER, {**POOLING, "type": PREFIX + "Dense"}], None, {}, "'Dense'"),
+        ([TRANSFORMER, {**POOLING, "type": PREFIX + "LayerNorm"}], None, {}, "'LayerNorm'"),
+        ([NORMALIZE, {**POOLING, "type": PREFIX + "Dense"}], None, {}, "'Dense' is not supported there"),
+        ([{**POOLING, "type": PREFIX + "Dense"}], {"activation_function": "torch.nn.ReLU"}, {}, "ReLU"),
+        ([{**POOLING, "type": PREFIX + "Dense"}], {"in_features": 3}, {}, "out_features"),
+        ([{**POOLING, "type": PREFIX + "Dense"}], {"module_input_name": "token_embeddings"}, {}, "module_input_name"),
+        ([{**POOLING, "type": PREFIX + "LogitScore"}], {"true_token_id": None}, {}, "true_token_id"),
+        (
+            [POOLING],
+            None,
+            {"sentence_bert_config": {"processing_kwargs": {"chat_template": {"tools": []}}}},
+            "templates with tools",
+        ),
         ([{**POOLING, "path": "../elsewhere"}], None, {}, "not a folder inside"),
         ([{**POOLING, "path": "/etc"}], None, {}, "not a folder inside"),
         ([POOLING], {"pooling_mode_max_tokens": True}, {}, "pooling_mode_max_tokens"),

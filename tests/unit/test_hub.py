@@ -27,7 +27,7 @@ from tokenmill.formats.adapter import open_adapter
 from tokenmill.formats.hub import cached_path, list_models, remove_model, resolve_model, verify_model
 from tokenmill.formats.hub_client import RemoteFile
 from tokenmill.formats.model_names import HubName, KnownModel, UrlName
-from tokenmill.formats.sentence_transformers import SentenceConfig, read_sentence_config
+from tokenmill.formats.sentence_transformers import DenseModule, SentenceConfig, read_sentence_config
 from tokenmill.formats.wheel import WheelModel
 
 CONTENT = b"GGUF" + bytes(100_000)
@@ -392,22 +392,27 @@ def test_what_could_not_be_read_is_not_fetched(
 
 
 def test_a_sentence_transformers_repository_is_fetched_with_its_modules(cache: Path, online: dict[str, bytes]) -> None:
-    """The pooling that it gives vectors by comes along, other folders do not; rm takes it away with the rest."""
+    """What makes vectors of its states comes along, other folders do not; rm takes it away with the rest."""
     modules = [
         {"path": "", "type": "sentence_transformers.models.Transformer"},
         {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-        {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+        {"path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+        {"path": "3_Normalize", "type": "sentence_transformers.models.Normalize"},
     ]
+    dense = {"in_features": 2, "out_features": 2, "activation_function": "torch.nn.modules.linear.Identity"}
     files = {
         "config.json": b"{}",
         "model.safetensors": b"w",
         "modules.json": json.dumps(modules).encode(),
         "1_Pooling/config.json": b'{"pooling_mode_cls_token": true}',
+        "2_Dense/config.json": json.dumps(dense).encode(),
+        "2_Dense/model.safetensors": b"d",
     }
-    online.update({**files, "onnx/config.json": b"{}"})
+    online.update({**files, "onnx/config.json": b"{}", "2_Dense/pytorch_model.bin": b"the same"})
     path = resolve_model("org/x", cache_dir=cache).path
     assert {str(f.relative_to(path)) for f in path.rglob("*") if f.is_file()} == {*files, ".complete"}
-    assert read_sentence_config(path) == SentenceConfig("cls", True)
+    linear = DenseModule(path / "2_Dense", 2, 2, True, "")
+    assert read_sentence_config(path) == SentenceConfig("cls", True, dense=(linear,))
     (listed,) = list_models(cache_dir=cache)
     assert listed.size_bytes == sum(map(len, files.values()))
     remove_model("org/x", cache_dir=cache)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tiny_tokenizer import DEFINED, SPECIAL, byte_metadata
 
 from tokenmill.core.errors import BadCheckpoint
 from tokenmill.formats.checkpoint import Checkpoint
+from tokenmill.text.calls import pair_messages
 from tokenmill.text.chat_template import Renderer
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
 from tokenmill.text.text_model import TextModel, load_text
@@ -139,3 +141,22 @@ def test_folder_chat_template_files(tmp_path: Path) -> None:
 def test_folder_with_unusable_end_tokens(tmp_path: Path, ends: Any) -> None:
     with pytest.raises(BadCheckpoint, match="eos_token_id"):
         load_folder(tmp_path, {}, {"eos_token_id": ends}, None)
+
+
+def test_a_gguf_file_may_have_a_template_for_pairs() -> None:
+    """As llama.cpp's converter writes one for Qwen3-Reranker: it comes before that for chats, and what a text spells
+    of it is text."""
+    template = '<|end|>"it\'s"\\n{{x}}\n<Query>: {query}\n{% <Document>: {document}<|end|>\n\n'
+    text = load_gguf(**{"tokenizer.chat_template": "chat", "tokenizer.chat_template.rerank": template})
+    assert text.chat is not None and text.renders_pairs and not load_gguf().renders_pairs
+    for first, second in (("a", "b"), ("{document}", "{query} {{ 1 }}")):
+        expected = template.replace("{query}", "\0").replace("{document}", second).replace("\0", first)
+        assert Renderer(text.chat).render(pair_messages(text, first, second)).text == expected
+    prompted = replace(text, prompts={"p": "find"}, default_prompt="p")
+    assert pair_messages(prompted, "a", "b")[0] == {"role": "system", "content": "find"}
+
+
+def test_chat_templates_of_pairs_are_told_by_their_roles() -> None:
+    pairs = "{{ (messages | selectattr('role', 'eq', 'query') | first).content }}{{ messages['document'] }}"
+    assert load_gguf(**{"tokenizer.chat_template": pairs}).renders_pairs
+    assert not load_gguf(**{"tokenizer.chat_template": "{{ documents }} query"}).renders_pairs

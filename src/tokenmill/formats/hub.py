@@ -44,7 +44,7 @@ from .model_names import (
 )
 from .pickled import require_torch
 from .safetensors import PICKLED_NAMES, choose_weights, list_shards
-from .sentence_transformers import MODULES_NAME, module_configs
+from .sentence_transformers import MODULES_NAME, module_folders
 from .wheel import FETCH_PREFIX, Progress, fetch_wheel, is_intact
 
 _log = logging.getLogger(__name__)
@@ -397,8 +397,11 @@ def _list_folder(repository: str, files: Mapping[str, RemoteFile], folder: Path,
     if wanted and wanted[0].endswith(".bin"):
         require_torch(f"{repository}/{wanted[0]}")
     wanted += [name for name in top_level if name.endswith((".json", ".jinja", ".model", ".txt"))]
-    modules = ask(MODULES_NAME, module_configs) if MODULES_NAME in files else []
-    return [*wanted, *(name for name in modules if name in files)]
+    for module in ask(MODULES_NAME, module_folders) if MODULES_NAME in files else []:
+        inside = {name.removeprefix(f"{module}/"): name for name in files if name.startswith(f"{module}/")}
+        kept = ["config.json", *choose_weights(inside, lambda index: [])]
+        wanted += [inside[name] for name in kept if name in inside]
+    return wanted
 
 
 def _download(files: Mapping[Path, RemoteFile], folder: Path, cache_dir: Path, progress: Progress) -> None:

@@ -20,7 +20,15 @@ from ..server.beam_search import search
 from ..server.grammars import GrammarCompiler
 from ..server.vectors import take_vectors
 from ..text.beams import Beams
-from ..text.calls import Input, TextCall, bad_word_ids, breaker_ids, make_pooling_requests, make_requests
+from ..text.calls import (
+    Input,
+    TextCall,
+    bad_word_ids,
+    breaker_ids,
+    make_pooling_requests,
+    make_requests,
+    pair_messages,
+)
 from ..text.choice import Choice, Piece
 from ..text.grammar.constraint import Constraint
 from .arguments import (
@@ -155,6 +163,17 @@ class Calls:
         if rendered.is_split:
             return text.tokenizer.encode_split(rendered.pieces, add_special=False), rendered.text
         return text.tokenizer.encode(rendered.text, add_special=False), rendered.text
+
+    def pairs(self, texts: Sequence[tuple[str, str]]) -> list[Input]:
+        """Pairs of texts as the model reads them."""
+        text = self._runtime.text
+        if not text.renders_pairs:
+            firsts, seconds = zip(*texts, strict=True) if texts else ((), ())
+            return list(text.tokenizer.encode_inputs(firsts, seconds))
+        pairs = (pair_messages(text, first, second) for first, second in texts)
+        return [
+            (self._render(Conversation(messages=pair, add_generation_prompt=text.opens_answer))[0], 0) for pair in pairs
+        ]
 
     def vectors(self, inputs: Sequence[Input], params: PoolingParams) -> list[bytes]:
         """Of each input, in order: float32 values."""

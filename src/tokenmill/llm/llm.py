@@ -240,7 +240,7 @@ class LLM:
             raise InvalidRequest("score takes a text and a list of texts.", param="text")
         params = require_vectors(self.ready, scores=True)
         if params.how == "score":
-            encoded = self.text.tokenizer.encode_inputs([text] * len(others), others)
+            encoded = self._calls.pairs([(text, other) for other in others])
             return [floats(vector)[0] for vector in self._calls.vectors(encoded, params)]
         vectors = self.embed([text, *others], normalize=True)
         return [cosine(vectors[0].tobytes(), other.tobytes()) for other in vectors[1:]]

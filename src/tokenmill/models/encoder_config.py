@@ -19,12 +19,11 @@ from .config import MAX_LAYERS, LayerConfig
 from .config_json import ROPE_KEYS, read_object
 from .encoder_families import ACTIVATIONS, FAMILIES, EncoderFamily, encoder_family
 from .fields import Fields
+from .heads import CLASSIFIER, one_label
 from .rope import RopeConfig
 from .unsupported_keys import refuse
 
 _WITHOUT_HEAD = ("Model", "ForMaskedLM")
-_CLASSIFIER = "ForSequenceClassification"
-_IDENTITY = "Identity"
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _MODERN_BIASES: Mapping[str, tuple[str, ...]] = {
@@ -48,8 +47,7 @@ class EncoderConfig:
     of `num_types` types of text in a pair: one for each position, 1 where RoPE tells positions, 0 for no table.
     first_position: row of the position table that belongs to the first token. prefix: of the tensors' names in this
     file. has_head: the model scores, from the "cls" or the "mean" of its states as score_pooling says, with
-    head_activation between its two linears; score_activation is what its makers put behind the score ("sigmoid" or
-    "")."""
+    head_activation between its two linears."""
 
     architecture: str
     family: EncoderFamily
@@ -70,7 +68,6 @@ class EncoderConfig:
     has_head: bool
     score_pooling: str
     head_activation: str
-    score_activation: str
 
     @property
     def num_layers(self) -> int:
@@ -147,7 +144,6 @@ def encoder_config(checkpoint: Checkpoint) -> EncoderConfig:
         has_head=has_head,
         score_pooling=fields.text("classifier_pooling", "cls") if has_head else "",
         head_activation=_head_activation(fields) if has_head else "",
-        score_activation=_score_activation(given),
     )
 
 
@@ -162,10 +158,10 @@ def _num_positions(fields: Fields, family: EncoderFamily, first: int) -> int:
 
 def _split(architecture: str) -> tuple[str, bool] | None:
     """(name of the family, whether there is a classifier)"""
-    for suffix in (*_WITHOUT_HEAD, _CLASSIFIER):
+    for suffix in (*_WITHOUT_HEAD, CLASSIFIER):
         name = architecture.removesuffix(suffix)
         if name in FAMILIES and architecture.endswith(suffix):
-            return name, suffix == _CLASSIFIER
+            return name, suffix == CLASSIFIER
     return None
 
 
@@ -229,17 +225,4 @@ def _refuse(fields: Fields, family: EncoderFamily, has_head: bool, activation: s
         raise BadCheckpoint(f"{fields.where}: classifiers of {family.title} are not supported.")
     if fields.text("classifier_activation", "gelu") not in ACTIVATIONS:
         raise BadCheckpoint(f"{fields.where}: classifier_activation is not supported ({', '.join(ACTIVATIONS)}).")
-    labels = given.get("id2label")
-    num_labels = len(labels) if isinstance(labels, dict) else given.get("num_labels", 2)
-    if num_labels != 1:
-        raise BadCheckpoint(
-            f"{fields.where}: a classifier of {num_labels} labels is not supported; one that scores has one label."
-        )
-
-
-def _score_activation(given: Mapping[str, Any]) -> str:
-    """What sentence-transformers puts behind a score: the sigmoid, unless the file says that there is nothing."""
-    newer = given.get("sentence_transformers")
-    name = newer.get("activation_fn") if isinstance(newer, dict) else None
-    name = name or given.get("sbert_ce_default_activation_function") or ""
-    return "" if str(name).endswith(_IDENTITY) else "sigmoid"
+    one_label(given, fields.where)

@@ -1,8 +1,9 @@
-"""Models that give vectors: encoders, and decoders that are asked for their last hidden states instead of logits.
+"""Models that give vectors or scores: encoders, and decoders that are asked for their last hidden states instead of
+logits.
 
 A decoder keeps its KV in blocks like any other and loads without its head. An encoder needs a pool too, of one layer
-and for the length of a step. Checkpoints of bare decoders (`Qwen3Model`) are read as those of
-the language model they are the body of.
+and for the length of a step. Checkpoints of bare decoders (`Qwen3Model`), and of decoders that classify
+(`Qwen3ForSequenceClassification`), are read as those of the language model they are the body of.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ..core.block import KVGroup
 from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
 from ..formats.config_keys import named_architecture
+from ..formats.sentence_transformers import SentenceConfig, read_sentence_config
 from ..ops.api import Array, Ops
 from ..ops.forward import ForwardOps
 from . import decoder, encoder
@@ -22,6 +24,7 @@ from .config import ModelConfig, config_from_checkpoint
 from .encoder import load_encoder_weights
 from .encoder_config import EncoderConfig, encoder_config, is_encoder
 from .families import HF_FAMILIES, hf_family
+from .heads import CLASSIFIER, load_head, scores_with, without_head
 from .kv_groups import layer_kvs
 from .loader import load_model
 from .rope import rope_frequencies, rope_table
@@ -37,8 +40,9 @@ _CAUSAL = "ForCausalLM"
 @dataclass(frozen=True, slots=True)
 class VectorModel:
     """forward      (ops, bound pools, batch) -> hidden states [L, D] of the batch's logit rows
-    head         of a model that scores: (ops, pooled states [S, D]) -> [S, vector_size]; else None
-    head_pools   how the head's states are pooled: "cls" or "mean"
+    head         of a model that scores, or whose vectors are made of pooled states: (ops, pooled states [S, D]) ->
+                 [S, vector_size]; else None
+    head_pools   how states are pooled for a score: "cls", "mean" or "last"
     keeps_kv     False: every sequence runs whole in one step, and the pool is for its length
     num_places   rows of the place table for each type of text: one for each position, 1 where a place is a type alone,
                  0 where the batch needs no places
@@ -67,8 +71,10 @@ def vector_config(checkpoint: Checkpoint) -> ModelConfig | EncoderConfig:
 
 
 def is_bare_decoder(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint is the body of a known decoder without a language head."""
-    return checkpoint.kind == "hf" and _whole(checkpoint) not in (None, named_architecture(checkpoint.metadata))
+    """Whether the checkpoint is the body of a known decoder without a language head, with a classifier or without."""
+    if checkpoint.kind != "hf":
+        return bool(scores_with(checkpoint, None))
+    return _whole(checkpoint) not in (None, named_architecture(checkpoint.metadata))
 
 
 def load_vector_model(
@@ -82,8 +88,9 @@ def load_vector_model(
     progress: Progress | None = None,
 ) -> VectorModel:
     """As registry.load_model, of a model that is to give vectors."""
+    sentence = read_sentence_config(checkpoint.path) if checkpoint.kind == "hf" else None
     if is_encoder(checkpoint):
-        return _load_encoder(checkpoint, ops, max_model_len, quantization, progress)
+        return _load_encoder(checkpoint, ops, max_model_len, quantization, progress, sentence)
     model = load_model(
         body_of(checkpoint),
         ops,
@@ -98,13 +105,26 @@ def load_vector_model(
         kvs = layer_kvs(model.kv_groups, pools, model.config.num_layers)
         return decoder.hidden(ops, model.config, model.weights, model.ropes, kvs, batch)
 
+    head = load_head(checkpoint, sentence, model.config.width, ops)
     return VectorModel(
-        model.config, forward, model.config.width, model.kv_groups, model.num_bytes, rope_digest=model.rope_digest
+        model.config,
+        forward,
+        model.config.width if head is None else head.output_width,
+        model.kv_groups,
+        model.num_bytes + (0 if head is None else head.num_bytes),
+        rope_digest=model.rope_digest,
+        head=head,
+        head_pools="last",
     )
 
 
 def _load_encoder(
-    checkpoint: Checkpoint, ops: Ops, max_model_len: int, quantization: str | None, progress: Progress | None
+    checkpoint: Checkpoint,
+    ops: Ops,
+    max_model_len: int,
+    quantization: str | None,
+    progress: Progress | None,
+    sentence: SentenceConfig | None,
 ) -> VectorModel:
     config = encoder_config(checkpoint)
     weights = load_encoder_weights(checkpoint, config, ops, quantization=quantization, progress=progress)
@@ -118,25 +138,27 @@ def _load_encoder(
     def forward(ops: ForwardOps, pools: Sequence[Any], batch: Any) -> Array:
         return encoder.hidden(ops, config, weights, ropes, pools[0], batch)
 
-    def head(ops: ForwardOps, pooled_SD: Array) -> Array:
+    def score(ops: ForwardOps, pooled_SD: Array) -> Array:
         return encoder.score(ops, config, weights, pooled_SD)
 
+    dense = None if config.has_head else load_head(checkpoint, sentence, config.width, ops)
     return VectorModel(
         config,
         forward,
-        config.output_width,
+        config.output_width if dense is None else dense.output_width,
         (KVGroup("step", 1, config.num_heads, config.head_dim, STEP_BLOCK, "f32"),),
-        weights.num_bytes + sum(table.nbytes for table in tables.values()),
+        weights.num_bytes + sum(table.nbytes for table in tables.values()) + (0 if dense is None else dense.num_bytes),
         num_places=config.num_places,
         num_types=config.num_types,
         keeps_kv=False,
-        head=head if config.has_head else None,
+        head=score if config.has_head else dense,
         head_pools=config.score_pooling,
     )
 
 
 def body_of(checkpoint: Checkpoint) -> Checkpoint:
     """The decoder in `checkpoint` as a language model whose head is its embeddings: its own head is not needed."""
+    checkpoint = without_head(checkpoint)
     if checkpoint.kind != "hf":
         head = f"{GLOBAL_NAMES['gguf']['head']}.weight"
         tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name != head}
@@ -153,7 +175,7 @@ def body_of(checkpoint: Checkpoint) -> Checkpoint:
 def _whole(checkpoint: Checkpoint) -> str | None:
     """The architecture of the language model that the checkpoint is, or is the body of."""
     architecture = named_architecture(checkpoint.metadata)
-    whole = architecture.removesuffix("Model").removesuffix("Text") + _CAUSAL
+    whole = architecture.removesuffix(CLASSIFIER).removesuffix("Model").removesuffix("Text") + _CAUSAL
     names = (architecture, whole)
     ours = [name for name in names if name in HF_FAMILIES]
     return next((name for name in ours or names if hf_family(name) is not None), None)

@@ -27,6 +27,7 @@ from ..kv.connector.scheduler.saves import SAVE_BYTES
 from ..models.config import ModelConfig, config_from_checkpoint
 from ..models.eagle3 import eagle3_checkpoint, is_eagle3
 from ..models.encoder_config import EncoderConfig, is_encoder
+from ..models.heads import score_activation, scores_with
 from ..models.kv_groups import kv_groups
 from ..models.loader import Model
 from ..models.lora import most_bytes
@@ -93,10 +94,13 @@ def choose_pooling(checkpoint: Checkpoint, runner: str, pooling: str | None) -> 
         return None
     config = vector_config(checkpoint)
     advised_len = None if sentence is None else sentence.max_length
-    if isinstance(config, EncoderConfig) and config.has_head:
+    is_classifier = isinstance(config, EncoderConfig) and config.has_head
+    scores = "a classifier" if is_classifier else scores_with(checkpoint, sentence)
+    if scores:
         if pooling is not None:
             raise ConfigError("--pooling is for models that give vectors; this one gives scores.", param="pooling")
-        return PoolingChoice(PoolingParams("score", activation=config.score_activation), "a classifier", advised_len)
+        activation = score_activation(checkpoint.metadata, sentence)
+        return PoolingChoice(PoolingParams("score", activation=activation), scores, advised_len)
     if sentence is not None:
         how, reason = sentence.pooling, "the model's modules.json"
     elif in_gguf is not None:

@@ -18,6 +18,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..api.common_fields import with_class
+from ..api.conversations import Conversation
 from ..api.encoder import Encoder
 from ..api.errors import from_engine
 from ..api.json_reply import JSONReply
@@ -32,7 +33,7 @@ from ..core.events import FINISH_ABORT, FINISH_ERROR, Ready
 from ..core.policy import Newcomer
 from ..core.ports import Clock
 from ..core.request import PoolingParams, Request
-from ..text.calls import Input, context_limit, make_pooling_requests, require_vectors, with_prompt
+from ..text.calls import Input, context_limit, make_pooling_requests, pair_messages, require_vectors, with_prompt
 from ..text.text_model import TextModel
 from .client import EngineClient
 from .config import ServerConfig
@@ -142,7 +143,8 @@ class VectorService:
         head = self._head(call, request, endpoint)
         if params.how == "score":
             params = _asked(params, call.activate, "sigmoid")
-            pairs = await self._encode(call, call.inputs, ready, request)
+            encode = self._render_pairs if self.text.renders_pairs else self._encode
+            pairs = await encode(call, call.inputs, ready, request)
 
             def from_scores(vectors: list[bytes]) -> dict[str, Any]:
                 return body(head, call, [floats(vector)[0] for vector in vectors], usage_of(pairs))
@@ -206,6 +208,32 @@ class VectorService:
                 )
         encoded = iter(found)
         return [next(encoded) if isinstance(prompt, str) else (_cut(prompt, call, ready), 0) for prompt in given]
+
+    async def _render_pairs(
+        self, call: PoolingCall, firsts: Sequence[str | Sequence[int]], ready: Ready, request: HttpRequest
+    ) -> list[Input]:
+        """As `_encode`, of pairs that the model's chat template makes one text of, which must not be cut."""
+        caller = caller_of(request)
+        room = context_limit(ready)
+        if call.truncate_to is not None and call.truncate_to > 0:
+            room = min(room, call.truncate_to)
+        pairs: list[Input] = []
+        with self.limits.held(sum(map(len, firsts)) + sum(map(len, call.seconds))):
+            for first, second in zip(firsts, call.seconds, strict=True):
+                messages = pair_messages(self.text, str(first), second)
+                conversation = Conversation(messages=messages, add_generation_prompt=self.text.opens_answer)
+                rendered = await self.encoder.render(conversation, caller)
+                encoded = await self.encoder.encode(
+                    rendered, add_special=False, shared=False, room=room, param=call.names[1], caller=caller
+                )
+                if call.truncate_to is not None and len(encoded.tokens) > room:
+                    raise InvalidRequest(
+                        f"truncate_prompt_tokens is {call.truncate_to}, but this model's pairs cannot be cut; "
+                        f"{call.names[1]}[{len(pairs)}] makes one of {len(encoded.tokens)} tokens.",
+                        param="truncate_prompt_tokens",
+                    )
+                pairs.append((encoded.tokens, 0))
+        return pairs
 
     async def _reply(
         self,

@@ -213,6 +213,13 @@ def with_prompt(text: TextModel, name: str | None, inputs: Sequence[str | Sequen
     return [prompt + given if isinstance(given, str) else given for given in inputs]
 
 
+def pair_messages(text: TextModel, first: str, second: str) -> tuple[dict[str, str], ...]:
+    """What a chat template that is made for pairs gets of one, with the model's default prompt if it has one."""
+    prompt = text.prompts[text.default_prompt] if text.default_prompt else ""
+    messages = (("system", prompt), ("query", first), ("document", second))
+    return tuple({"role": role, "content": content} for role, content in messages if content or role != "system")
+
+
 def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
     """Each word as it is spelled at the beginning of a text, and, where that is another token sequence of the same
     length, in the middle of one, behind a space. Other ways to spell a word remain. Raises InvalidRequest."""

@@ -4,6 +4,8 @@ what clients that list models want to know.
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -93,6 +95,10 @@ END_MARKS = frozenset(
 )
 """Control tokens that end an answer under whatever key the file names its EOS: files often name only one of several."""
 
+_PAIR_ROLES = tuple(re.compile(rf"""["']{role}["']""") for role in ("query", "document"))
+_RERANK = "tokenizer.chat_template.rerank"
+"""Where a GGUF file says how a pair of texts becomes one, with {query} and {document} in their places."""
+
 HARMONY_ENDS = (RETURN, CALL)
 """Where a vocabulary has both, these end an answer, and <|end|> only a message of it."""
 
@@ -111,6 +117,7 @@ class TextModel:
     fim                how it marks the text around a gap, or None for a model that does not
     info               what its checkpoint is, for clients that list models
     chat_format        how it calls tools and marks reasoning
+    opens_answer       whether a chat template that is made for pairs of texts goes on to an answer
     """
 
     tokenizer: Tokenizer
@@ -124,6 +131,13 @@ class TextModel:
     fim: FimTokens | None = None
     info: ModelInfo = field(default_factory=ModelInfo)
     chat_format: ChatFormat = field(default_factory=ChatFormat)
+    opens_answer: bool = False
+
+    @property
+    def renders_pairs(self) -> bool:
+        """Whether the chat template is made for a pair of texts: messages of the roles query and document (the
+        convention of vLLM and sentence-transformers)."""
+        return self.chat is not None and all(role.search(self.chat.source) for role in _PAIR_ROLES)
 
 
 def fetch_text(model: str, progress: Callable[[int, int], None] | None = None) -> TextModel:
@@ -174,7 +188,10 @@ def _load_gguf(metadata: dict[str, Any], chat_template: str | None) -> TextModel
         ends |= {token for mark, token in marks.items() if mark in END_MARKS}
     bos = tokens[ids["bos"]] if ids["bos"] >= 0 else ""
     eos = tokens[ids["eos"]] if ids["eos"] >= 0 else ""
-    source = metadata.get("tokenizer.chat_template") if chat_template is None else chat_template
+    own = metadata.get("tokenizer.chat_template")
+    if isinstance(metadata.get(_RERANK), str):
+        own = _pair_template(metadata[_RERANK])
+    source = own if chat_template is None else chat_template
     architecture = metadata.get("general.architecture")
     return TextModel(
         tokenizer,
@@ -183,6 +200,15 @@ def _load_gguf(metadata: dict[str, Any], chat_template: str | None) -> TextModel
         ids["bos"] if ids["bos"] >= 0 else None,
         _context(metadata.get(f"{architecture}.context_length"), f"{architecture}.context_length"),
     )
+
+
+def _pair_template(text: str) -> str:
+    """A chat template of a text with {query} and {document} in it."""
+    pieces = re.split(r"\{(query|document)\}", text)
+    for place, piece in enumerate(pieces):
+        content = f'messages | selectattr("role", "eq", "{piece}") | map(attribute="content") | first'
+        pieces[place] = "{{ " + (content if place % 2 else json.dumps(piece)) + " }}"
+    return "".join(pieces)
 
 
 def _load_folder(checkpoint: Checkpoint, chat_template: str | None) -> TextModel:
@@ -200,6 +226,7 @@ def _load_folder(checkpoint: Checkpoint, chat_template: str | None) -> TextModel
         _folder_context(checkpoint),
         prompts={} if sentence is None else sentence.prompts,
         default_prompt="" if sentence is None else sentence.default_prompt,
+        opens_answer=sentence is not None and sentence.opens_answer,
     )
 
 
