@@ -30,6 +30,10 @@ LATENT = {
     "v_head_dim": 24,
 }  # fmt: skip
 LINEAR = "linear_attention"
+_DELTA = {
+    "head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}  # fmt: skip
 BASE: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 16},
     "helium": {"head_dim": 16},
@@ -50,8 +54,10 @@ BASE: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe_text": {"num_experts": 8, "num_experts_per_tok": 3, "head_dim": 16},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 32},
     "lfm2": {"full_attn_idxs": [1]},
-    "qwen3_5_text": {"head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
-    | {"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+    "qwen3_5_text": _DELTA,
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "conv"], "num_experts": 8, "num_experts_per_tok": 3}
+    | {"num_dense_layers": 1, "moe_intermediate_size": 32},
+    **{kind: _DELTA | {"num_experts": 8, "num_experts_per_tok": 3} for kind in ("qwen3_next", "qwen3_5_moe_text")},
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 16},
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_state": 16, "num_local_experts": 4}
     | {"layer_types": [LINEAR, "full_attention", LINEAR, LINEAR], "shared_intermediate_size": 48},
@@ -59,7 +65,7 @@ BASE: dict[str, dict[str, Any]] = {
 }
 WITHOUT_A_CLASS = ("kimi_k2", "step3_text")
 """Types that transformers has no class for; their tests are in test_latent_keys.py."""
-WITH_EXPERTS = (*MOE_KEYS, "granitemoehybrid", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+WITH_EXPERTS = (*MOE_KEYS, "granitemoehybrid", "lfm2_moe", "qwen3_next", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 TYPES = tuple(kind for kind in ARCHITECTURES if kind not in WITHOUT_A_CLASS)
 INSIDE = tuple(kind for kind in TYPES if kind.endswith("_text") and kind != "gemma3_text")
 """Types of language models that transformers has no head for."""
@@ -144,6 +150,8 @@ PRESENT: dict[str, list[Any]] = {
     "swiglu_limit": [5.0, 0.0],
     "swiglu_alpha": [1.5],
     "experts_per_token": [3, 9],
+    "num_dense_layers": [0, 2],
+    **{key: [True, False] for key in ("use_expert_bias", "tie_embedding")},
     **{key: [True, False] for key in ("conv_bias", "mamba_conv_bias", "mamba_proj_bias", "block_auto_adjust_ff_dim")},
     **{key: [2, 5] for key in ("conv_L_cache", "linear_conv_kernel_dim", "mamba_d_conv")},
     "block_multiple_of": [32],
@@ -168,7 +176,14 @@ WINDOW_KEYS: dict[str, list[Any]] = {
     "sliding_window": [5, 0],
     "use_sliding_window": [True, False],
     "max_window_layers": [0, 2, 9],
-    "layer_types": [[_FULL, _SLIDING, _FULL, _SLIDING], [_FULL] * 4, [_SLIDING] * 4, [_FULL] * 3, ["linear"] * 4],
+    "layer_types": [
+        [_FULL, _SLIDING, _FULL, _SLIDING],
+        [_FULL] * 4,
+        [_SLIDING] * 4,
+        [_FULL] * 3,
+        ["linear"] * 4,
+        ["mamba", "mamba", "attention", "mamba"],
+    ],
     "sliding_window_pattern": [2, 3, 0, "LLLG"],
     "no_rope_layers": [[1, 0, 1, 1], [1, 1, 1, 1], [1]],
     "no_rope_layer_interval": [2, 0],
@@ -308,7 +323,7 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
         for key, value in state.items()
     }
     shapes = _taken_apart(shapes) if kind == "gpt_oss" else shapes
-    shapes = _split(shapes) if kind in ("qwen3_vl_moe_text", "glm4v_moe_text") else shapes
+    shapes = _split(shapes) if kind in ("qwen3_vl_moe_text", "glm4v_moe_text", "qwen3_5_moe_text") else shapes
     if not inside and made.tie_word_embeddings:
         shapes.pop("lm_head.weight")
     norm = next(getattr(body, name) for name in ("norm", "embedding_norm", "final_layernorm") if hasattr(body, name))
@@ -355,7 +370,7 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
 def _ffn_of(kind: str, layer: Any) -> Any:
     if kind.startswith("granitemoe"):
         return layer.shared_mlp if layer.block_sparse_moe is None else layer.block_sparse_moe
-    return layer.feed_forward if kind in ("lfm2", "bamba") else layer.mlp
+    return layer.feed_forward if kind in ("lfm2", "lfm2_moe", "bamba") else layer.mlp
 
 
 def _taken_apart(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -430,6 +445,8 @@ def _their_ropes(made: Any, body: Any, kinds: list[str]) -> list[Any]:
             "glm4v_moe_text",
             "solar_open",
             "qwen3_5_text",
+            "qwen3_5_moe_text",
+            "qwen3_next",
             "bamba",
         ):
             raise ValueError("heads that turn in part")

@@ -10,6 +10,17 @@ _GRANITE = {
     "logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2,
     "shared_intermediate_size": 96,
 }  # fmt: skip
+_DELTA = {
+    "head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 32, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}  # fmt: skip
+_QWEN_EXPERTS = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+}  # fmt: skip
+_LFM2_MOE = {
+    "layer_types": ["conv", "full_attention", "conv", "conv"], "num_dense_layers": 1, "num_experts": 6,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+}  # fmt: skip
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 HYBRID_CASES = (
     Case("LFM2", "Lfm2", {"full_attn_idxs": [1], "conv_bias": True, "block_multiple_of": 16}),
@@ -18,11 +29,33 @@ HYBRID_CASES = (
         "Lfm2",
         {"full_attn_idxs": [3], "conv_L_cache": 4, "block_auto_adjust_ff_dim": False},
     ),
+    Case("LFM2-MoE (a bias on the choice)", "Lfm2Moe", {**_LFM2_MOE, "conv_bias": True}),
+    Case(
+        "LFM2-MoE, no bias, weights as they are",
+        "Lfm2Moe",
+        {**_LFM2_MOE, "use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5,
+         "tie_word_embeddings": False},
+    ),
     Case(
         "Qwen3.5, four heads of values on two of keys",
         "Qwen3_5",
-        {"head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 32, "linear_num_key_heads": 2,
-         "linear_num_value_heads": 4},
+        _DELTA,
+    ),
+    Case(
+        "Qwen3.5-MoE (a gate on shared experts)",
+        "Qwen3_5Moe",
+        {**_DELTA, **_QWEN_EXPERTS, "layer_types": ["linear_attention", "full_attention"] * 2},
+    ),
+    Case(
+        "Qwen3-Next (queries, keys, values and gates by head of keys)",
+        "Qwen3Next",
+        {**_DELTA, **_QWEN_EXPERTS, "mlp_only_layers": [1]},
+    ),
+    Case(
+        "Qwen3-Next, weights as they are, one head of values on each of keys",
+        "Qwen3Next",
+        {**_DELTA, **_QWEN_EXPERTS, "linear_num_value_heads": 2, "norm_topk_prob": False, "decoder_sparse_step": 2,
+         "attention_bias": True},
     ),
     Case("Bamba, two groups", "Bamba", {**_MAMBA, "attn_layer_indices": [1]}),
     Case("Granite 4, dense", "GraniteMoeHybrid", {**_GRANITE, "num_local_experts": 0, "num_experts_per_tok": 0}),

@@ -35,7 +35,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """The folder of a random model, tokens, and log probabilities by transformers."""
     case: Case = request.param
     folder = tmp_path_factory.mktemp("model")
-    own = {"Qwen3_5": "Qwen3_5Text"}.get(case.family, case.family)
+    own = {"Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}.get(case.family, case.family)
     config = getattr(transformers, f"{own}Config")(**SHAPE | case.options)
     config._attn_implementation = "eager"
     torch.manual_seed(1)
@@ -43,6 +43,9 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3 if parameter.ndim >= 2 else 1).add_(0.1 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("expert_bias"):
+                buffer.add_(0.2 * torch.randn_like(buffer))
         tokens = torch.randint(3, SHAPE["vocab_size"], (1, LENGTH))
         logits = model(tokens).logits[0].double()
     model.save_pretrained(folder)

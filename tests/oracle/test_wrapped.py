@@ -78,6 +78,13 @@ CASES = {
         | {"linear_num_value_heads": 4},
         QWEN_EYES,
     ),
+    "Qwen3_5Moe": (
+        "Qwen3_5MoeText",
+        {"head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2}
+        | {"linear_num_value_heads": 4, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+        | {"shared_expert_intermediate_size": 32},
+        QWEN_EYES,
+    ),
     "Qwen3VL": ("Qwen3VLText", {"head_dim": 16, **sections(4, 2, 2)}, QWEN_EYES | {"deepstack_visual_indexes": [0]}),
     "Qwen3VLMoe": (
         "Qwen3VLMoeText",

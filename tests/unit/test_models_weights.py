@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tiny import tensor, tiny_checkpoint
+from tiny_hybrid import hybrid_checkpoint
 from tokenmill.core.errors import BadCheckpoint
 from tokenmill.formats.integers import IntegerMatrix, read_quantised
 from tokenmill.formats.quantised import QuantisedTensor
@@ -47,6 +48,17 @@ def test_stacks_neighbours():
     assert np.array_equal(_matrix(weights.layers[1].down.weight), _values(checkpoint, f"{at}mlp.down_proj.weight"))
     assert weights.head is weights.embed
     assert weights.num_bytes == sum(len(t.data) for t in checkpoint.tensors.values())
+
+
+def test_layers_that_guess_further_are_not_read():
+    """Qwen3.5's MTP layers may stand beside the others; a tensor that nobody knows may not."""
+    checkpoint = hybrid_checkpoint("Qwen3.5")
+    num_bytes = _load(checkpoint).num_bytes
+    checkpoint.tensors["mtp.fc.weight"] = tensor("mtp.fc.weight", np.ones((64, 128)))
+    assert _load(checkpoint).num_bytes == num_bytes
+    checkpoint.tensors["model.fc.weight"] = tensor("model.fc.weight", np.ones((64, 128)))
+    with pytest.raises(BadCheckpoint, match=r"unexpected model\.fc\.weight"):
+        _load(checkpoint)
 
 
 def test_untied_head_and_redundant_head():

@@ -51,12 +51,15 @@ def keys(**meanings: Any) -> Keys:
     return table
 
 
-def sizes(vocab: int, width: int, ffn: int, layers: int, heads: int, kv_heads: Any, context: int) -> dict[str, Any]:
-    """The usual names of a decoder's sizes."""
+def sizes(
+    vocab: int, width: int, ffn: int | None, layers: int, heads: int, kv_heads: Any, context: int
+) -> dict[str, Any]:
+    """The usual names of a decoder's sizes. ffn: None where all layers are mixtures of experts, which have a key of
+    their own."""
     return {
         "vocab_size": vocab,
         "hidden_size": width,
-        "intermediate_size": ffn,
+        **({} if ffn is None else {"intermediate_size": ffn}),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,

@@ -5,26 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from .config_key import COMMON, DECODER, DERIVED, Keys, OrNull, ends, keys, sizes
+from .config_key import COMMON, DECODER, DERIVED, REQUIRED, Keys, OrNull, ends, keys, sizes
 from .moe_keys import GRANITE
 
-_DELTA = {
-    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}  # fmt: skip
 _MAMBA = {
     "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4,
     "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False, "time_step_limit": OrNull((0.0, math.inf)),
 }  # fmt: skip
 
+_LFM2 = {
+    **COMMON, **ends(1, 2), "rope_theta": 1e6, "tie_word_embeddings": True, "tie_embedding": DERIVED,
+    "head_dim": DERIVED, "norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3,
+}  # fmt: skip
+_QWEN = {
+    **DECODER, **ends(None, None), "head_dim": 256, "attention_bias": False, "partial_rotary_factor": 0.25,
+    "layer_types": None, "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+}  # fmt: skip
+_QWEN_EXPERTS = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+
 HYBRID_KEYS: Mapping[str, Keys] = {
     "lfm2": keys(
-        **COMMON | sizes(65_536, 2560, 12_288, 32, 32, 8, 128_000) | ends(1, 2)
-        | {"rope_theta": 1e6, "tie_word_embeddings": True},
-        head_dim=DERIVED,
-        norm_eps=1e-5,
-        conv_bias=False,
-        conv_L_cache=3,
+        **_LFM2 | sizes(65_536, 2560, 12_288, 32, 32, 8, 128_000),
         block_ff_dim=DERIVED,
         block_multiple_of=256,
         block_ffn_dim_multiplier=1.0,
@@ -32,13 +34,30 @@ HYBRID_KEYS: Mapping[str, Keys] = {
         full_attn_idxs=None,
         layer_types=None,
     ),
-    "qwen3_5_text": keys(
-        **DECODER | sizes(248_320, 4096, 12_288, 32, 16, 4, 32_768) | ends(None, None) | {"head_dim": 256},
-        attention_bias=False,
-        partial_rotary_factor=0.25,
-        layer_types=None,
-        full_attention_interval=4,
-        **_DELTA,
+    "lfm2_moe": keys(
+        **_LFM2 | sizes(65_536, 2048, 7168, 32, 32, 8, 128_000),
+        layer_types=REQUIRED,
+        moe_intermediate_size=1792,
+        num_dense_layers=2,
+        num_experts_per_tok=4,
+        num_experts=32,
+        use_expert_bias=True,
+        routed_scaling_factor=1.0,
+        norm_topk_prob=True,
+    ),
+    "qwen3_next": keys(
+        **_QWEN | _QWEN_EXPERTS | sizes(151_936, 2048, 5632, 48, 16, 2, 32_768),
+        decoder_sparse_step=1,
+        mlp_only_layers=None,
+        num_experts_per_tok=10,
+        num_experts=512,
+        norm_topk_prob=True,
+    ),
+    "qwen3_5_text": keys(**_QWEN | sizes(248_320, 4096, 12_288, 32, 16, 4, 32_768)),
+    "qwen3_5_moe_text": keys(
+        **_QWEN | _QWEN_EXPERTS | sizes(248_320, 2048, None, 40, 16, 2, 32_768),
+        num_experts_per_tok=8,
+        num_experts=256,
     ),
     "bamba": keys(
         **DECODER | sizes(128_000, 4096, 14_336, 32, 32, OrNull(8), 262_144) | ends(1, 2)
@@ -59,7 +78,10 @@ HYBRID_KEYS: Mapping[str, Keys] = {
 
 HYBRID_ARCHITECTURES: Mapping[str, str] = {
     "lfm2": "Lfm2ForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "bamba": "BambaForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
 }

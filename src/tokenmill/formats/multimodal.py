@@ -20,7 +20,7 @@ from .tensor import Tensor
 _INSIDE = {
     **{kind: kind for kind in ("gemma3_text", "granite", "llama", "mistral", "ministral3", "qwen2", "qwen3")},
     **{kind: kind for kind in ("qwen3_vl_text", "qwen3_vl_moe_text", "glm4v_moe_text", "gpt_oss", "qwen3_moe")},
-    "qwen3_5_text": "qwen3_5_text",
+    **{kind: kind for kind in ("qwen3_5_text", "qwen3_5_moe_text")},
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_vl_text": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
@@ -40,6 +40,7 @@ WRAPPERS = {
     "Qwen2_5_VLForConditionalGeneration": "Qwen2.5-VL",
     "Qwen3VLForConditionalGeneration": "Qwen3-VL",
     "Qwen3_5ForConditionalGeneration": "Qwen3.5",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3.5-MoE",
     "Qwen3VLMoeForConditionalGeneration": "Qwen3-VL-MoE",
     "SmolVLMForConditionalGeneration": "SmolVLM",
 }

@@ -22,7 +22,7 @@ from ..ops.api import HeadGeometry, LatentGeometry
 from ..plugins.groups import FAMILIES as PLUGINS
 from ..plugins.load import plugin_names
 from .attention_config import gguf_attention, hf_attention
-from .config_json import NORM_KEYS, LayerKinds, read_activation, read_ffn_width, read_layers, read_ropes
+from .config_json import NORM_KEYS, LayerKinds, read_activation, read_ffn_width, read_layers, read_ropes, read_tied
 from .families import GGUF_FAMILIES, HF_FAMILIES, gguf_family, hf_family
 from .family import LATENT_HEADS, Family
 from .fields import Fields
@@ -292,7 +292,7 @@ def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
             rotary_dim=int(shape.turned_dim * ropes.fraction),
             norm_eps=eps,
             max_context=ropes.max_context,
-            tied_embeddings=fields.flag("tie_word_embeddings") and not _has_own_head(checkpoint),
+            tied_embeddings=read_tied(fields) and not _has_own_head(checkpoint),
             activation=activation,
             biases=frozenset(biases),
             attention_scale=shape.scale,

@@ -26,6 +26,8 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "g
 """Names in config.json -> what the decoder calls them: gelu is the tanh form."""
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
+_OLDER_KINDS = {"mamba": "linear_attention", "attention": _FULL}
+"""What layer_types of older files call them."""
 
 ROPE_KEYS = {
     "rope_type": Key(None, False),
@@ -98,6 +100,7 @@ def read_layers(fields: Fields, family: Family, num_layers: int) -> LayerKinds:
             raise BadCheckpoint(f"{fields.where}: layer_types of a {family.title} that differ are not supported.")
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         raise BadCheckpoint(f"{fields.where}: layer_types must be a list of {num_layers}.")
+    kinds = [_OLDER_KINDS.get(str(kind), kind) for kind in kinds]
     with_state = frozenset(layer for layer, kind in enumerate(kinds) if family.mixer and kind == family.mixer_layers)
     if len(with_state) == num_layers:
         raise BadCheckpoint(f"{fields.where}: models without a layer of attention are not supported.")
@@ -120,8 +123,8 @@ def read_ffn_width(fields: Fields) -> int:
     elif fields.reads("mamba_n_heads") and fields.reads("shared_intermediate_size"):  # Granite 4, without experts too
         shared = fields.count("shared_intermediate_size")
         return fields.count("intermediate_size") if fields.count("num_local_experts", least=0) else shared
-    else:
-        width = fields.count("intermediate_size")
+    else:  # where all layers have experts there may be no other width
+        width = fields.count("intermediate_size" if fields.reads("intermediate_size") else "moe_intermediate_size")
     if not fields.flag("block_auto_adjust_ff_dim"):
         return width
     width = int(2 * width / 3)
@@ -129,6 +132,11 @@ def read_ffn_width(fields: Fields) -> int:
         multiple = fields.count("block_multiple_of")
         width = -(-int(fields.number("block_ffn_dim_multiplier") * width) // multiple) * multiple
     return width
+
+
+def read_tied(fields: Fields) -> bool:
+    """Whether the head is the embeddings; LFM2's own key for it goes before the common one."""
+    return fields.flag("tie_word_embeddings" if fields.get("tie_embedding") is None else "tie_embedding")
 
 
 def _no_rope(fields: Fields, family: Family, num_layers: int) -> frozenset[int]:

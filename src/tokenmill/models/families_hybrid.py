@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from .families_moe import GRANITE_MOE, GRANITE_NAMES
+from ..ops.api import SIGMOID
+from .families_moe import GRANITE_MOE, GRANITE_NAMES, SHARED_EXPERT_NAMES
 from .family import Family
 from .mixer import GATED_DELTA, MAMBA2, SHORT_CONV
+from .moe import MoeFamily
 
 _QKV = ("q", "k", "v")
 _ATTENTION_BIAS = {"attention_bias": (*_QKV, "output")}
@@ -20,37 +23,53 @@ _MAMBA_NAMES = {
     "mixer_out": "model.layers.{}.mamba.out_proj",
 }
 
+_LFM2 = Family(
+    "LFM2",
+    qk_norm="head",
+    activation="silu",
+    mixer=SHORT_CONV,
+    mixer_layers="conv",
+    bias_keys={"conv_bias": ("mixer_in", "conv", "mixer_out")},
+    names={
+        "final_norm": "model.embedding_norm",
+        "attn_norm": "model.layers.{}.operator_norm",
+        "q_norm": "model.layers.{}.self_attn.q_layernorm",
+        "k_norm": "model.layers.{}.self_attn.k_layernorm",
+        "output": "model.layers.{}.self_attn.out_proj",
+        "ffn_norm": "model.layers.{}.ffn_norm",
+        "gate": "model.layers.{}.feed_forward.w1",
+        "up": "model.layers.{}.feed_forward.w3",
+        "down": "model.layers.{}.feed_forward.w2",
+        "router": "model.layers.{}.feed_forward.gate",
+        "choice_bias": "model.layers.{}.feed_forward.expert_bias",
+        "expert_gate": "model.layers.{}.feed_forward.experts.{e}.w1",
+        "expert_up": "model.layers.{}.feed_forward.experts.{e}.w3",
+        "expert_down": "model.layers.{}.feed_forward.experts.{e}.w2",
+        "mixer_in": "model.layers.{}.conv.in_proj",
+        "conv": "model.layers.{}.conv.conv",
+        "mixer_out": "model.layers.{}.conv.out_proj",
+    },
+)
+_QWEN3_5 = Family(
+    "Qwen3.5, Qwen3.6",
+    norm_offset=1.0,
+    qk_norm="head",
+    gated_attention=True,
+    mixer=GATED_DELTA,
+    bias_keys=_ATTENTION_BIAS,
+    unread=("mtp.",),
+    names=SHARED_EXPERT_NAMES,
+)
+
 HYBRID_HF_FAMILIES: Mapping[str, Family] = {
-    "Lfm2ForCausalLM": Family(
-        "LFM2",
-        qk_norm="head",
-        activation="silu",
-        mixer=SHORT_CONV,
-        mixer_layers="conv",
-        bias_keys={"conv_bias": ("mixer_in", "conv", "mixer_out")},
-        names={
-            "final_norm": "model.embedding_norm",
-            "attn_norm": "model.layers.{}.operator_norm",
-            "q_norm": "model.layers.{}.self_attn.q_layernorm",
-            "k_norm": "model.layers.{}.self_attn.k_layernorm",
-            "output": "model.layers.{}.self_attn.out_proj",
-            "ffn_norm": "model.layers.{}.ffn_norm",
-            "gate": "model.layers.{}.feed_forward.w1",
-            "up": "model.layers.{}.feed_forward.w3",
-            "down": "model.layers.{}.feed_forward.w2",
-            "mixer_in": "model.layers.{}.conv.in_proj",
-            "conv": "model.layers.{}.conv.conv",
-            "mixer_out": "model.layers.{}.conv.out_proj",
-        },
+    "Lfm2ForCausalLM": _LFM2,
+    "Lfm2MoeForCausalLM": replace(_LFM2, title="LFM2-MoE", moe=MoeFamily((SIGMOID,), floor=1e-6)),
+    "Qwen3NextForCausalLM": replace(
+        _QWEN3_5, title="Qwen3-Next", moe=MoeFamily(shared_mix=True), fused=("mixer_qkvz", "mixer_ba")
     ),
-    "Qwen3_5ForCausalLM": Family(
-        "Qwen3.5, Qwen3.6",
-        norm_offset=1.0,
-        qk_norm="head",
-        gated_attention=True,
-        mixer=GATED_DELTA,
-        bias_keys=_ATTENTION_BIAS,
-        unread=("mtp.",),
+    "Qwen3_5ForCausalLM": _QWEN3_5,
+    "Qwen3_5MoeForCausalLM": replace(
+        _QWEN3_5, title="Qwen3.5-MoE, Qwen3.6-MoE", moe=MoeFamily(normalise=True, shared_mix=True)
     ),
     "BambaForCausalLM": Family(
         "Bamba",

@@ -18,6 +18,10 @@ GRANITE_NAMES = {
     "shared_gate_up": "model.layers.{}.shared_mlp.input_linear",
     "shared_down": "model.layers.{}.shared_mlp.output_linear",
 }
+SHARED_EXPERT_NAMES = {
+    role: f"model.layers.{{}}.mlp.shared_expert.{role.removeprefix('shared_')}_proj"
+    for role in ("shared_gate", "shared_up", "shared_down")
+}
 GRANITE_MOE = MoeFamily((SOFTMAX_CHOSEN,), normalise=False, form=MERGED)
 _GPT_OSS_ROPE = {
     "rope_type": "yarn",
@@ -47,10 +51,7 @@ MOE_HF_FAMILIES: Mapping[str, Family] = {
         moe=MoeFamily(shared_mix=True),
         bias_keys={"qkv_bias": _QKV},
         refused=(("use_sliding_window", "windows"),),
-        names={
-            role: f"model.layers.{{}}.mlp.shared_expert.{role.removeprefix('shared_')}_proj"
-            for role in ("shared_gate", "shared_up", "shared_down")
-        },
+        names=SHARED_EXPERT_NAMES,
     ),
     "Qwen3MoeForCausalLM": Family(
         "Qwen3-MoE",

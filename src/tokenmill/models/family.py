@@ -37,7 +37,8 @@ class Family:
     mixer              what layers that keep a state do (mixer.py); "": there are none
     mixer_layers       what layer_types calls these
     moe                its layers, or some, are mixtures of experts
-    fused              roles stored as one matrix: "qkv", "gate_up", "shared_gate_up"
+    fused              roles stored as one matrix: "qkv", "gate_up", "shared_gate_up"; "mixer_qkvz" and "mixer_ba", with
+                       the rows of each head of keys and its heads of values together
     biases             roles that always have a bias
     bias_keys          file key -> roles that have a bias where it is true
     window_every       None: no windows; 0: every layer, where the file names a window; n: every layer but each n-th.

@@ -82,8 +82,16 @@ class MixerConfig:
             "mixer_norm": (state.value_dim,) if self.kind == GATED_DELTA else (state.values_width,),
         }
         if self.kind == GATED_DELTA:
-            names = ("mixer_qkv", "mixer_z", "mixer_b", "mixer_a")
-            shapes |= {name: (rows, width) for name, rows in zip(names, self.widths, strict=True)}
+            qkv, z, b, a = self.widths
+            rows = {
+                "mixer_qkv": qkv,
+                "mixer_z": z,
+                "mixer_b": b,
+                "mixer_a": a,
+                "mixer_qkvz": qkv + z,
+                "mixer_ba": b + a,
+            }
+            shapes |= {name: (count, width) for name, count in rows.items()}
         return shapes
 
 

@@ -29,6 +29,7 @@ _TOP_KS = ("num_experts_per_tok", "moe_k", "moe_top_k")
 _SHARED_COUNTS = ("n_shared_experts", "moe_num_shared_experts")
 _SHARED_WIDTHS = ("shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim")
 _NORMALISE = ("norm_topk_prob", "norm_expert_weight")
+_NUM_DENSE = ("first_k_dense_replace", "num_dense_layers")
 _MTP_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers")
 
 _ROUTER_WORDS = ("expert", "router", "routed", "topk", "moe", "scoring", "gating", "n_group")
@@ -65,7 +66,7 @@ class Mixtures:
 def hf_experts(fields: Fields, family: Family, num_layers: int, activation: str) -> Mixtures:
     """What a config.json says of experts. Raises BadCheckpoint, naming the key at fault."""
     if family.moe is None or (family.mixer and fields.get("num_local_experts") == 0):
-        return Mixtures()
+        return Mixtures(unread=family.unread)
     _refuse_other_routers(fields)
     routing = _routing(
         fields,
@@ -90,7 +91,7 @@ def hf_experts(fields: Fields, family: Family, num_layers: int, activation: str)
         expert_width=width,
         shared_width=_shared_width(fields, width),
         shared_mix=family.moe.shared_mix,
-        choice_bias=family.moe.choice_bias,
+        choice_bias=fields.flag("use_expert_bias") if fields.reads("use_expert_bias") else family.moe.choice_bias,
         activation=_hf_activation(fields, activation),
         form=family.moe.form,
     )
@@ -146,8 +147,9 @@ def _has_experts(fields: Fields, layer: int, num_layers: int) -> bool:
         if fields.count("first_k_dense_replace", least=0) != first and "first_k_dense_replace" in fields.metadata:
             raise BadCheckpoint(f"{fields.where}: first_k_dense_replace and mlp_layer_types differ.")
         return bool(kinds[layer] == "sparse")
-    if fields.reads("first_k_dense_replace"):
-        return layer >= fields.count("first_k_dense_replace", least=0)
+    for name in _NUM_DENSE:
+        if fields.reads(name):
+            return layer >= fields.count(name, least=0)
     if fields.reads("moe_layers_enum"):
         return layer in listed_layers(fields, num_layers)
     if fields.reads("moe_layer_interval"):

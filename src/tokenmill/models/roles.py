@@ -34,11 +34,20 @@ EXPERT_ROLES = ("expert_gate", "expert_up", "expert_gate_up", "expert_down")
 
 _STACKED = {
     "qkv": ("q_a", "q", "k", "v", "kv_a"),
-    "mixer_in": ("mixer_qkv", "mixer_z", "mixer_b", "mixer_a"),
+    "mixer_in": ("mixer_qkv", "mixer_z", "mixer_qkvz", "mixer_b", "mixer_a", "mixer_ba"),
     "gate_up": ("gate", "up"),
     "shared_gate_up": ("shared_gate", "shared_up"),
     "expert_gate_up": ("expert_gate", "expert_up"),
 }
+
+_FUSED = {
+    "qkv": ("q", "k", "v"),
+    "gate_up": ("gate", "up"),
+    "shared_gate_up": ("shared_gate", "shared_up"),
+    "mixer_qkvz": ("mixer_qkv", "mixer_z"),
+    "mixer_ba": ("mixer_b", "mixer_a"),
+}
+"""Role of Family.fused -> those that it stands for."""
 
 
 def layer_roles(config: ModelConfig, layer: int) -> tuple[str, ...]:
@@ -53,16 +62,17 @@ def layer_roles(config: ModelConfig, layer: int) -> tuple[str, ...]:
     if config.layers[layer].is_moe:
         roles += _moe_roles(config)
     else:
-        roles += ("gate_up",) if "gate_up" in family.fused else ("gate", "up") if family.gated else ("up",)
-        roles += ("down",)
+        roles += ("gate", "up", "down") if family.gated else ("up", "down")
     roles += ("attn_norm", "ffn_norm") if family.pre_norm else ()
-    return roles + (("attn_post_norm", "ffn_post_norm") if family.post_norm else ())
+    roles += ("attn_post_norm", "ffn_post_norm") if family.post_norm else ()
+    wholes = {part: whole for whole in family.fused for part in _FUSED[whole]}
+    return tuple(dict.fromkeys(wholes.get(role, role) for role in roles))
 
 
 def _attention_roles(config: ModelConfig) -> tuple[str, ...]:
     kind = config.family.attention
     if kind == HEADS:
-        return ("qkv",) if "qkv" in config.family.fused else ("q", "k", "v")
+        return ("q", "k", "v")
     queries = ("q_a", "q_a_norm", "q_b") if config.query_rank else ("q",)
     if kind == LOW_RANK:
         return (*queries, "k", "v")
@@ -77,8 +87,7 @@ def _moe_roles(config: ModelConfig) -> tuple[str, ...]:
     roles += ("expert_gate_up",) if moe.form in (MERGED, PAIRED) else ("expert_gate", "expert_up")
     roles += ("expert_down",)
     if moe.shared_width:
-        roles += ("shared_gate_up",) if "shared_gate_up" in config.family.fused else ("shared_gate", "shared_up")
-        roles += ("shared_down",)
+        roles += ("shared_gate", "shared_up", "shared_down")
     return roles + (("shared_mix",) if moe.shared_mix else ())
 
 

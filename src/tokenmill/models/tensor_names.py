@@ -84,6 +84,8 @@ LAYER_NAMES = {
         "shared_mix": "model.layers.{}.mlp.shared_expert_gate",
         "mixer_qkv": "model.layers.{}.linear_attn.in_proj_qkv",
         "mixer_z": "model.layers.{}.linear_attn.in_proj_z",
+        "mixer_qkvz": "model.layers.{}.linear_attn.in_proj_qkvz",
+        "mixer_ba": "model.layers.{}.linear_attn.in_proj_ba",
         "mixer_b": "model.layers.{}.linear_attn.in_proj_b",
         "mixer_a": "model.layers.{}.linear_attn.in_proj_a",
         "conv": "model.layers.{}.linear_attn.conv1d",

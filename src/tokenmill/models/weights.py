@@ -440,13 +440,17 @@ def _values(tensor: Tensor | QuantisedTensor) -> np.ndarray:
 
 def rows_in_order(config: ModelConfig, role: str, part: RawTensor) -> RawTensor:
     """The role's rows with RoPE pairs half-split, of a family that stores them interleaved; gates above ups where they
-    are paired, and all queries above their gates."""
+    are paired, all queries above their gates, and of a mixer all queries, keys, values and so on above each other."""
     latent = config.latent
-    if role == "q" and config.family.gated_attention:  # of each head its query, then its gate
-        rows = part.data.reshape(config.num_heads, 2, -1).swapaxes(0, 1)
-        return replace(part, data=np.ascontiguousarray(rows).reshape(-1))
+    if role == "q" and config.family.gated_attention:
+        return parts_together(part, (config.head_dim,) * 2)
     if role == "expert_gate_up" and config.moe is not None and config.moe.form == PAIRED:
-        return half_split(part, 1, part.num_rows)
+        return parts_together(part, (1, 1))
+    if config.mixer is not None and role in ("mixer_qkvz", "mixer_ba"):
+        state = config.mixer.state
+        heads = state.num_heads // state.num_key_heads
+        values = heads * state.value_dim
+        return parts_together(part, (heads,) * 2 if role == "mixer_ba" else (state.key_dim,) * 2 + (values,) * 2)
     heads = {"q_b" if config.query_rank else "q": (config.num_heads, 0 if latent is None else latent.nope_dim)}
     if latent is None:
         heads["k"] = (config.num_kv_heads, 0)
@@ -456,6 +460,14 @@ def rows_in_order(config: ModelConfig, role: str, part: RawTensor) -> RawTensor:
         return part
     num_heads, first = heads[role]
     return half_split(part, num_heads, config.rotary_dim, first)
+
+
+def parts_together(part: RawTensor, sizes: tuple[int, ...]) -> RawTensor:
+    """The rows come group by group, each of which has `sizes` rows of its parts: all of the first part before all of
+    the second, and so on."""
+    groups = part.data.reshape(-1, sum(sizes), part.row_bytes)
+    parts = np.split(groups, np.cumsum(sizes)[:-1], axis=1)
+    return replace(part, data=np.concatenate([rows.reshape(-1) for rows in parts]))
 
 
 def half_split(part: RawTensor, num_heads: int, num_turned: int, first: int = 0) -> RawTensor:
