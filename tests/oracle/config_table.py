@@ -342,6 +342,7 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
     activation = next(
         (getattr(mlp, name) for name in names if hasattr(mlp, name)), transformers.activations.SiLUActivation()
     )
+    name_of_activation = getattr(activation, "__name__", type(activation).__name__)
     eps = next(getattr(norm, name) for name in ("variance_epsilon", "eps") if hasattr(norm, name))
     return {
         "shapes": shapes,
@@ -349,7 +350,7 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
         "ropes": _their_ropes(made, body, kinds),
         "queries": [_their_query_scale(made)] * len(body.layers),
         "activation": {"SiLUActivation": "silu", "SiLU": "silu", "GELUTanh": "gelu", "NewGELUActivation": "gelu"}.get(
-            type(activation).__name__, type(activation).__name__
+            name_of_activation, name_of_activation
         ),
         "scaling": layer.self_attn.scaling,
         "eps": eps,
@@ -421,9 +422,10 @@ def _their_experts(kind: str, block: Any) -> Any:
 
 
 def _their_ropes(made: Any, body: Any, kinds: list[str]) -> list[Any]:
-    if body.rotary_emb is None:
+    rotary = body.pos_emb if hasattr(body, "pos_emb") else body.rotary_emb
+    if rotary is None:
         return [None] * len(kinds)
-    rotary = type(body.rotary_emb)(made)
+    rotary = type(rotary)(made)
     ropes = []
     for kind, layer in zip(kinds, body.layers, strict=True):
         prefix = f"{kind}_" if hasattr(rotary, f"{kind}_inv_freq") else ""

@@ -18,6 +18,7 @@ from families_hybrid import HYBRID_CASES
 from families_latent import LATENT_CASES
 from families_moe import MOE_CASES
 from gguf_families import ARCHITECTURES
+from hybrid_gguf import HYBRID_GGUF_NAMES
 from latent_gguf import GGUF_NAMES
 
 from tokenmill.formats.model_names import known_models
@@ -294,7 +295,9 @@ def _families() -> str:
     cases["Step3TextForCausalLM"].append("Step-3, by its published equations")
     for name in set(WRAPPERS) & set(HF_FAMILIES):
         cases[name].append(f"{WRAPPERS[name]}, text (logits)")
-    by_class = {f"{family}ForCausalLM": name for family, name in (ARCHITECTURES | GGUF_NAMES).items()}
+    by_class = {
+        f"{family}ForCausalLM": name for family, name in (ARCHITECTURES | GGUF_NAMES | HYBRID_GGUF_NAMES).items()
+    }
     tested_gguf = set(by_class.values())
     lines = ["", "| family | config.json | GGUF | cases tested |", "|---|---|---|---|"]
     for name, family in HF_FAMILIES.items():

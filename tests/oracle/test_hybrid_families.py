@@ -4,6 +4,7 @@ chunks whose borders are anywhere, with states kept at some borders of blocks al
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import numpy as np
 import pytest
 from families import SHAPE, Case
 from families_hybrid import HYBRID_CASES
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from hybrid_gguf import HYBRID_GGUF_NAMES, convert_hybrid, tiled
 
 from tokenmill.formats.checkpoint import open_checkpoint
 from tokenmill.models.loader import load_model
@@ -24,17 +28,33 @@ transformers = pytest.importorskip("transformers", reason="the oracle needs tran
 LENGTH, CHUNKS, SIZE = 75, ((0, 37), (37, 64), (64, 65), (65, 75)), 16
 TABLE, STATES = [3, 1, 4, 2, 0], [-1, -1, 3, 0, 1]
 TOLERANCE = 2e-5
+Q8_0 = GGMLQuantizationType.Q8_0
 BACKENDS = [
     pytest.param(lambda: ReferenceOps(exact_activations=True), id="numpy"),
     pytest.param(NativeOps, id="native", marks=pytest.mark.skipif(available() is not None, reason=str(available()))),
 ]
 
 
+_SKIPPED = {
+    "LFM2": "llama.cpp's has no biases",
+    "LFM2-MoE, no bias, weights as they are": "llama.cpp's has no biases, and weights of sum 1",
+    "Qwen3-Next, weights as they are, one head of values on each of keys": "llama.cpp's has weights of sum 1",
+}
+"""Cases that GGUF has no keys for."""
+
+
 @pytest.fixture(params=HYBRID_CASES, ids=[case.title.replace(" ", "_") for case in HYBRID_CASES], scope="module")
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
-    """The folder of a random model, tokens, and log probabilities by transformers."""
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Path, Any, Any]:
+    """(case, the folder of a random model, tokens, and log probabilities by transformers)"""
     case: Case = request.param
     folder = tmp_path_factory.mktemp("model")
+    tokens, expected = make_model(case, folder)
+    return case, folder, tokens, expected
+
+
+def make_model(case: Case, folder: Path, change: Callable[[Any], None] = lambda model: None) -> tuple[Any, Any]:
+    """Save a random model of the case, seeded; tokens, and what transformers makes of them. change: of the model's
+    parameters, before."""
     own = {"Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}.get(case.family, case.family)
     config = getattr(transformers, f"{own}Config")(**SHAPE | case.options)
     config._attn_implementation = "eager"
@@ -46,17 +66,16 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         for name, buffer in model.named_buffers():
             if name.endswith("expert_bias"):
                 buffer.add_(0.2 * torch.randn_like(buffer))
+        change(model)
         tokens = torch.randint(3, SHAPE["vocab_size"], (1, LENGTH))
         logits = model(tokens).logits[0].double()
     model.save_pretrained(folder)
-    return folder, tokens[0].numpy().astype(np.int32), torch.log_softmax(logits, -1).numpy()
+    return tokens[0].numpy().astype(np.int32), torch.log_softmax(logits, -1).numpy()
 
 
-@pytest.mark.parametrize("make_ops", BACKENDS)
-def test_logits(saved: tuple[Path, Any, Any], make_ops: Callable[[], Any]) -> None:
-    folder, tokens, expected = saved
-    ops = make_ops()
-    model = load_model(open_checkpoint(folder), ops, block_size=SIZE, kv_dtype="f32")
+def check_logits(ops: Any, path: Path, tokens: np.ndarray, expected: np.ndarray) -> None:
+    """What we make of the tokens in four chunks is what transformers makes of them."""
+    model = load_model(open_checkpoint(path), ops, block_size=SIZE, kv_dtype="f32")
     pools = [ops.new_pool(group, 5) for group in model.kv_groups]
     kvs, limits = tuple(pool.kv for pool in pools), StepLimits(LENGTH, 1, len(TABLE), LENGTH)
     program = ops.compile(lambda recorder, batch: model.forward(recorder, kvs, batch), limits)
@@ -77,3 +96,38 @@ def test_logits(saved: tuple[Path, Any, Any], make_ops: Callable[[], Any]) -> No
         pool.close()
     assert expected.std() > 0.1, "the oracle's logits must say something"
     np.testing.assert_allclose(logits, expected, atol=TOLERANCE * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("make_ops", BACKENDS)
+def test_logits(saved: tuple[Case, Path, Any, Any], make_ops: Callable[[], Any]) -> None:
+    _, folder, tokens, expected = saved
+    check_logits(make_ops(), folder, tokens, expected)
+
+
+def test_logits_from_gguf(saved: tuple[Case, Path, Any, Any], tmp_path: Path) -> None:
+    """Converted as llama.cpp's converters do."""
+    case, folder, tokens, expected = saved
+    if case.title in _SKIPPED or case.family not in HYBRID_GGUF_NAMES:
+        pytest.skip(_SKIPPED.get(case.title, "llama.cpp's converter breaks its RoPE"))
+    ops = ReferenceOps(exact_activations=True)
+    check_logits(ops, convert_hybrid(folder, tmp_path / "model.gguf"), tokens, expected)
+
+
+def test_heads_in_turns_may_be_smaller_than_blocks(tmp_path: Path) -> None:
+    """Of a file whose blocks of 32 columns reach over two heads of values, that are not neighbours: as of the model
+    with those rounded weights."""
+    case = next(case for case in HYBRID_CASES if case.family == "Qwen3_5")
+    case = replace(case, options={**case.options, "linear_value_head_dim": 16, "linear_num_value_heads": 6})
+
+    def round_weights(model: Any) -> None:
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and parameter.shape[1] % 32 == 0:
+                values = parameter.numpy()
+                values = tiled(values, 2, 6, axis=1) if name.endswith("linear_attn.out_proj.weight") else values
+                rounded = dequantize(quantize(np.ascontiguousarray(values), Q8_0), Q8_0)
+                rounded = tiled(rounded, 3, 6, axis=1) if name.endswith("linear_attn.out_proj.weight") else rounded
+                parameter.copy_(torch.from_numpy(rounded))
+
+    tokens, expected = make_model(case, tmp_path / "model", round_weights)
+    path = convert_hybrid(tmp_path / "model", tmp_path / "model.gguf", is_quantised=True)
+    check_logits(ReferenceOps(exact_activations=True), path, tokens, expected)

@@ -81,14 +81,28 @@ def gguf_attention(
         return AttentionConfig(1, latent.query_dim, latent.rope_dim, scale, latent, is_absorbed, rank, INNER_EPS)
     head_dim = fields.count("attention.key_length", width // num_heads)
     fields.must_equal("attention.value_length", head_dim)
+    if family.mixer and family.interleaved_heads:  # converters interleave whole heads, also where a part of one turns
+        fields.must_equal("rope.dimension_count", head_dim)
     architecture = fields.prefix.removesuffix(".")
     per_head = width / num_heads if (architecture, num_layers) in _LARGEST_GEMMAS else head_dim
     return AttentionConfig(
-        num_kv_heads=fields.count("attention.head_count_kv", num_heads),
+        num_kv_heads=_gguf_kv_heads(fields, family, num_heads),
         head_dim=head_dim,
         turned_dim=fields.count("rope.dimension_count", head_dim),
         scale=fields.number("attention.scale", 0.0) or per_head**-0.5,
     )
+
+
+def _gguf_kv_heads(fields: Fields, family: Family, num_heads: int) -> int:
+    """Where some layers keep a state the file may have a list, with 0 for these."""
+    key = "attention.head_count_kv"
+    listed = fields.get(key)
+    if not family.mixer or not isinstance(listed, list):
+        return fields.count(key, num_heads)
+    counts = [count for count in listed if count]
+    if not counts or counts != counts[:1] * len(counts):
+        raise BadCheckpoint(f"{fields.where}: {fields.prefix}{key} = {listed!r} is not supported (one count, and 0).")
+    return Fields({key: counts[0]}, fields.where).count(key)
 
 
 def hf_latent(fields: Fields, width: int, num_heads: int) -> LatentGeometry:

@@ -26,7 +26,7 @@ from .config_json import NORM_KEYS, LayerKinds, read_activation, read_ffn_width,
 from .families import GGUF_FAMILIES, HF_FAMILIES, gguf_family, hf_family
 from .family import LATENT_HEADS, Family
 from .fields import Fields
-from .mixer import MixerConfig, hf_mixer
+from .mixer import MixerConfig, gguf_mixer, gguf_state_layers, hf_mixer
 from .moe import MoeConfig
 from .moe_config import Mixtures, gguf_experts, hf_experts, num_mtp_layers
 from .rope import RopeConfig
@@ -138,24 +138,25 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
     rope = _gguf_rope(checkpoint, fields, family, max_context)
     local_base = fields.number("rope.freq_base_swa", 10000.0 if architecture == "gemma3" else rope.base)
     windowed_rope = RopeConfig(local_base) if family.local_rope else rope
-    windows = _gguf_windows(fields, family, num_layers)
+    kinds = _gguf_kinds(fields, family, num_layers)
     names = LAYER_NAMES["gguf"] | dict(family.names)
     activation = family.activation or "silu"
     mixtures = gguf_experts(fields, family, checkpoint.tensors, num_layers, activation)
     norm_key = "layer_norm_epsilon" if family.norm == "layer" else "layer_norm_rms_epsilon"
+    eps = fields.number(f"attention.{norm_key}")
     return _checked(
         ModelConfig(
             architecture=architecture,
             family=family,
-            layers=_layers(LayerKinds(windows, _gguf_no_rope(family, windows)), rope, windowed_rope, mixtures),
+            layers=_layers(kinds, rope, windowed_rope, mixtures),
             width=width,
-            ffn_width=fields.count("feed_forward_length"),
+            ffn_width=fields.count("feed_forward_length", mixtures.moe.expert_width if mixtures.moe else None),
             vocab_size=table.shape[0],
             num_heads=num_heads,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             rotary_dim=shape.turned_dim,
-            norm_eps=fields.number(f"attention.{norm_key}"),
+            norm_eps=eps,
             max_context=max_context,
             tied_embeddings="output.weight" not in checkpoint.tensors,
             activation=activation,
@@ -171,6 +172,7 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
             query_rank=shape.query_rank,
             inner_eps=shape.inner_eps,
             moe=mixtures.moe,
+            mixer=gguf_mixer(fields, family.mixer, width, eps) if family.mixer else None,
             has_qk_norm=not family.may_lack_qk_norm or f"{names['q_norm'].format(0)}.weight" in checkpoint.tensors,
             unread=mixtures.unread,
         ),
@@ -179,11 +181,11 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
 
 
 def _gguf_biases(checkpoint: Checkpoint, names: Mapping[str, str], num_layers: int) -> frozenset[str]:
-    """Roles whose tensors have a bias in the first layer or the last."""
+    """Roles whose tensors have a bias in some layer."""
     return frozenset(
         role
         for role, name in names.items()
-        for layer in (0, num_layers - 1)
+        for layer in range(num_layers)
         if role not in WHOLE_NAMES and f"{name.format(layer)}.bias" in checkpoint.tensors
     )
 
@@ -236,6 +238,17 @@ def _gguf_rope(checkpoint: Checkpoint, fields: Fields, family: Family, max_conte
     raise BadCheckpoint(
         f"{fields.where}: RoPE scaling {scaling!r} is not supported (supported: none, linear, yarn, longrope)."
     )
+
+
+def _gguf_kinds(fields: Fields, family: Family, num_layers: int) -> LayerKinds:
+    windows, with_state = _gguf_windows(fields, family, num_layers), frozenset[int]()
+    if family.mixer:
+        with_state = gguf_state_layers(fields, family.mixer, num_layers)
+        windows = [0 if layer in with_state else window for layer, window in enumerate(windows)]
+    without_rope = _gguf_no_rope(family, windows)
+    if family.rope_if and fields.get(family.rope_if[0], family.rope_if[1]) != family.rope_if[1]:
+        without_rope = frozenset(range(num_layers))
+    return LayerKinds(windows, without_rope, with_state)
 
 
 def _gguf_windows(fields: Fields, family: Family, num_layers: int) -> list[int]:

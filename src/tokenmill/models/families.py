@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from ..plugins.groups import FAMILIES as PLUGINS
 from ..plugins.load import load_plugin
-from .families_hybrid import HYBRID_HF_FAMILIES
+from .families_hybrid import HYBRID_GGUF_FAMILIES, HYBRID_HF_FAMILIES
 from .families_moe import LATENT_GGUF_FAMILIES, LATENT_HF_FAMILIES, MOE_GGUF_FAMILIES, MOE_HF_FAMILIES
 from .family import Family as Family
 from .moe import MoeFamily
@@ -221,6 +221,7 @@ GGUF_FAMILIES: Mapping[str, Family] = {
     "stablelm": Family("StableLM 2", norm="layer", refused=(("stablelm.use_parallel_residual", "parallel residuals"),)),
     "exaone4": Family("EXAONE 4", pre_norm=False, post_norm=True, qk_norm="head", window_every=4, no_rope_on_full=True),
     "seed_oss": Family("Seed-OSS", biases=_QKV, names={"ffn_norm": "blk.{}.post_attention_norm"}),
+    **HYBRID_GGUF_FAMILIES,
     **MOE_GGUF_FAMILIES,
     **LATENT_GGUF_FAMILIES,
 }

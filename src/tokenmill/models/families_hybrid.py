@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ops.api import SIGMOID
+from ..ops.api import SIGMOID, SOFTMAX_CHOSEN
 from .families_moe import GRANITE_MOE, GRANITE_NAMES, SHARED_EXPERT_NAMES
 from .family import Family
 from .mixer import GATED_DELTA, MAMBA2, SHORT_CONV
@@ -102,5 +102,44 @@ HYBRID_HF_FAMILIES: Mapping[str, Family] = {
             "gate_up": "model.layers.{}.shared_mlp.input_linear",
             "down": "model.layers.{}.shared_mlp.output_linear",
         },
+    ),
+}
+
+_LFM2_GGUF = Family(
+    "LFM2",
+    qk_norm="head",
+    mixer=SHORT_CONV,
+    window_every=0,
+    names={
+        "final_norm": "token_embd_norm",
+        "mixer_in": "blk.{}.shortconv.in_proj",
+        "conv": "blk.{}.shortconv.conv",
+        "mixer_out": "blk.{}.shortconv.out_proj",
+    },
+)
+_QWEN3_5_GGUF = Family(
+    "Qwen3.5, Qwen3.6",
+    qk_norm="head",
+    gated_attention=True,
+    mixer=GATED_DELTA,
+    tiled_values=True,
+    names={"ffn_norm": "blk.{}.post_attention_norm"},
+)
+_QWEN_EXPERTS = MoeFamily(normalise=True, shared_mix=True)
+
+HYBRID_GGUF_FAMILIES: Mapping[str, Family] = {
+    "lfm2": _LFM2_GGUF,
+    "lfm2moe": replace(
+        _LFM2_GGUF, title="LFM2-MoE", moe=MoeFamily((SIGMOID,), normalise=True, floor=1e-6, choice_bias=True)
+    ),
+    "qwen3next": replace(_QWEN3_5_GGUF, title="Qwen3-Next", tiled_values=False, moe=_QWEN_EXPERTS, fused=("mixer_ba",)),
+    "qwen35": _QWEN3_5_GGUF,
+    "qwen35moe": replace(_QWEN3_5_GGUF, title="Qwen3.5-MoE, Qwen3.6-MoE", moe=_QWEN_EXPERTS),
+    "granitehybrid": Family(
+        "Granite 4",
+        interleaved_heads=True,
+        mixer=MAMBA2,
+        moe=MoeFamily((SOFTMAX_CHOSEN,), normalise=False),
+        rope_if=("rope.scaling.finetuned", True),
     ),
 }

@@ -35,6 +35,8 @@ class Family:
     gated_attention    queries come with gates, head by head, by which what attention gives is multiplied
     sinks              each head has a score that no key has
     mixer              what layers that keep a state do (mixer.py); "": there are none
+    tiled_values       a mixer's heads of values are stored in turns: the first of each head of keys, then the second of
+                       each (llama.cpp's tiled order)
     mixer_layers       what layer_types calls these
     moe                its layers, or some, are mixtures of experts
     fused              roles stored as one matrix: "qkv", "gate_up", "shared_gate_up"; "mixer_qkvz" and "mixer_ba", with
@@ -52,7 +54,7 @@ class Family:
     local_rope         windowed layers have RoPE settings of their own
     whole_yarn_pairs   YaRN's ramp begins and ends at whole pairs in a GGUF file, which has no key for it
     scaled_queries     queries grow with their position, as the RoPE settings say (RopeConfig.query_beta)
-    rope_if            (key, value) without which no layer has positions
+    rope_if            (key, value) without which no layer has positions; where a GGUF file lacks the key, all have
     rope_default       RoPE settings of a config.json that has none
     rope_names         what names of RoPE scalings in config.json mean, where that is not what they say; others are
                        then refused
@@ -78,6 +80,7 @@ class Family:
     gated_attention: bool = False
     sinks: bool = False
     mixer: str = ""
+    tiled_values: bool = False
     mixer_layers: str = "linear_attention"
     moe: MoeFamily | None = None
     fused: tuple[str, ...] = ()
@@ -93,7 +96,7 @@ class Family:
     local_rope: bool = False
     whole_yarn_pairs: bool = True
     scaled_queries: bool = False
-    rope_if: tuple[str, str] | None = None
+    rope_if: tuple[str, str | bool] | None = None
     rope_default: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     rope_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     refused: tuple[tuple[str, str], ...] = ()

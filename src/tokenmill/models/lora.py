@@ -28,8 +28,9 @@ from ..ops.reference_weights import dequantise as values_of
 from .config import ModelConfig
 from .repack import in_input_order
 from .roles import layer_names, role_shapes, stacked_roles
+from .row_order import inputs_in_order, parts_in_order, rows_in_order
 from .tensor_names import GLOBAL_NAMES
-from .weights import LayerWeights, Linear, ModelWeights, as_run, quantization_of_ends, rows_in_order
+from .weights import LayerWeights, Linear, ModelWeights, as_run, quantization_of_ends
 
 HEAD, EMBED = "head", "embed"
 ENDS = -1
@@ -85,11 +86,13 @@ class Base:
             quantization = self.quantization
         raw = as_run(checkpoint.tensors[f"{name}.weight"], self.ops, quantization)
         raw = raw if raw.order is None else in_input_order(raw)
-        return self.in_half_split_order(raw, role)
+        return in_input_order(inputs_in_order(config, role, rows_in_order(config, role, raw)))
 
-    def in_half_split_order(self, raw: RawTensor, role: str) -> RawTensor:
-        """The rows of a role as they are computed with, from an order of interleaved RoPE pairs."""
-        return rows_in_order(self.config, role, raw)
+    def in_order(self, role: str, raw: RawTensor) -> RawTensor:
+        """Rows of an adapter, which are in the order of Hugging Face's models, in the one that is computed with. That
+        of RoPE pairs and of a mixer's heads is the file's own there; a GGUF file has another."""
+        is_own = self.checkpoint.kind == "hf" or self.config.latent is not None  # of the latter all files have the same
+        return (rows_in_order if is_own else parts_in_order)(self.config, role, raw)
 
 
 def with_tables(weights: ModelWeights, config: ModelConfig, ops: Ops, limits: LoraLimits) -> ModelWeights:
@@ -222,9 +225,8 @@ def _place(adapter: Adapter, module: LoraModule, config: ModelConfig) -> tuple[i
 def _change(module: LoraModule, layer: int, role: str, base: Base) -> LowRank:
     a, b = _raw(module.a), _raw(module.b)
     magnitude = None if module.magnitude is None else _column(_values(module.magnitude))
-    if base.checkpoint.kind == "hf" or base.config.latent is not None:  # of the latter, all files have the same order
-        b = base.in_half_split_order(b, role)
-        magnitude = None if magnitude is None else base.in_half_split_order(magnitude, role)
+    b = base.in_order(role, b)
+    magnitude = None if magnitude is None else base.in_order(role, magnitude)
     factors = None
     if magnitude is not None:
         weight, scaled_Nr = base.matrix(layer, role), values_of(b) * np.float32(module.scale)

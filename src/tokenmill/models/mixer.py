@@ -229,6 +229,44 @@ def hf_mixer(fields: Fields, kind: str, width: int, eps: float) -> MixerConfig:
     return _checked(MixerConfig(kind, _with_width(state), eps, _step_limits(fields), values // groups), fields)
 
 
+def gguf_mixer(fields: Fields, kind: str, width: int, eps: float) -> MixerConfig:
+    """From a GGUF file's keys. Raises BadCheckpoint."""
+    if kind == SHORT_CONV:
+        return _checked(MixerConfig(kind, StateGeometry(width, fields.count("shortconv.l_cache"))), fields)
+    values, heads = fields.count("ssm.inner_size"), fields.count("ssm.time_step_rank")
+    groups = fields.count("ssm.group_count")
+    if values % heads or values % groups:
+        raise BadCheckpoint(f"{fields.where}: {heads} heads in {groups} groups are not {values} channels.")
+    state = StateGeometry(
+        conv_width=0,
+        taps=fields.count("ssm.conv_kernel"),
+        num_heads=heads,
+        num_key_heads=groups,
+        key_dim=fields.count("ssm.state_size"),
+        value_dim=values // heads,
+        is_delta=kind == GATED_DELTA,
+    )
+    normed = state.value_dim if state.is_delta else values // groups
+    return _checked(MixerConfig(kind, _with_width(state), eps, group=normed), fields)
+
+
+def gguf_state_layers(fields: Fields, kind: str, num_layers: int) -> frozenset[int]:
+    """Which layers keep a state, of a GGUF file of a family with a mixer: of gated delta networks those that it lists,
+    or all but each n-th; of others those without heads of keys. Raises BadCheckpoint."""
+    if kind == GATED_DELTA:
+        every = fields.count("full_attention_interval", 4)
+        listed = fields.get("attention.recurrent_layers", [(layer + 1) % every for layer in range(num_layers)])
+    else:
+        counts = fields.get("attention.head_count_kv")
+        listed = [not count for count in counts] if isinstance(counts, list) else counts
+    if not isinstance(listed, list) or len(listed) < num_layers:
+        raise BadCheckpoint(f"{fields.where}: which of {num_layers} layers attend is not listed.")
+    layers = frozenset(layer for layer in range(num_layers) if listed[layer])
+    if len(layers) == num_layers:
+        raise BadCheckpoint(f"{fields.where}: models without a layer of attention are not supported.")
+    return layers
+
+
 def _step_limits(fields: Fields) -> tuple[float, float]:
     given = fields.get("time_step_limit", (0.0, math.inf))
     limits: list[Any] = [_INFINITY.get(str(each), each) for each in given] if isinstance(given, (list, tuple)) else []

@@ -1,15 +1,14 @@
 """From a checkpoint's tensors to packed weights: names to roles, shapes checked, neighbours stacked.
 
-q, k, v become one matrix and gate, up another, so that a layer has four linears. Rows of q and k that are ordered for
-interleaved RoPE pairs are put back in half-split order by moving raw rows: no value changes. How stored kinds become
-those of the kernels is told in repack.py.
+q, k, v become one matrix and gate, up another, so that a layer has four linears. Rows that a file has in another order
+are moved raw (row_order.py): no value changes. How stored kinds become those of the kernels is told in repack.py.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,10 @@ from ..formats.tensor import Tensor
 from ..ops.api import BLOCK_BYTES, GROUP, Array, Experts, Ops, RawTensor, Weight, same_order
 from .config import ModelConfig
 from .mixer import GATED_DELTA, MixerWeights, keys_norm
-from .moe import ONE_BY_ONE, PAIRED
+from .moe import ONE_BY_ONE
 from .repack import DENSE_KINDS, as_matrix, expert_matrices, in_input_order, latent_matrices, of_one_kind, raw_matrix
 from .roles import expected_shapes, expert_names, layer_names, stacked_roles
+from .row_order import inputs_in_order, rows_in_order
 from .tensor_names import global_names
 
 _NAMED_IN_ERRORS = 6
@@ -34,6 +34,7 @@ _INTEGERS = {"i64": np.int64, "i32": np.int32}
 _READ_WITH_THE_CONFIG = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"}
 _AS_STORED = ("router", "shared_mix")
 """Small matrices that decide too much to be rounded further at load."""
+_OF_HEADS = ("dt_bias", "a_log", "skip")
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq", ".k_scale", ".v_scale")
 """Buffers of old exporters that follow from the config, and scales of an 8-bit KV cache."""
 
@@ -207,19 +208,21 @@ class _Loader:
     def _mixer(self, at: dict[str, str]) -> MixerWeights:
         mixer = self._config.mixer
         assert mixer is not None
-        values = {role: _values(self._tensors[at[role]]) for role in ("dt_bias", "a_log", "skip") if role in at}
-        conv_KW = _values(self._tensors[f"{at['conv']}.weight"]).reshape(mixer.state.conv_width, -1).T
-        is_delta, norm = mixer.kind == GATED_DELTA, None
+        state, is_delta, norm = mixer.state, mixer.kind == GATED_DELTA, None
+        heads = {role: self._channels(role, at[role], state.num_heads) for role in _OF_HEADS if role in at}
+        values = {role: found.reshape(-1) for role, found in heads.items()}
+        if "a_log" in values and self._kind == "hf":  # of which a GGUF file has the rates themselves
+            values["a_log"] = -np.exp(values["a_log"])
         if "mixer_norm" in at:
             weight = _values(self._tensors[f"{at['mixer_norm']}.weight"])
             norm = np.tile(weight, mixer.out_width // len(weight))
         kept: list[np.ndarray | None] = [
-            np.ascontiguousarray(conv_KW),
-            _values(self._tensors[f"{at['conv']}.bias"]) if "conv" in self._config.biases else None,
-            -np.exp(values["a_log"]) if "a_log" in values else None,
+            np.ascontiguousarray(self._channels("conv", f"{at['conv']}.weight", state.conv_width).T),
+            self._bias("conv", f"{at['conv']}.bias", state.conv_width) if "conv" in self._config.biases else None,
+            values.get("a_log"),
             values.get("dt_bias"),
             values.get("skip"),
-            keys_norm(mixer.state) if is_delta else None,
+            keys_norm(state) if is_delta else None,
             norm,
         ]
         return MixerWeights(*(None if each is None else self._keep(each) for each in kept))
@@ -262,7 +265,7 @@ class _Loader:
         columns = []
         for role in roles:
             names = expert_names(self._config, role, at[role])
-            rows = [self._bias(role, f"{name}.bias", f"{name}.weight") for name in names]
+            rows = [self._bias(role, f"{name}.bias", self._num_rows(name)) for name in names]
             assert self._config.moe is not None
             columns.append(np.concatenate(rows).reshape(self._config.moe.routing.num_experts, -1))
         return self._keep(np.concatenate(columns, axis=1))
@@ -274,20 +277,28 @@ class _Loader:
 
         def make() -> Sequence[RawTensor]:
             matrices = [self._rows(part, self._matrix(f"{at[part]}.weight", quantization)) for part in parts]
+            matrices = [inputs_in_order(self._config, *pair) for pair in zip(parts, matrices, strict=True)]
             return matrices if same_order(matrices) else [in_input_order(matrix) for matrix in matrices]
 
         weight = self._packed(self._ops.pack_layer(make))
         if not biased:
             return Linear(weight, None)
-        columns = [self._bias(part, f"{at[part]}.bias", f"{at[part]}.weight") for part in parts]
+        columns = [self._bias(part, f"{at[part]}.bias", self._num_rows(at[part])) for part in parts]
         return Linear(weight, self._keep(np.concatenate(columns)))
 
-    def _bias(self, role: str, name: str, weight_name: str) -> np.ndarray:
+    def _num_rows(self, name: str) -> int:
+        return math.prod(self._tensors[f"{name}.weight"].shape[:-1])
+
+    def _bias(self, role: str, name: str, num_rows: int) -> np.ndarray:
         if role not in self._config.biases:
-            return np.zeros(math.prod(self._tensors[weight_name].shape[:-1]), np.float32)
-        values = _values(self._tensors[name])
-        rows = self._rows(role, RawTensor("f32", len(values), 1, values.view(np.uint8)))
-        return rows.data.view(np.float32)
+            return np.zeros(num_rows, np.float32)
+        return self._channels(role, name, len(_values(self._tensors[name]))).reshape(-1)
+
+    def _channels(self, role: str, name: str, num_rows: int) -> np.ndarray:
+        """float32 [num_rows, values of each] in the order in which they are computed with."""
+        values = _values(self._tensors[name]).reshape(num_rows, -1)
+        rows = self._rows(role, RawTensor("f32", num_rows, values.shape[1], values.reshape(-1).view(np.uint8)))
+        return rows.data.view(np.float32).reshape(values.shape)
 
     def _rows(self, role: str, part: RawTensor) -> RawTensor:
         return rows_in_order(self._config, role, part)
@@ -386,7 +397,7 @@ def compare_tensors(
     misshaped = [
         f"{name} {tuple(tensors[name].shape)} instead of {shape}"
         for name, shape in (*expected.items(), *optional.items())
-        if name in tensors and tuple(tensors[name].shape) not in _same(shape)
+        if name in tensors and not _fits(tuple(tensors[name].shape), shape)
     ]
     refuse_tensors(f"{checkpoint.path} ({config.architecture})", missing, extra, misshaped)
 
@@ -398,11 +409,12 @@ def refuse_tensors(where: str, missing: list[str], extra: list[str], misshaped: 
         raise BadCheckpoint(f"{where} {found}.")
 
 
-def _same(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """How a shape may be stored: what is one row, as a vector or as a matrix."""
+def _fits(found: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether what should have `shape` may be stored so: sizes of 1 may be left out, and the values of a vector may
+    stand in rows, as norms of groups do."""
     if len(shape) == 1:
-        return shape, (1, *shape)
-    return (shape, shape[1:]) if len(shape) == 2 and shape[0] == 1 else (shape,)
+        return math.prod(found) == shape[0]
+    return found in (shape, tuple(size for size in shape if size != 1))
 
 
 def _may_be_ignored(tensor: Tensor | QuantisedTensor) -> bool:
@@ -436,44 +448,3 @@ def listed(names: list[str]) -> str:
 def _values(tensor: Tensor | QuantisedTensor) -> np.ndarray:
     """float32, flat."""
     return dequantise(tensor.kind, tensor.data, tensor.num_values)
-
-
-def rows_in_order(config: ModelConfig, role: str, part: RawTensor) -> RawTensor:
-    """The role's rows with RoPE pairs half-split, of a family that stores them interleaved; gates above ups where they
-    are paired, all queries above their gates, and of a mixer all queries, keys, values and so on above each other."""
-    latent = config.latent
-    if role == "q" and config.family.gated_attention:
-        return parts_together(part, (config.head_dim,) * 2)
-    if role == "expert_gate_up" and config.moe is not None and config.moe.form == PAIRED:
-        return parts_together(part, (1, 1))
-    if config.mixer is not None and role in ("mixer_qkvz", "mixer_ba"):
-        state = config.mixer.state
-        heads = state.num_heads // state.num_key_heads
-        values = heads * state.value_dim
-        return parts_together(part, (heads,) * 2 if role == "mixer_ba" else (state.key_dim,) * 2 + (values,) * 2)
-    heads = {"q_b" if config.query_rank else "q": (config.num_heads, 0 if latent is None else latent.nope_dim)}
-    if latent is None:
-        heads["k"] = (config.num_kv_heads, 0)
-    else:  # what turns comes last
-        heads["kv_a"] = (1, latent.latent_dim)
-    if not config.family.interleaved_heads or role not in heads:
-        return part
-    num_heads, first = heads[role]
-    return half_split(part, num_heads, config.rotary_dim, first)
-
-
-def parts_together(part: RawTensor, sizes: tuple[int, ...]) -> RawTensor:
-    """The rows come group by group, each of which has `sizes` rows of its parts: all of the first part before all of
-    the second, and so on."""
-    groups = part.data.reshape(-1, sum(sizes), part.row_bytes)
-    parts = np.split(groups, np.cumsum(sizes)[:-1], axis=1)
-    return replace(part, data=np.concatenate([rows.reshape(-1) for rows in parts]))
-
-
-def half_split(part: RawTensor, num_heads: int, num_turned: int, first: int = 0) -> RawTensor:
-    """Within each head, row 2i + h of the R from `first` on that turn goes to row h * R/2 + i of them: the two of a
-    pair move from neighbours to half of them apart."""
-    rows, end = part.data.reshape(num_heads, -1, part.row_bytes), first + num_turned
-    turned = rows[:, first:end].reshape(num_heads, -1, 2, part.row_bytes).swapaxes(1, 2)
-    moved = np.concatenate([rows[:, :first], turned.reshape(num_heads, num_turned, -1), rows[:, end:]], axis=1)
-    return replace(part, data=moved.reshape(-1))
