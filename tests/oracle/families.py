@@ -49,6 +49,10 @@ LONGROPE = {
 SLIDING = {"sliding_window": 8}
 
 
+TEXT_CONFIGS = {"Gemma3": "Gemma3Text", "Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
+"""Class of a model, less 'ForCausalLM' -> of its config, less 'Config', where that is another."""
+
+
 @dataclass(frozen=True)
 class Case:
     """max_model_len: what our side is told to serve; it decides length-dependent RoPE."""

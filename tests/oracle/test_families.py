@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from families import CASES, SHAPE, Case
+from families import CASES, SHAPE, TEXT_CONFIGS, Case
 from families_moe import MOE_CASES
 
 from tokenmill.core.block import full_groups
@@ -59,7 +59,7 @@ BACKENDS = [
 
 def make_model(case: Case, folder):
     """Save a random model of the case, seeded; what transformers makes of the file, in float32."""
-    name = {"Gemma3": "Gemma3Text"}.get(case.family, case.family)
+    name = TEXT_CONFIGS.get(case.family, case.family)
     config = getattr(transformers, f"{name}Config")(**SHAPE | case.options)
     config._attn_implementation = "eager"
     torch.manual_seed(1)

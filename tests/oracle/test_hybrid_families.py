@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from families import SHAPE, Case
+from families import SHAPE, TEXT_CONFIGS, Case
 from families_hybrid import HYBRID_CASES
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
@@ -55,7 +55,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def make_model(case: Case, folder: Path, change: Callable[[Any], None] = lambda model: None) -> tuple[Any, Any]:
     """Save a random model of the case, seeded; tokens, and what transformers makes of them. change: of the model's
     parameters, before."""
-    own = {"Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}.get(case.family, case.family)
+    own = TEXT_CONFIGS.get(case.family, case.family)
     config = getattr(transformers, f"{own}Config")(**SHAPE | case.options)
     config._attn_implementation = "eager"
     torch.manual_seed(1)

@@ -1,8 +1,8 @@
 """LoRA on several families: logits with an adapter loaded against logits of the weights it is merged into.
 
 Both sides compute in float32; the merged weights are rounded once more and summed in another order, which on these
-models moves logits by some 1e-6 of the largest: they are held to 2e-5. Where PEFT is installed, its own adapters, made
-and applied by it, are the second opinion.
+models moves logits by some 1e-6 of the largest, and by more where it stays in states: they are held to 6e-5. Where PEFT
+is installed, its own adapters, made and applied by it, are the second opinion.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from families import CASES, SHAPE, Case
+from families_hybrid import HYBRID_CASES
+from hybrid_gguf import convert_hybrid
 from test_families import LENGTH, make_model, random_tokens
 
-from adapters import merged, random_pairs, write_adapter
+from adapters import merged, random_magnitudes, random_pairs, write_adapter
 from tokenmill.formats.adapter import open_adapter
 from tokenmill.formats.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.models.loader import load_model
@@ -29,9 +31,10 @@ torch = pytest.importorskip("torch", reason="the oracle needs torch")
 pytest.importorskip("transformers", reason="the oracle needs transformers")
 
 TITLES = ("Llama 3 (grouped queries)", "Llama, wide heads, biases", "SmolLM2", "Qwen2, Qwen2.5", "Qwen3", "Gemma",
-          "Gemma 3", "Phi-3", "OLMo 2", "StarCoder2", "Helium", "GLM-4")  # fmt: skip
+          "Gemma 3", "Phi-3", "OLMo 2", "StarCoder2", "Helium", "GLM-4", "LFM2",
+          "Qwen3.5, four heads of values on two of keys", "Bamba, two groups", "Granite 4, dense")  # fmt: skip
 LIMITS = LoraLimits(1, 8)
-TOLERANCE = 4e-5
+TOLERANCE = 6e-5
 BACKENDS = [
     pytest.param(lambda: ReferenceOps(exact_activations=True), id="numpy"),
     pytest.param(NativeOps, id="native", marks=pytest.mark.skipif(available() is not None, reason=str(available()))),
@@ -45,20 +48,21 @@ def logits(ops: Any, checkpoint: Checkpoint, case: Case, folder: Path | None) ->
     if folder is not None:
         changes = changes_of(open_adapter(folder), Base(checkpoint, model.config, ops), LIMITS)
         assert fill_slot(model.weights, ops, 1, changes) > 0
-    pool = ops.new_pool(model.kv_group, 4)
-    kv = pool.kv
-    limits = StepLimits(LENGTH, 1, 4, LENGTH)
-    program = ops.compile(lambda recorder, batch: model.forward(recorder, kv, batch), limits)
+    pools = [ops.new_pool(group, 4) for group in model.kv_groups]
+    kvs, limits = tuple(pool.kv for pool in pools), StepLimits(LENGTH, 1, 4, LENGTH)
+    program = ops.compile(lambda recorder, batch: model.forward(recorder, kvs, batch), limits)
     batch = StepBatch(
         tokens_T=random_tokens(2, LENGTH),
         positions_T=np.arange(LENGTH, dtype=np.int32),
         row_starts_S1=np.array([0, LENGTH], np.int32),
         context_lens_S=np.array([LENGTH], np.int32),
-        block_tables_SB=np.arange(3, dtype=np.int32)[None],
+        block_tables_SB=np.arange(3, dtype=np.int32)[None].repeat(len(pools), 0),
         logit_rows_L=np.arange(LENGTH, dtype=np.int32),
         adapters_T=None if folder is None else np.ones(LENGTH, np.int32),
     )
-    return program(batch).copy()
+    made = program(batch).copy()
+    ops.close()
+    return made
 
 
 def close(ours: np.ndarray, theirs: np.ndarray) -> None:
@@ -66,7 +70,7 @@ def close(ours: np.ndarray, theirs: np.ndarray) -> None:
 
 
 def case_of(title: str) -> Case:
-    return next(case for case in CASES if case.title == title)
+    return next(case for case in (*CASES, *HYBRID_CASES) if case.title == title)
 
 
 @pytest.mark.parametrize("make_ops", BACKENDS)
@@ -82,6 +86,29 @@ def test_logits_are_those_of_merged_weights(title: str, make_ops: Any, tmp_path:
     base = logits(make_ops(), checkpoint, case, None)
     assert np.abs(expected - base).max() > 0.05 * np.abs(base).max(), "the adapter must say something"
     close(ours, expected)
+
+
+MIXED = ("q_proj", "in_proj_qkvz", "in_proj_ba", "out_proj", "lm_head")
+
+
+@pytest.mark.parametrize(
+    ("title", "modules", "is_gguf"),
+    [
+        ("Qwen3-Next (queries, keys, values and gates by head of keys)", MIXED, False),
+        ("Qwen3.5, four heads of values on two of keys", (), True),
+    ],
+)
+def test_dora_where_rows_are_moved(title: str, modules: tuple[str, ...], is_gguf: bool, tmp_path: Path) -> None:
+    """Parts of each head of keys, gated queries, and of a GGUF file heads of values in turns: what the adapter changes
+    is moved as the weights are, and so are their rows' lengths."""
+    case = case_of(title)
+    make_model(case, tmp_path / "model")
+    checkpoint = open_checkpoint(tmp_path / "model")
+    pairs = random_pairs(checkpoint, seed=1, modules=modules)
+    folder = write_adapter(tmp_path / "adapter", pairs, magnitudes=random_magnitudes(pairs))
+    changed = open_checkpoint(convert_hybrid(tmp_path / "model", tmp_path / "m.gguf")) if is_gguf else checkpoint
+    ops = [ReferenceOps(exact_activations=True) for _ in range(2)]
+    close(logits(ops[0], changed, case, folder), logits(ops[1], merged(checkpoint, folder), case, None))
 
 
 @pytest.mark.parametrize("title", ["Llama 3 (grouped queries)", "Qwen2, Qwen2.5", "Gemma", "Phi-3", "Helium"])

@@ -26,7 +26,7 @@ from ..formats.tensor import Tensor
 from ..ops.api import LowRank, Ops, RawTensor
 from ..ops.reference_weights import dequantise as values_of
 from .config import ModelConfig
-from .repack import in_input_order
+from .mixer import GATED_DELTA, MAMBA2, SHORT_CONV
 from .roles import layer_names, role_shapes, stacked_roles
 from .row_order import inputs_in_order, parts_in_order, rows_in_order
 from .tensor_names import GLOBAL_NAMES
@@ -44,6 +44,22 @@ _ROLES = {
     "mlp.down_proj": "down",
 }  # fmt: skip
 _UNGATED = {"mlp.c_fc": "up", "mlp.c_proj": "down"}
+_BESIDE_MIXERS: Mapping[str, Mapping[str, str]] = {
+    SHORT_CONV: {
+        "self_attn.out_proj": "output", "feed_forward.w1": "gate", "feed_forward.w3": "up", "feed_forward.w2": "down",
+        "conv.in_proj": "mixer_in", "conv.out_proj": "mixer_out",
+    },
+    GATED_DELTA: {
+        **{f"linear_attn.in_proj_{part}": f"mixer_{part}" for part in ("qkv", "z", "qkvz", "b", "a", "ba")},
+        "linear_attn.out_proj": "mixer_out",
+    },
+    MAMBA2: {
+        "mamba.in_proj": "mixer_in", "mamba.out_proj": "mixer_out", "feed_forward.gate_proj": "gate",
+        "feed_forward.up_proj": "up", "feed_forward.down_proj": "down", "shared_mlp.input_linear": "gate_up",
+        "shared_mlp.output_linear": "down",
+    },
+}  # fmt: skip
+"""Kind of mixer -> modules of the families that have it."""
 _LANGUAGE = r"(?:(?:language_|text_)?model\.)*"
 _IN_A_LAYER = re.compile(_LANGUAGE + r"layers\.(\d{1,5})\.(\w+\.\w+)")
 _ENDS = {"lm_head": HEAD, "embed_tokens": EMBED}
@@ -85,8 +101,7 @@ class Base:
             name = layer_names(checkpoint.kind, config, layer)[role]
             quantization = self.quantization
         raw = as_run(checkpoint.tensors[f"{name}.weight"], self.ops, quantization)
-        raw = raw if raw.order is None else in_input_order(raw)
-        return in_input_order(inputs_in_order(config, role, rows_in_order(config, role, raw)))
+        return inputs_in_order(config, role, rows_in_order(config, role, raw))
 
     def in_order(self, role: str, raw: RawTensor) -> RawTensor:
         """Rows of an adapter, which are in the order of Hugging Face's models, in the one that is computed with. That
@@ -208,7 +223,7 @@ def _place(adapter: Adapter, module: LoraModule, config: ModelConfig) -> tuple[i
     if end is not None and (_ENDS[end[1]] == EMBED) == module.of_tokens:
         return ENDS, _ENDS[end[1]]
     found = _IN_A_LAYER.fullmatch(module.name)
-    names = _ROLES if config.family.gated else _ROLES | _UNGATED
+    names = {**_ROLES, **({} if config.family.gated else _UNGATED), **_BESIDE_MIXERS.get(config.family.mixer, {})}
     layer = min(int(found[1]) if found else 0, config.num_layers - 1)
     roles = {role for stacked in changed_linears(config, layer).values() for role in stacked}
     known = {name: role for name, role in names.items() if role in roles}
@@ -230,7 +245,8 @@ def _change(module: LoraModule, layer: int, role: str, base: Base) -> LowRank:
     factors = None
     if magnitude is not None:
         weight, scaled_Nr = base.matrix(layer, role), values_of(b) * np.float32(module.scale)
-        squares_N = _squares(weight, scaled_Nr, values_of(a), module.of_tokens)
+        a_rK = values_of(a) if weight.order is None else values_of(a)[:, weight.order]
+        squares_N = _squares(weight, scaled_Nr, a_rK, module.of_tokens)
         factors = np.zeros(len(squares_N))
         np.divide(values_of(magnitude)[:, 0], np.sqrt(squares_N), out=factors, where=squares_N > 0)
         factors = factors.astype(np.float32)
