@@ -235,6 +235,9 @@ model. `dimensions` keeps the first values of a vector and scales it to length 1
 trained for it. Inputs that are too long are refused, unless `truncate_prompt_tokens` cuts them. Other modules, and
 classifiers of several labels, are refused by name.
 
+A decoder whose tokens see ahead (EmbeddingGemma, by `use_bidirectional_attention`; others by `is_causal`, off, as
+GTE-Qwen2) reads a text whole in one step, as encoders do, and keeps no KV; it gives no tokens.
+
 Decoders score, too (`/v1/score`, `/v1/rerank`): each `...ForSequenceClassification` of one label whose
 `...ForCausalLM` is above, by the state of the last token; and language models that answer yes or no, such as
 Qwen3-Reranker, by the logits of tokens that `modules.json` names (`LogitScore`) or that llama.cpp's converter put in a

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from encoder_families import CLASSIFIERS, SHAPE
 from gguf_families import convert
-from test_encoders import BACKENDS, TOLERANCE, tokens_of
+from test_encoders import BACKENDS, TOLERANCE, tokens_of, vectors
+from test_encoders import make_worker as make_whole_worker
 
 from tokenmill import LLM
 from tokenmill.core.block import full_groups
@@ -29,6 +30,7 @@ from workers import build_vector_worker
 
 torch = pytest.importorskip("torch", reason="the oracle needs torch")
 transformers = pytest.importorskip("transformers", reason="the oracle needs transformers")
+safetensors_torch = pytest.importorskip("safetensors.torch", reason="the oracle needs safetensors")
 tokenizers = pytest.importorskip("tokenizers", reason="the oracle needs tokenizers")
 
 OPTIONS = {key: value for key, value in SHAPE.items() if not key.endswith("prob") and key != "type_vocab_size"} | {
@@ -108,6 +110,83 @@ def test_an_embedding_model_from_text_to_vector(tmp_path):
                     state = theirs(**tokenizer(prompt + text, return_tensors="pt")).last_hidden_state[0, -1]
                 expected = torch.nn.functional.normalize(state, dim=0).numpy()
                 np.testing.assert_allclose(got, expected, atol=2e-5)
+
+
+GEMMA = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "use_bidirectional_attention": True,
+    "query_pre_attn_scalar": 16,
+    "pad_token_id": 0,
+}
+
+
+@pytest.mark.parametrize("window", [12, 5, 512])
+@pytest.mark.parametrize("make_ops", BACKENDS)
+def test_a_decoder_that_sees_ahead(make_ops, window, tmp_path):
+    """EmbeddingGemma's body: every token sees all of its text, or what is within half a window to each side; texts of
+    very different lengths in one step."""
+    theirs = save("Gemma3Text", "Model", tmp_path, **GEMMA, sliding_window=window)
+    worker = make_whole_worker(make_ops(), tmp_path, tmp_path)
+    for how in ("mean", "cls", "last"):
+        requests = [(tokens_of(length), PoolingParams(how)) for length in (1, 7, 40, 300)]
+        for (tokens, _), got in zip(requests, vectors(worker, requests), strict=True):
+            with torch.no_grad():
+                states = theirs(torch.tensor([tokens])).last_hidden_state[0]
+            expected = {"mean": states.mean(0), "cls": states[0], "last": states[-1]}[how].numpy()
+            np.testing.assert_allclose(got, expected, atol=2e-5 * np.abs(expected).max())
+    worker.executor.close()
+
+
+def test_any_decoder_may_see_ahead(tmp_path):
+    """`is_causal`, off: as GTE-Qwen2's own code reads it. transformers is given a mask that hides nothing."""
+    theirs = save("Qwen2", "Model", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"is_causal": False}))
+    worker = make_whole_worker(ReferenceOps(exact_activations=True), tmp_path, tmp_path)
+    tokens = tokens_of(40)
+    with torch.no_grad():
+        mask = {"full_attention": torch.zeros(1, 1, len(tokens), len(tokens))}
+        expected = theirs(torch.tensor([tokens]), attention_mask=mask).last_hidden_state[0, -1].numpy()
+    (got,) = vectors(worker, [(tokens, PoolingParams("last"))])
+    worker.executor.close()
+    np.testing.assert_allclose(got, expected, atol=2e-5 * np.abs(expected).max())
+    assert choose_pooling(open_checkpoint(tmp_path), "auto", None) is not None
+    windowed = {"is_causal": False, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config | windowed | {"layer_types": None}))
+    with pytest.raises(BadCheckpoint, match=r"is_causal does not go with .* windows"):
+        choose_pooling(open_checkpoint(tmp_path), "auto", None)
+
+
+def test_linears_behind_the_pooling(tmp_path):
+    """EmbeddingGemma from text to vector: the mean, two linears, length 1; prompts by name."""
+    theirs = save("Gemma3Text", "Model", tmp_path, **GEMMA, sliding_window=12)
+    tokenizer = save_tokenizer(tmp_path)
+    torch.manual_seed(2)
+    linears = [torch.nn.Linear(64, 96, bias=False), torch.nn.Linear(96, 40)]
+    kinds = ["Transformer", "Pooling", "Dense", "Dense", "Normalize"]
+    modules = [{"path": f"{place}_{kind}" if place else "", "type": f"a.{kind}"} for place, kind in enumerate(kinds)]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    for place, (linear, name) in enumerate(zip(linears, ("Identity", "Tanh"), strict=True), 2):
+        at = tmp_path / f"{place}_Dense"
+        at.mkdir()
+        settings = {"in_features": linear.in_features, "out_features": linear.out_features, "bias": place == 3}
+        (at / "config.json").write_text(json.dumps(settings | {"activation_function": f"torch.nn.{name}"}))
+        tensors = {f"linear.{key}": value.contiguous() for key, value in linear.state_dict().items()}
+        safetensors_torch.save_file(tensors, at / "model.safetensors")
+    with LLM(str(tmp_path)) as llm:
+        assert llm.ready.vector_size == 40
+        for text in ("word1", "word2 word3 " * 20):
+            with torch.no_grad():
+                state = theirs(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
+                state = torch.tanh(linears[1](linears[0](state)))
+            expected = torch.nn.functional.normalize(state, dim=0).numpy()
+            np.testing.assert_allclose(llm.embed(text)[0], expected, atol=2e-5)
+            short = torch.nn.functional.normalize(state[:8], dim=0).numpy()
+            np.testing.assert_allclose(llm.embed(text, dimensions=8)[0], short, atol=2e-5)
 
 
 @pytest.mark.sampled(1 / 3)

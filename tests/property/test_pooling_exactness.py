@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,8 @@ from tokenmill.engine.core import EngineCore
 from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.models.encoder import expected_shapes
 from tokenmill.models.encoder_config import encoder_config
+from tokenmill.models.roles import expected_shapes as decoder_shapes
+from tokenmill.models.vectors import vector_config
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.native.library import available_isas, family_isas
 from tokenmill.ops.reference import ReferenceOps
@@ -35,27 +38,36 @@ LONGEST = 320
 needs_native = pytest.mark.skipif(available() is not None, reason=str(available()))
 
 
-BERT, SCORER = "BertModel", "ModernBertForSequenceClassification"
-ARCHITECTURES = (BERT, "ModernBertModel", "NomicBertModel", SCORER)
+BERT, SCORER, AHEAD = "BertModel", "ModernBertForSequenceClassification", "Gemma3TextModel"
+ARCHITECTURES = (BERT, "ModernBertModel", "NomicBertModel", SCORER, AHEAD)
 
 
 def tiny_encoder(architecture: str = BERT, seed: int = 0) -> Checkpoint:
-    """An encoder of a few thousand weights, with no file behind it. ModernBERT's has layers with and without a window;
-    the one that scores does so from the mean of its states."""
+    """An encoder of a few thousand weights, with no file behind it. ModernBERT's, and the decoder that sees ahead, have
+    layers with and without a window; the one that scores does so from the mean of its states."""
     metadata = {
         "architectures": [architecture], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
         "num_attention_heads": 2, "vocab_size": VOCAB_SIZE, "max_position_embeddings": LONGEST, "type_vocab_size": 2,
-        "local_attention": 40, "classifier_pooling": "mean", "num_labels": 1,
+        "local_attention": 40, "classifier_pooling": "mean", "num_labels": 1, "num_key_value_heads": 1,
+        "head_dim": 32, "sliding_window": 40, "use_bidirectional_attention": True, "sliding_window_pattern": 2,
     }  # fmt: skip
     checkpoint = Checkpoint("hf", Path("tiny-bert"), metadata, {})
+    if architecture == AHEAD:
+        shapes = decoder_shapes("hf", vector_config(checkpoint))
+        return Checkpoint("hf", Path("tiny-bert"), metadata, _values(((n, n, s) for n, s in shapes.items()), seed))
     name = f"{encoder_config(checkpoint).family.names['embed']}.weight"
     checkpoint.tensors = {} if architecture == SCORER else {name: None}  # type: ignore[dict-item]
+    return Checkpoint("hf", Path("tiny-bert"), metadata, _values(expected_shapes(encoder_config(checkpoint)), seed))
+
+
+def _values(shapes: Iterable[tuple[str, str, tuple[int, ...]]], seed: int) -> dict[str, Any]:
+    """Random tensors of (role, name, shape)."""
     tensors = {}
-    for index, (role, name, shape) in enumerate(expected_shapes(encoder_config(checkpoint))):
+    for index, (role, name, shape) in enumerate(shapes):
         rng = np.random.default_rng([seed, index])
         values = rng.normal(size=shape) * (shape[-1] ** -0.5 * 3 if len(shape) > 1 else 0.2)
         tensors[name] = tensor(name, values + 1 if "norm" in role and name.endswith("weight") else values)
-    return Checkpoint("hf", Path("tiny-bert"), metadata, tensors)
+    return tensors
 
 
 @pytest.fixture
@@ -198,7 +210,8 @@ def test_encoders_bit_for_bit(make_worker, architecture, quantization):
 @pytest.mark.exact
 @needs_native
 @pytest.mark.parametrize(
-    ("architecture", "quantization"), [(BERT, None), (BERT, "q8_0"), ("ModernBertModel", "q8_0"), (SCORER, None)]
+    ("architecture", "quantization"),
+    [(BERT, None), (BERT, "q8_0"), ("ModernBertModel", "q8_0"), (SCORER, None), (AHEAD, None)],
 )
 def test_no_thread_instruction_set_or_fusing_changes_a_bit(make_worker, architecture, quantization):
     """Inputs of more than one span of attention, on every variant of the kernels that can run here."""

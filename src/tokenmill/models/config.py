@@ -64,6 +64,8 @@ class ModelConfig:
     inner_eps    the epsilon of the norms of those, and of latents; None: norm_eps
     has_qk_norm  whether the family's norms of queries and keys are there
     unread       what names of tensors begin with that are there for guessing more than one token, and are not read
+    is_causal    whether a token sees no more than those before it; else every one of its text, within a window so many
+                 to each side
     """
 
     architecture: str
@@ -95,6 +97,7 @@ class ModelConfig:
     inner_eps: float | None = None
     has_qk_norm: bool = True
     unread: tuple[str, ...] = ()
+    is_causal: bool = True
 
     @property
     def qk_norm(self) -> str:

@@ -165,6 +165,7 @@ def _head_attention(
         config.attention_scale,
         window=config.layers[index].window,
         soft_cap=config.attention_cap,
+        causal=config.is_causal,
         sinks_H=layer.sinks,
     )
     return mixed_TX if gates_TX is None else ops.gate_rows(mixed_TX, gates_TX)

@@ -88,7 +88,8 @@ HF_FAMILIES: Mapping[str, Family] = {
         bias_keys=_ATTENTION_BIAS,
         window_every=6,
         local_rope=True,
-        refused=(*_BIDIRECTIONAL, ("attn_logit_softcapping", "caps of attention")),
+        sees_ahead_key="use_bidirectional_attention",
+        refused=(("attn_logit_softcapping", "caps of attention"),),
         names=_SANDWICH_NAMES,
     ),
     "Phi3ForCausalLM": Family(

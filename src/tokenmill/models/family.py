@@ -58,6 +58,8 @@ class Family:
     rope_default       RoPE settings of a config.json that has none
     rope_names         what names of RoPE scalings in config.json mean, where that is not what they say; others are
                        then refused
+    sees_ahead_key     of config.json: tokens see what comes after them too, windowed ones half the window to each side,
+                       as only a model that gives vectors may
     refused            (key, what it would mean) that must be absent or falsy
     defaults           what a key of a GGUF file means where it is missing; of config.json formats/config_keys.py knows
     unread             what names of tensors begin with that are there for guessing more than one token
@@ -99,6 +101,7 @@ class Family:
     rope_if: tuple[str, str | bool] | None = None
     rope_default: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     rope_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    sees_ahead_key: str = ""
     refused: tuple[tuple[str, str], ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     unread: tuple[str, ...] = ()

@@ -19,13 +19,13 @@ from ..ops.api import BLOCK_BYTES, GROUP, block_of
 from .config import ModelConfig, config_from_checkpoint
 from .encoder import check_tensors as check_encoder_tensors
 from .encoder import expected_shapes as encoder_shapes
-from .encoder_config import EncoderConfig, encoder_config, is_encoder
+from .encoder_config import EncoderConfig, is_encoder
 from .kv_groups import kv_groups
 from .moe import MoeConfig
 from .repack import DENSE_KINDS, packed_kind
 from .roles import EXPERT_ROLES, expected_shapes, expert_names, layer_names
 from .tensor_names import GLOBAL_NAMES, WHOLE_NAMES
-from .vectors import body_of, is_bare_decoder
+from .vectors import body_of, is_bare_decoder, vector_config
 from .weights import check_tensors
 
 _DENSE_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
@@ -116,9 +116,9 @@ class ModelSummary:
 def shape_of(checkpoint: Checkpoint) -> ModelConfig | EncoderConfig:
     """The shape of the model, of whatever kind. Raises BadCheckpoint for one that cannot be read, naming its
     architecture or the key at fault."""
-    if is_encoder(checkpoint):
-        return encoder_config(checkpoint)
-    return config_from_checkpoint(body_of(checkpoint) if is_bare_decoder(checkpoint) else checkpoint)
+    if is_encoder(checkpoint) or is_bare_decoder(checkpoint):
+        return vector_config(checkpoint)
+    return config_from_checkpoint(checkpoint)
 
 
 def model_summary(
@@ -137,7 +137,7 @@ def model_summary(
         checkpoint = body_of(checkpoint)
     parts = _parts(checkpoint.kind, config)
     groups = _groups(checkpoint, parts, quantization, replaced, _turned(checkpoint.kind, config))
-    return ModelSummary(config, groups, kv_groups(config, dtype=kv_dtype))
+    return ModelSummary(config, groups, kv_groups(config, dtype=kv_dtype) if config.is_causal else ())
 
 
 def check(checkpoint: Checkpoint) -> None:

@@ -90,7 +90,9 @@ def refuse_what_is_not_done(fields: Fields, family: Family) -> None:
     """Raises BadCheckpoint for a key with a value that transformers acts on and the decoder does not."""
     refuse(fields, family.refused)
     if fields.metadata.get("is_causal") in (False, None) and "is_causal" in fields.metadata:
-        raise BadCheckpoint(f"{fields.where}: is_causal = false: a decoder that sees ahead is not supported.")
+        raise BadCheckpoint(f"{fields.where}: is_causal = false: a decoder that sees ahead gives no tokens.")
+    if family.sees_ahead_key and fields.metadata.get(family.sees_ahead_key):
+        raise BadCheckpoint(f"{fields.where}: {family.sees_ahead_key}: a decoder that sees ahead gives no tokens.")
 
 
 def unread_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -103,6 +105,7 @@ def unread_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
     lists = [family.refused for family in (*HF_FAMILIES.values(), *filter(None, (own,)))]
     lists += [family.refused for family in ENCODER_FAMILIES.values()]
     refused = {key for pairs in lists for key, _ in pairs} | {"per_layer_config"}
+    refused |= {family.sees_ahead_key for family in HF_FAMILIES.values()}
     known = keys_of(checkpoint.metadata).keys() | WITHOUT_EFFECT | refused
     encoder = encoder_family(checkpoint.metadata)
     if encoder is not None:

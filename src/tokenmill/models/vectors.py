@@ -1,9 +1,11 @@
 """Models that give vectors or scores: encoders, and decoders that are asked for their last hidden states instead of
 logits.
 
-A decoder keeps its KV in blocks like any other and loads without its head. An encoder needs a pool too, of one layer
-and for the length of a step. Checkpoints of bare decoders (`Qwen3Model`), and of decoders that classify
-(`Qwen3ForSequenceClassification`), are read as those of the language model they are the body of.
+A decoder keeps its KV in blocks like any other and loads without its head. An encoder, and a decoder whose tokens see
+ahead, needs a pool too, of one layer and for the length of a step.
+
+Checkpoints of bare decoders (`Qwen3Model`), and of decoders that classify (`Qwen3ForSequenceClassification`), are read
+as those of the language model they are the body of.
 """
 
 from __future__ import annotations
@@ -26,15 +28,16 @@ from .encoder_config import EncoderConfig, encoder_config, is_encoder
 from .families import HF_FAMILIES, hf_family
 from .heads import CLASSIFIER, load_head, scores_with, without_head
 from .kv_groups import layer_kvs
-from .loader import load_model
+from .loader import load_model, load_ropes
 from .rope import rope_frequencies, rope_table
 from .tensor_names import GLOBAL_NAMES
-from .weights import Progress
+from .weights import Progress, load_weights
 
 STEP_BLOCK = 16
 """Tokens of a block of an encoder's pool."""
 
 _CAUSAL = "ForCausalLM"
+_CAUSAL_KEY = "is_causal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,15 @@ def vector_config(checkpoint: Checkpoint) -> ModelConfig | EncoderConfig:
     """The shape of a model that is to give vectors. Raises BadCheckpoint."""
     if is_encoder(checkpoint):
         return encoder_config(checkpoint)
-    return config_from_checkpoint(body_of(checkpoint))
+    config = config_from_checkpoint(body_of(checkpoint))
+    said = [key for key in _sees_ahead_keys(checkpoint) if checkpoint.metadata.get(key) is (key != _CAUSAL_KEY)]
+    if not said:
+        return config
+    windows = [layer.window for layer in config.layers]
+    if config.latent is not None or config.mixer is not None or (any(windows) and said == [_CAUSAL_KEY]):
+        raise BadCheckpoint(f"{checkpoint.path}: {said[0]} does not go with latent attention, states or windows.")
+    layers = (replace(layer, window=layer.window // 2 + 1 if layer.window else 0) for layer in config.layers)
+    return replace(config, is_causal=False, layers=tuple(layers))
 
 
 def is_bare_decoder(checkpoint: Checkpoint) -> bool:
@@ -91,6 +102,10 @@ def load_vector_model(
     sentence = read_sentence_config(checkpoint.path) if checkpoint.kind == "hf" else None
     if is_encoder(checkpoint):
         return _load_encoder(checkpoint, ops, max_model_len, quantization, progress, sentence)
+    config = vector_config(checkpoint)
+    assert isinstance(config, ModelConfig), config
+    if not config.is_causal:
+        return _load_seeing_ahead(checkpoint, config, ops, max_model_len, quantization, progress, sentence)
     model = load_model(
         body_of(checkpoint),
         ops,
@@ -113,6 +128,35 @@ def load_vector_model(
         model.kv_groups,
         model.num_bytes + (0 if head is None else head.num_bytes),
         rope_digest=model.rope_digest,
+        head=head,
+        head_pools="last",
+    )
+
+
+def _load_seeing_ahead(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    ops: Ops,
+    max_model_len: int,
+    quantization: str | None,
+    progress: Progress | None,
+    sentence: SentenceConfig | None,
+) -> VectorModel:
+    weights = load_weights(body_of(checkpoint), config, ops, quantization=quantization, progress=progress)
+    ropes, rope_digest, table_bytes = load_ropes(config, ops, max_model_len)
+    head = load_head(checkpoint, sentence, config.width, ops)
+
+    def forward(ops: ForwardOps, pools: Sequence[Any], batch: Any) -> Array:
+        return decoder.hidden(ops, config, weights, ropes, [(pools[0], 0)] * config.num_layers, batch)
+
+    return VectorModel(
+        config,
+        forward,
+        config.width if head is None else head.output_width,
+        (KVGroup("step", 1, config.num_kv_heads, config.head_dim, STEP_BLOCK, "f32"),),
+        weights.num_bytes + table_bytes + (0 if head is None else head.num_bytes),
+        rope_digest=rope_digest,
+        keeps_kv=False,
         head=head,
         head_pools="last",
     )
@@ -164,12 +208,18 @@ def body_of(checkpoint: Checkpoint) -> Checkpoint:
         tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name != head}
         return replace(checkpoint, tensors=tensors)
     metadata, tensors = dict(checkpoint.metadata), dict(checkpoint.tensors)
-    if metadata.get("is_causal") is False:
-        raise BadCheckpoint(f"{checkpoint.path}: is_causal = false: a decoder that sees ahead is not supported.")
+    for key in _sees_ahead_keys(checkpoint):
+        metadata.pop(key, None)
     metadata["architectures"] = [_whole(checkpoint) or named_architecture(checkpoint.metadata)]
     tensors.pop(f"{GLOBAL_NAMES['hf']['head']}.weight", None)
     metadata["tie_word_embeddings"] = True
     return replace(checkpoint, metadata=metadata, tensors=tensors)
+
+
+def _sees_ahead_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Keys of its config.json by which a decoder's tokens may see ahead: `is_causal`, off, and its family's, on."""
+    family = None if checkpoint.kind != "hf" else hf_family(_whole(checkpoint) or "")
+    return () if family is None else tuple(filter(None, (_CAUSAL_KEY, family.sees_ahead_key)))
 
 
 def _whole(checkpoint: Checkpoint) -> str | None:

@@ -441,7 +441,7 @@ def model_facts(
     model = config_from_checkpoint(checkpoint) if pooling is None else vector_config(checkpoint)
     advised_len = None if pooling is None else pooling.advised_len
     gives_vectors = pooling is not None
-    if isinstance(model, EncoderConfig):
+    if isinstance(model, EncoderConfig) or not model.is_causal:
         return ModelFacts(model.max_context, 0, weights_bytes, advised_len, gives_vectors=gives_vectors)
     block_size, dtype = options.block_size or BLOCK_SIZE, KV_CACHE_DTYPES[options.kv_cache_dtype]
     groups = kv_groups(model, block_size=block_size, dtype=dtype)
