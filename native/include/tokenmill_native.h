@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 20
+#define TM_ABI_VERSION 21
 
 #define TM_NOT_FINITE (-1) /* in place of a token: the logits are not finite */
 #define TM_MASK_LATE (-2)  /* the mask has not come in time */
@@ -184,6 +184,7 @@ typedef struct {
   const int32_t* logit_rows;
   const int32_t* adapters; /* LoRA slot of each token, 0 for none; null: no token has one */
   const int32_t* places; /* null where no operation looks rows up by them */
+  const int32_t* state_blocks; /* of each token, a further block in which the state behind it stays, -1 for none; null: no token has one */
   int32_t num_tokens, num_seqs, table_width, num_logit_rows;
 } tm_step;
 

@@ -110,7 +110,7 @@ inline void gate_into_codes(const Kernels& kernels, int activation, const GateUp
 
 // A pool of states; and what is wrong with the table of a sequence that has rows for the positions [begin, end): op_state.cpp.
 inline bool is_of_states(const tm_kv& kv) { return kv.num_kv_heads == 0; }
-std::string check_states(const int32_t* table, int64_t begin, int64_t end, const tm_kv& kv);
+std::string check_states(const int32_t* table, int64_t begin, int64_t end, const int32_t* further, const tm_kv& kv);
 
 // Heads and KV of an operation: op_heads.cpp.
 std::string check_heads(const Workspace& w, const tm_op& o);

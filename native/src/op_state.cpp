@@ -1,5 +1,6 @@
 // Operations of layers that keep a state, and products that come with them. A state goes on from the one before the first row
-// of its sequence, and stays where a block ends that has a place in the table, and at the last row.
+// of its sequence, and stays where a block ends that has a place in the table, at the last row, and behind each row that has a
+// block for it of its own.
 #include <algorithm>
 #include <cstring>
 
@@ -45,34 +46,42 @@ float* values_at(const tm_op& o, int32_t block, int64_t first) {
   return reinterpret_cast<float*>(o.kv->pool + block * o.kv->bytes_per_block) + o.layer * values_of(*o.state) + first;
 }
 
-// The rows of a sequence in the step, from border to border of its blocks.
+// The rows of a sequence in the step, from one state that stays to the next.
 struct Walk {
-  int row, num_rows;         // before the next border
+  int row, num_rows;         // before the next that stays
   int64_t position, end;
   int block_size;
-  const int32_t* table;
+  const int32_t *table, *further;
+  int32_t blocks[2] = {-1, -1};  // where it stays: by the table, and by the row itself; -1: it does not
 
   Walk(const Workspace& w, const tm_op& o, int sequence)
       : row(w.step.row_starts[sequence]), num_rows(0), end(w.step.context_lens[sequence]), block_size(o.kv->block_size),
-        table(w.table_of(*o.kv, sequence)) {
+        table(w.table_of(*o.kv, sequence)), further(w.step.state_blocks) {
     position = end - (w.step.row_starts[sequence + 1] - row);
   }
 
   // The block with the state before the first row; -1 for none.
   int32_t source() const { return position == 0 ? -1 : table[(position - 1) / block_size]; }
 
-  // On to the next border behind which a state stays: that block, or -1 where all has been done.
-  int32_t next() {
+  // On to the next row behind which a state stays; false where all has been done.
+  bool next() {
     row += num_rows;
     num_rows = 0;
-    int32_t block = -1;
-    while (position < end && block < 0) {
+    blocks[0] = blocks[1] = -1;
+    while (position < end && blocks[0] < 0 && blocks[1] < 0) {
       const int64_t border = std::min(end, (position / block_size + 1) * block_size);
-      block = table[position / block_size];
-      num_rows += static_cast<int>(border - position);
-      position = border;
+      const int32_t in_table = table[position / block_size];
+      if (further == nullptr) {
+        num_rows += static_cast<int>(border - position);
+        position = border;
+      }
+      while (position < border && blocks[1] < 0) {
+        blocks[1] = further[row + num_rows++];
+        position++;
+      }
+      if (position == border) blocks[0] = in_table;
     }
-    return block;
+    return blocks[0] >= 0 || blocks[1] >= 0;
   }
 };
 
@@ -108,7 +117,7 @@ void run_conv(Workspace& w, const Op& op, int unit, int) {
   if (walk.position == walk.end) return;
   for (int j = 0; j < num_before && source >= 0; j++)
     std::memcpy(before[j], values_at(o, source, static_cast<int64_t>(j) * o.width + first), count * sizeof(float));
-  for (int32_t block = walk.next(); block >= 0; block = walk.next()) {
+  while (walk.next()) {
     for (int row = walk.row; row < walk.row + walk.num_rows; row++) {
       const float* taps[kMostTaps];
       for (int j = 0; j <= num_before; j++) taps[j] = input(row, num_before - j);
@@ -116,8 +125,9 @@ void run_conv(Workspace& w, const Op& op, int unit, int) {
                           o.whole != 0, count, w.rows_of(o.out, row) + first);
     }
     const int last = walk.row + walk.num_rows - 1;
-    for (int j = 0; j < num_before; j++)
-      std::memcpy(values_at(o, block, static_cast<int64_t>(j) * o.width + first), input(last, num_before - 1 - j), count * sizeof(float));
+    for (const int32_t block : walk.blocks)
+      for (int j = 0; j < num_before && block >= 0; j++)
+        std::memcpy(values_at(o, block, static_cast<int64_t>(j) * o.width + first), input(last, num_before - 1 - j), count * sizeof(float));
   }
 }
 
@@ -186,7 +196,7 @@ void run_scan(Workspace& w, const Op& op, int unit, int thread) {
   args.skip = state.skip == nullptr ? nullptr : state.skip + head;
   args.state = columns;
   args.state_stride = count;
-  for (int32_t block = walk.next(); block >= 0; block = walk.next()) {
+  while (walk.next()) {
     args.num_tokens = walk.num_rows;
     args.q = w.rows_of(o.in0, walk.row) + key_at;
     args.k = args.q + keys_width(state);
@@ -195,8 +205,9 @@ void run_scan(Workspace& w, const Op& op, int unit, int thread) {
     args.factors = args.decays + state.num_heads;
     args.out = w.rows_of(o.out, walk.row) + value_at;
     w.kernels->scan(&args);
-    for (int i = 0; i < state.key_dim; i++)
-      std::memcpy(values_at(o, block, at + static_cast<int64_t>(i) * state.value_dim), columns + static_cast<int64_t>(i) * count, count * sizeof(float));
+    for (const int32_t block : walk.blocks)
+      for (int i = 0; i < state.key_dim && block >= 0; i++)
+        std::memcpy(values_at(o, block, at + static_cast<int64_t>(i) * state.value_dim), columns + static_cast<int64_t>(i) * count, count * sizeof(float));
   }
 }
 
@@ -229,8 +240,10 @@ void norm_groups_row(Workspace& w, const Op& op, int row, int) {
 
 }  // namespace
 
-std::string check_states(const int32_t* table, int64_t begin, int64_t end, const tm_kv& kv) {
+std::string check_states(const int32_t* table, int64_t begin, int64_t end, const int32_t* further, const tm_kv& kv) {
   if (begin == end) return "";
+  for (int64_t i = 0; i < end - begin && further != nullptr; i++)
+    if (further[i] >= kv.num_blocks) return say("block id out of range", further[i], kv.num_blocks);
   const auto is_there = [&](int64_t position) { return table[position / kv.block_size] >= 0; };
   for (int64_t b = begin / kv.block_size; b <= (end - 1) / kv.block_size; b++)
     if (table[b] >= kv.num_blocks) return say("block id out of range", table[b], kv.num_blocks);

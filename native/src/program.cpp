@@ -136,7 +136,8 @@ std::string Program::check_tables(const tm_step& step, const tm_kv& kv) const {
     if (length > most) return say("context longer than its block table", length, most);
     const int32_t* table = Workspace::table_of(step, kv, s);
     if (is_of_states(kv)) {
-      const std::string wrong = check_states(table, length - rows, length, kv);
+      const int32_t* further = step.state_blocks == nullptr ? nullptr : step.state_blocks + step.row_starts[s];
+      const std::string wrong = check_states(table, length - rows, length, further, kv);
       if (!wrong.empty()) return wrong;
       continue;
     }

@@ -86,8 +86,8 @@ Some layers of these keep a state of fixed size in place of keys and values: LFM
 gated delta network, Granite 4's and Bamba's Mamba-2. A state is float32, and it is computed position by position, in
 one order for prompts and answers, so that nothing depends on how a prompt was cut or on what was cached
 ([why and how](../develop/decisions/hybrid.md)). Log probabilities of random models equal those of transformers to 2e-5
-of the largest. Drafts are refused, for a state cannot be taken back; the layers that guess further tokens (`mtp.`) are
-not read. Models without any layer of attention, and GGUF files of hybrid models, are not read yet.
+of the largest. Drafts are verified as for other models; the layers that guess further tokens (`mtp.`) are not read, and
+a model with states drafts for no other. Models without any layer of attention are not read yet.
 
 ## GPT-OSS
 

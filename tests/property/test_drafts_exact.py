@@ -21,6 +21,7 @@ import pytest
 from test_exactness import (
     BLOCK_SIZE,
     NUM_BLOCKS,
+    NUM_STATES,
     Mix,
     Stream,
     alone,
@@ -29,6 +30,7 @@ from test_exactness import (
     random_mix,
     run,
     small_pool,
+    states_of,
     windowed_workers,
     with_grammar,
 )
@@ -36,8 +38,9 @@ from test_exactness import (
 from adapters import random_pairs, write_adapter
 from grammar_cases import vocabulary
 from tiny import VOCAB_SIZE, tiny_checkpoint
+from tiny_hybrid import MODELS, hybrid_checkpoint
 from tiny_latent import latent_checkpoint
-from tokenmill.core.block import full_groups
+from tokenmill.core.block import full_groups, state_group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs, Work
 from tokenmill.core.effects import JobEnded
@@ -56,6 +59,7 @@ from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build, grammars
 from tokenmill.worker.build import Worker
 from tokenmill.worker.draft_length import DraftLength
+from tokenmill.worker.runner import Runner
 from workers import build_worker
 
 needs_native = pytest.mark.skipif(
@@ -65,6 +69,7 @@ CROWDED = {"num_requests": 8, "max_prompt": 50, "max_output": 60}
 SEEDS = (31, 39, 46)
 MOST = 6
 NOTHING = Drafts((), "test", ())
+LOOKS_FOR_NOTHING = SpeculationConfig((NGRAM,), prompt_lookup_min=64, prompt_lookup_max=64)
 KINDS = RIGHT, LYING, MIXED = "right", "lying", "mixed"
 Key = tuple[int, int, tuple[int, ...], str]
 
@@ -160,6 +165,8 @@ def check_drafts(
         if plain is not None:
             groups = tuple(small_pool(rng, group, mix.config) for group in worker.config.groups)
             mix = replace(mix, config=replace(mix.config, groups=groups))
+        states = states_of(worker, rng.choice([12, NUM_STATES]), rng.choice([1, 2, 5]))
+        mix = replace(mix, config=replace(mix.config, groups=(*mix.config.groups, *states)))
         teacher = Drafting((plain or worker).executor, seed)
         drafting = Drafting(worker.executor, seed, teacher.known)
         alone_on, drafts_on = replace(plain or worker, executor=teacher), replace(worker, executor=drafting)
@@ -301,6 +308,33 @@ def test_latents_and_experts_bit_for_bit(make_worker: Callable[..., Worker], nam
     check_drafts(make_worker(latent_checkpoint(name), kv_dtype=kv_dtype))
 
 
+def make_hybrid(make_worker: Callable[..., Worker], name: str, **how: Any) -> Worker:
+    groups = (*full_groups(NUM_BLOCKS), state_group(NUM_STATES, 4))
+    return make_worker(hybrid_checkpoint(name), groups=groups, speculation=LOOKS_FOR_NOTHING, **how)
+
+
+def test_states_on_numpy(make_worker: Callable[..., Worker]) -> None:
+    check_drafts(make_hybrid(make_worker, "Qwen3.5", make_ops=ReferenceOps, kv_dtype="f32"), SEEDS[1:2], exact=False)
+
+
+@pytest.mark.exact
+@needs_native
+@pytest.mark.parametrize("name", MODELS)
+def test_states_bit_for_bit(make_worker: Callable[..., Worker], name: str) -> None:
+    """Where a draft is wrong, the next row goes on from the state behind the last that is right."""
+    check_drafts(make_hybrid(make_worker, name, kv_dtype="bf16"))
+
+
+@pytest.mark.exact
+@needs_native
+def test_states_behind_wrong_drafts_are_noticed(
+    make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Runner, "_restore_states", lambda self, step: None)
+    with pytest.raises(AssertionError):
+        check_drafts(make_hybrid(make_worker, "Qwen3.5", kv_dtype="bf16"))
+
+
 @pytest.mark.exact
 @needs_native
 @pytest.mark.usefixtures("no_digest")
@@ -342,7 +376,7 @@ def test_grammars_bit_for_bit(
 def test_what_a_grammar_forces_bit_for_bit(make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     """It is its own drafter, and always right. The other one looks for runs that no text here has."""
     monkeypatch.setattr(grammars, "STEP_S", math.inf)
-    worker = make_worker(speculation=SpeculationConfig((NGRAM,), prompt_lookup_min=64, prompt_lookup_max=64))
+    worker = make_worker(speculation=LOOKS_FOR_NOTHING)
     worker.executor._grammars.load = vocabulary
     num_drafted = num_accepted = 0
     for seed in SEEDS:
@@ -360,7 +394,7 @@ def test_what_a_grammar_forces_bit_for_bit(make_worker: Callable[..., Worker], m
 @needs_native
 def test_what_a_caller_expects_bit_for_bit(make_worker: Callable[..., Worker]) -> None:
     """Right, or wrong in places: what is drafted of it is counted, and changes nothing."""
-    worker = make_worker(speculation=SpeculationConfig((NGRAM,), prompt_lookup_min=64, prompt_lookup_max=64))
+    worker = make_worker(speculation=LOOKS_FOR_NOTHING)
     accepted = rejected = 0
     for seed in SEEDS:
         rng = random.Random(seed)

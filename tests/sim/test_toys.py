@@ -114,6 +114,7 @@ TOYS: dict[str, Callable[[Scenario], Scenario]] = {
     "drafts": drafting,
     "embeds": embedding,
     "states": stateful,
+    "drafts of states": lambda scenario: drafting(stateful(scenario)),
     "encoder": encoding,
 }
 

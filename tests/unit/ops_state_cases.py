@@ -28,7 +28,8 @@ def state_group(state: StateGeometry, num_layers: int = 2) -> KVGroup:
 
 def batch_and_pool(state: StateGeometry, rng: np.random.Generator) -> tuple[StepBatch, np.ndarray]:
     """Three sequences: one from its beginning, which leaves a state at some borders; one in the middle of a block,
-    which it writes over; one that goes on from a border."""
+    which it writes over; one that goes on from a border. Rows in the middle of a block and at a border leave it in a
+    block of their own, too."""
     group = state_group(state)
     starts, lengths = [0, 6, 2 * SIZE], [11, 7, 2 * SIZE + 9]
     num_rows = [length - start for start, length in zip(starts, lengths, strict=True)]
@@ -36,6 +37,8 @@ def batch_and_pool(state: StateGeometry, rng: np.random.Generator) -> tuple[Step
     tables[0, :3] = NO_BLOCK, 4, 1
     tables[1, :2] = NO_BLOCK, 6
     tables[2] = NO_BLOCK, 0, NO_BLOCK, 3, 5
+    state_blocks = np.full(sum(num_rows), NO_BLOCK, np.int32)
+    state_blocks[[5, num_rows[0] + num_rows[1] + SIZE - 1]] = 2, 7
     pool = rng.standard_normal((8, group.bytes_per_block // 4)).astype(np.float32)
     positions = np.concatenate([np.arange(start, end) for start, end in zip(starts, lengths, strict=True)])
     batch = StepBatch(
@@ -45,6 +48,7 @@ def batch_and_pool(state: StateGeometry, rng: np.random.Generator) -> tuple[Step
         context_lens_S=np.array(lengths, np.int32),
         block_tables_SB=tables,
         logit_rows_L=np.zeros(0, np.int32),
+        state_blocks_T=state_blocks,
     )
     return batch, pool.view(np.uint8)
 

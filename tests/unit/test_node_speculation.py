@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.core.block import full_groups, state_group
+from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ConfigError
 from tokenmill.core.speculation import CorpusConfig, SpeculationConfig
@@ -167,6 +167,21 @@ def test_models_that_nothing_can_be_drafted_for_refuse() -> None:
     found = resolve(options, machine, vectors)  # it may be one of several models of a server
     assert found.config.speculation is None
     assert ("speculation", "none") in [(each.name, each.value) for each in found.decisions]
-    groups = (*full_groups(8), state_group(8, 4))
-    with pytest.raises(ConfigError, match="a state cannot be taken back"):
-        EngineConfig(groups=groups, max_model_len=64, speculation=SpeculationConfig())
+    with pytest.raises(ConfigError, match="sees a whole input in one step"):
+        EngineConfig(groups=full_groups(0), max_model_len=64, speculation=SpeculationConfig())
+
+
+def test_models_with_states_have_room_for_those_behind_drafts() -> None:
+    machine = MachineFacts(num_cpus=4, cpu_quota=None, memory_available=8 * GiB, cgroup_headroom=None)
+    model = ModelFacts(max_context=2048, kv_bytes_per_token=46_080, weights_bytes=1 << 27, state_bytes=1 << 20)
+    plain, drafting = (
+        resolve(EngineOptions(speculative_config=given), machine, model) for given in (None, {"method": "suffix"})
+    )
+    states = [each.config.groups[-1] for each in (plain, drafting)]
+    assert [each.num_blocks for each in states] == [states[0].num_blocks] * 2
+    room = [each.config.pool_blocks(group) for each, group in zip((plain, drafting), states, strict=True)]
+    assert room == [states[0].num_blocks, states[0].num_blocks + 16]
+    whole = [sum(group.num_bytes for group in each.config.groups) for each in (plain, drafting)]
+    assert whole[0] - whole[1] - 16 * (1 << 20) in range(-model.kv_bytes_per_token * 16, model.kv_bytes_per_token * 16)
+    (decision,) = [each for each in drafting.decisions if each.name == "kv_states"]
+    assert "16 more behind drafts" in decision.reason

@@ -125,7 +125,8 @@ class KVGroupSpec:
     A block of a STATE group is the state after the last computed position of the block, written in place from token to
     token. Where the block ends it is a checkpoint: it stays as it is, the next block begins from it, and so does
     whoever has a hit that ends there. A row that covers several blocks leaves one in each that has a place in the
-    table (`Checkpoints`). A state cannot be taken back by some tokens, so that sequences with one get no drafts.
+    table (`Checkpoints`). A row with drafts has a place in each: whoever computes keeps the state behind each draft and
+    leaves, in the block where the last right one is, the state there.
 
     A block of the CROSS group holds what the encoder makes of one content (`core.embeds`), whole. It is in no table:
     who computes is told of a sequence's blocks as it is introduced.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .block import CROSS, STATE, KVGroupSpec
 from .errors import ConfigError
-from .speculation import SpeculationConfig
+from .speculation import MOST_DRAFT_STATES, MOST_DRAFTS, SpeculationConfig
 
 # A policy that somebody has written, under the name by which policies are chosen.
 #
@@ -103,9 +103,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         assert all(group.kind != CROSS for group in self.groups), self.groups
         assert self.encoder is None or self.encoder.kind == CROSS, self.encoder
-        if self.speculation is not None and (not self.keeps_kv or any(group.kind == STATE for group in self.groups)):
-            why = "a state cannot be taken back" if self.keeps_kv else "it sees a whole input in one step"
-            raise ConfigError(f"Nothing can be drafted for this model: {why}.", param="speculative_config")
+        if self.speculation is not None and not self.keeps_kv:
+            raise ConfigError(
+                "Nothing can be drafted for this model: it sees a whole input in one step.", param="speculative_config"
+            )
         for group in self.groups:
             low = 1 if group.window else 0
             if group.num_blocks < low:
@@ -125,6 +126,17 @@ class EngineConfig:
     @property
     def keeps_kv(self) -> bool:
         return any(group.num_blocks for group in self.groups)
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts that a step verifies at most, of all sequences together."""
+        if self.speculation is None:
+            return 0
+        return MOST_DRAFT_STATES if any(group.kind == STATE for group in self.groups) else MOST_DRAFTS
+
+    def pool_blocks(self, group: KVGroupSpec) -> int:
+        """Blocks in the group's pool: those that are handed out, and of states one behind each draft of a step."""
+        return group.num_blocks + (self.most_drafts if group.kind == STATE else 0)
 
     @property
     def caches_prefixes(self) -> bool:

@@ -47,6 +47,10 @@ MOST_DRAFTS = 64
 sequence."""
 
 
+MOST_DRAFT_STATES = 16
+"""Verified in a step of a model with states: behind each draft one is kept, to go on from if the next is wrong."""
+
+
 class DraftStats(NamedTuple):
     """By what the number of drafts is chosen.
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..core.cost import Costs
 from ..core.sequence import Sequence, wants_scores
-from ..core.speculation import MOST_DRAFTS, PREDICTION, draft_scope
+from ..core.speculation import PREDICTION, draft_scope
 from ..core.step import Introduction, PlanRow, plan_row
 from ..kv.blocks.groups import Match
 from ..kv.blocks.manager import BlockManager
@@ -182,7 +182,7 @@ class StepBuilder:
         if speculation is None:
             return
         places, candidates = list[int](), list[Candidate]()
-        num_spare = self._num_spare() if speculation.proposed else 0
+        num_spare = self._state.blocks.num_spare(len(step.sequences)) if speculation.proposed else 0
         for index, seq in enumerate(step.sequences if speculation.proposed else ()):
             end, proposal = step.ends[index], speculation.proposed.get(seq.number)
             if proposal is not None and step.rows[index].sample:
@@ -195,7 +195,7 @@ class StepBuilder:
                     places.append(index)
                     candidates.append(Candidate(seq.number, proposal, room, end, seq.request.terms))
         speculation.proposed.clear()
-        numbers = speculation.choose(candidates, step.work, self.costs, min(most, MOST_DRAFTS))
+        numbers = speculation.choose(candidates, step.work, self.costs, min(most, self._state.config.most_drafts))
         for index, candidate, num_drafts in zip(places, candidates, numbers, strict=True):
             if num_drafts:
                 seq = step.sequences[index]
@@ -208,17 +208,13 @@ class StepBuilder:
                 step.num_more_tokens += num_drafts
                 step.num_more_positions += num_drafts * candidate.end + num_drafts * (num_drafts - 1) // 2
 
-    def _num_spare(self) -> int:
-        """Blocks that drafts may take: the sequences of the step can all grow by one beside them."""
-        return self._state.blocks.num_extendable(self.no_match) - len(self.step.sequences)
-
     def _extend(self, seq: Sequence, blocks: tuple[int, ...], end: int) -> tuple[int, ...]:
         """Have tables reach so far. blocks: what the row in the making tells of them; what it is to tell."""
         tables = seq.tables
         more = blocks_for(end, self._block_size) - len(tables[0].ids)
         if more <= 0:
             return blocks
-        self._state.blocks.extend(tables, more)
+        self._state.blocks.extend(tables, more, all_states=True)
         seq.num_sent = len(tables[0].ids)
         num_told, told = len(blocks) // len(tables), list[int]()
         for index, table in enumerate(

@@ -16,7 +16,7 @@ from ..core.effects import Event, StoreOpened
 from ..core.errors import BadCheckpoint, ConfigError, TokenmillError
 from ..core.events import Ready
 from ..core.request import PoolingParams
-from ..core.speculation import DRAFT_MODEL, EAGLE3, MEDUSA, MOST_DRAFTS, MTP
+from ..core.speculation import DRAFT_MODEL, EAGLE3, MEDUSA, MTP
 from ..core.tiers import TierEvents, TierFacts
 from ..core.units import format_parts
 from ..formats.checkpoint import Checkpoint, open_checkpoint
@@ -223,7 +223,7 @@ def planned_memory(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
         block_size=config.block_size,
-        num_drafts=0 if config.speculation is None else MOST_DRAFTS,
+        num_drafts=config.most_drafts,
     )
     draft_weights, draft_kv = (0, 0) if drafter is None else _drafter_bytes(drafter, model, settings, limits)
     windows = {group.window for group in config.groups if group.window}
@@ -238,7 +238,7 @@ def planned_memory(
         draft_kv=draft_kv,
         draft_index=draft_index_bytes(config),
     )
-    sizes = [group.num_blocks for group in config.groups]
+    sizes = [config.pool_blocks(group) for group in config.groups]
     plan = plan_memory(model, groups, limits, held, sizes=sizes, program_bytes=None)
     return _memory_parts(plan, saves_kv=spec.kv_save is not None)
 
@@ -469,6 +469,11 @@ def _drafter_facts(drafter: Checkpoint, target: ModelConfig, block_size: int, kv
     if is_medusa(drafter.metadata):
         return DrafterFacts(0, weights_bytes, target.max_context, drafter.metadata["num_heads"])
     config = config_from_checkpoint(drafter)
+    if config.mixer is not None:
+        raise ConfigError(
+            f"{drafter.path} cannot draft: its layers keep states, which drafts that were wrong would have to leave.",
+            param="speculative_config",
+        )
     (group,) = kv_groups(config, windows=(), block_size=block_size, dtype=kv_dtype)
     return DrafterFacts(group.bytes_per_token, weights_bytes, config.max_context)
 

@@ -23,7 +23,7 @@ from ..core.config import (
 )
 from ..core.effects import WRITES
 from ..core.errors import ConfigError
-from ..core.speculation import BY_MODEL, SpeculationConfig
+from ..core.speculation import BY_MODEL, MOST_DRAFT_STATES, SpeculationConfig
 from ..core.units import MiB, format_bytes
 from ..worker.spec import WorkerSpec
 from .machine import MachineFacts
@@ -455,7 +455,7 @@ def _groups(
         )
     whole = pool = int(usable * KV_SHARE) if asked is None else asked
     states = split_states(pool, model.state_bytes, block_bytes, block_size) if model.state_bytes else None
-    pool -= states.num_bytes if states is not None else 0
+    pool -= 0 if states is None else states.num_bytes + _num_draft_states(options) * states.bytes_per_block
     if pool // block_bytes < 2:
         _refuse_pool(whole, block_bytes, states)
     headroom = machine.cgroup_headroom
@@ -480,7 +480,7 @@ def _groups(
         name = "kv_window" if group.window else "kv_cache"
         decisions.append(Decision(name, size + sees, kept if not index else SPLIT_REASON))
     if states is not None:
-        decisions.append(_states_decision(states, block_size))
+        decisions.append(_states_decision(states, block_size, _num_draft_states(options)))
         groups = (*groups, states)
     if draft_bytes:
         shown = format_bytes(groups[0].num_blocks * draft_bytes)
@@ -503,9 +503,15 @@ def _refuse_pool(pool_bytes: int, block_bytes: int, states: KVGroupSpec | None) 
     )
 
 
-def _states_decision(states: KVGroupSpec, block_size: int) -> Decision:
+def _num_draft_states(options: EngineOptions) -> int:
+    """Beside the pool of a model with states (EngineConfig.pool_blocks)."""
+    return 0 if read_speculation(options.speculative_config)[0] is None else MOST_DRAFT_STATES
+
+
+def _states_decision(states: KVGroupSpec, block_size: int, num_drafts: int) -> Decision:
     shown = f"{states.num_blocks} of {format_bytes(states.bytes_per_block)} = {format_bytes(states.num_bytes)}"
     every = f"one stays every {states.interval * block_size} tokens, and where prompts and answers end"
+    every += f"; {num_drafts} more behind drafts" if num_drafts else ""
     return Decision("kv_states", shown, every)
 
 

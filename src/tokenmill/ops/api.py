@@ -194,6 +194,8 @@ class StepBatch:
     logit_rows_L      indices into T whose logits are wanted
     adapters_T        LoRA slot of each token, 0 for none; None: no token has one
     places_T          row of each token in a table of learned positions; None where the model has none
+    state_blocks_T    further blocks of the group of states, in which the state behind each token stays, too; NO_BLOCK
+                      for none; None: no token has one
     """
 
     tokens_T: np.ndarray
@@ -204,6 +206,7 @@ class StepBatch:
     logit_rows_L: np.ndarray
     adapters_T: np.ndarray | None = None
     places_T: np.ndarray | None = None
+    state_blocks_T: np.ndarray | None = None
 
     @property
     def adapters_L(self) -> np.ndarray | None:

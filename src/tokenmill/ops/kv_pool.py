@@ -51,6 +51,10 @@ class KVPool(Protocol):
         """Make `data` the bytes of these blocks, as `copy_out` gave them for as many."""
         ...
 
+    def copy(self, source: int, to: int) -> None:
+        """Make the bytes of one block those of another."""
+        ...
+
     def commit(self, blocks: Sequence[int]) -> None:
         """Have the memory of these blocks ready to be written, whatever it holds; others may run meanwhile."""
         ...
@@ -93,6 +97,9 @@ class HostPool:
     def copy_in(self, blocks: Sequence[int], data: bytes | memoryview) -> None:
         assert len(data) == len(blocks) * self.group.bytes_per_block, (len(data), len(blocks), self.group)
         self.data[list(blocks)] = np.frombuffer(data, np.uint8).reshape(len(blocks), -1)
+
+    def copy(self, source: int, to: int) -> None:
+        self.data[to] = self.data[source]
 
     def commit(self, blocks: Sequence[int]) -> None:
         size = self.group.bytes_per_block

@@ -34,7 +34,7 @@ def convolve(
         for index, row in enumerate(range(first, end)):
             window_KW = inputs[index : index + num_taps]
             out_TW[row] = (weight_KW * window_KW).sum(axis=0) + (0 if bias_W is None else bias_W)
-            for block in _stays(kv, position + index, end - row == 1, table):
+            for block in _stays(kv, batch, row, position + index, end - row == 1, table):
                 flat = _values(kv, layer, block, state)
                 flat[: (num_taps - 1) * state.conv_width] = window_KW[1:].reshape(-1)
     return out_TW
@@ -80,7 +80,7 @@ def scan(
                 u_Hv = u_Hv - np.einsum("hd,hdv->hv", keys_THd[row], S_Hdv)
             S_Hdv += keys_THd[row][:, :, None] * (u_Hv * factor_H[:, None])[:, None]
             out_THv[row] = np.einsum("hd,hdv->hv", queries_THd[row], S_Hdv)
-            for block in _stays(kv, position + index, end - row == 1, table):
+            for block in _stays(kv, batch, row, position + index, end - row == 1, table):
                 _values(kv, layer, block, state)[first_value:] = S_Hdv.reshape(-1)
     if skip_H is not None:
         out_THv += skip_H[:, None] * values_THv
@@ -107,8 +107,13 @@ def _before(kv: ReferenceKV, layer: int, position: int, table: np.ndarray, state
     return _values(kv, layer, int(table[(position - 1) // kv.group.block_size]), state).copy()
 
 
-def _stays(kv: ReferenceKV, position: int, is_last: bool, table: np.ndarray) -> tuple[int, ...]:
-    """The block, if any, in which the state behind this position stays."""
+def _stays(
+    kv: ReferenceKV, batch: StepBatch, row: int, position: int, is_last: bool, table: np.ndarray
+) -> Iterator[int]:
+    """The blocks, if any, in which the state behind this row stays."""
     size = kv.group.block_size
     block = int(table[position // size])
-    return (block,) if block != NO_BLOCK and (is_last or (position + 1) % size == 0) else ()
+    if block != NO_BLOCK and (is_last or (position + 1) % size == 0):
+        yield block
+    if batch.state_blocks_T is not None and batch.state_blocks_T[row] != NO_BLOCK:
+        yield int(batch.state_blocks_T[row])

@@ -391,9 +391,20 @@ class ToyExecutor:
             if token != draft:
                 break
             prefix.append(token)
+        self._restore_states(row, seq, len(tokens) - 1)
         self.num_drafted += len(row.drafts)
         self.num_accepted += len(tokens) - 1
         return tuple(tokens), tuple(entries)
+
+    def _restore_states(self, row: PlanRow, seq: ToySequence, num_accepted: int) -> None:
+        """Where drafts were wrong: the state behind the last right one stays in its block."""
+        position = row.start + row.num_tokens - 1 - len(row.drafts) + num_accepted
+        for pool, table in zip(self._pools, seq.tables, strict=True):
+            if pool.kind == STATE and num_accepted < len(row.drafts):
+                slots = self._slots(table, position, position + 1)
+                self._require(len(slots) == 1, f"sequence {row.seq} has no state behind position {position}")
+                known = self._values_before(row._replace(start=position + 1), seq)
+                pool.positions[slots[0]], pool.tokens[slots[0]] = position, state_after(known)
 
     def _propose(self, seq: ToySequence) -> Drafts:
         """What may follow the outputs."""

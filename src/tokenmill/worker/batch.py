@@ -20,6 +20,7 @@ from ..core.block import NO_BLOCK
 from ..core.errors import EngineFailed
 from ..core.step import PlanRow
 from ..ops.api import StepBatch, StepLimits
+from ..ops.kv_pool import KVPool
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class RowPart:
     tokens      input ids, drafts last; with `from_step`, those behind the token drawn for the slot in that step
     num_scored  leading positions whose logits score the next prompt token
     num_draws   last positions whose logits draw a token: one, and one for each draft
+    state_blocks  of a model with states, blocks for those behind all positions that draw but the last
     """
 
     row: int
@@ -40,6 +42,21 @@ class RowPart:
     from_step: int
     num_scored: int
     num_draws: int
+    state_blocks: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStates:
+    """Where a model with states keeps those behind the drafts of a step.
+
+    pool   of the group of states
+    table  the group's place among a sequence's tables
+    first  of the pool's blocks, those from here on are for this
+    """
+
+    pool: KVPool
+    table: int
+    first: int
 
 
 class Slots:
@@ -49,9 +66,18 @@ class Slots:
     num_used      blocks of that pool up to the highest id there has been
     num_tables    block tables of a sequence: one for each KV group
     block_tables  [slot, table, block]
+    draft_states  None: nothing is drafted, or no layer keeps a state
     """
 
-    def __init__(self, num_slots: int, max_blocks_per_seq: int, num_blocks: int, num_tables: int = 1) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        max_blocks_per_seq: int,
+        num_blocks: int,
+        num_tables: int = 1,
+        draft_states: DraftStates | None = None,
+    ) -> None:
+        self.draft_states = draft_states
         self.num_blocks = num_blocks
         self.num_used = 0
         self.num_tables = num_tables
@@ -112,14 +138,14 @@ class Slots:
         self._free.extend(range(2 * count - 1, count - 1, -1))
 
 
-def part_of_row(index: int, row: PlanRow, slot: int, num_prompt: int) -> RowPart:
+def part_of_row(index: int, row: PlanRow, slot: int, num_prompt: int, state_blocks: Sequence[int] = ()) -> RowPart:
     """The whole row as one part. `num_prompt` matters only to rows that score."""
     if row.intro is not None and row.intro.embeds:
         raise EngineFailed("This worker computes prompts of token ids only, without embeddings.")
     num_scored = max(0, min(row.num_tokens, num_prompt - 1 - row.start)) if row.score else 0
     num_draws = 1 + len(row.drafts) if row.sample else 0
     tokens = row.tokens + row.drafts
-    return RowPart(index, slot, row.start, row.num_tokens, tokens, row.from_step, num_scored, num_draws)
+    return RowPart(index, slot, row.start, row.num_tokens, tokens, row.from_step, num_scored, num_draws, state_blocks)
 
 
 def micro_batches(parts: list[RowPart], max_logit_rows: int) -> Iterator[list[RowPart]]:
@@ -165,9 +191,9 @@ def build_batch(micro_batch: Sequence[RowPart], slots: Slots, block_size: int, l
     every token has a KV slot. In one pass over lists: right after a step, code is in no cache, and little of it is what
     is fast."""
     tokens, positions, row_starts, ends = list[int](), list[int](), [0], list[int]()
-    scored, drawing = list[int](), list[int]()
+    scored, drawing, kept = list[int](), list[int](), list[tuple[int, Sequence[int]]]()
     part_slots = [part.slot for part in micro_batch]
-    for _, slot, start, num_tokens, given, from_step, num_scored, num_draws in map(_fields, micro_batch):
+    for _, slot, start, num_tokens, given, from_step, num_scored, num_draws, states in map(_fields, micro_batch):
         first = len(tokens)
         if from_step >= 0:
             assert slots.drawn_step[slot] == from_step, "a row's input was not drawn in the step it names"
@@ -181,6 +207,8 @@ def build_batch(micro_batch: Sequence[RowPart], slots: Slots, block_size: int, l
         if num_scored:
             scored += range(first, first + num_scored)
         drawing += range(last - num_draws, last)
+        if states:
+            kept.append((last - num_draws, states))
     assert len(tokens) <= limits.max_tokens and len(ends) <= limits.max_seqs, (len(tokens), len(ends), limits)
     return StepBatch(
         tokens_T=np.array(tokens, np.int32),
@@ -189,7 +217,16 @@ def build_batch(micro_batch: Sequence[RowPart], slots: Slots, block_size: int, l
         context_lens_S=np.array(ends, np.int32),
         block_tables_SB=block_tables(slots, part_slots, ends, block_size),
         logit_rows_L=np.array(scored + drawing, np.int32),
+        state_blocks_T=_state_blocks(len(tokens), kept) if kept else None,
     )
+
+
+def _state_blocks(num_tokens: int, kept: Sequence[tuple[int, Sequence[int]]]) -> np.ndarray:
+    """See StepBatch. kept: first tokens of runs, and the block of each of a run."""
+    state_blocks_T = np.full(num_tokens, NO_BLOCK, np.int32)
+    for first, blocks in kept:
+        state_blocks_T[first : first + len(blocks)] = blocks
+    return state_blocks_T
 
 
 _fields = attrgetter(*RowPart.__slots__)

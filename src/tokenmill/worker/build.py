@@ -17,7 +17,7 @@ from ..core.block import NO_BLOCK, KVGroup
 from ..core.config import EngineConfig
 from ..core.errors import ConfigError
 from ..core.experts import ExpertLoad
-from ..core.speculation import EAGLE3, MEDUSA, MOST_DRAFTS, MTP
+from ..core.speculation import EAGLE3, MEDUSA, MTP
 from ..formats.checkpoint import Checkpoint, open_checkpoint, weights_digest
 from ..formats.hub import default_cache_dir
 from ..kv.connector.worker.transfers import Transfers, open_folder
@@ -39,7 +39,7 @@ from ..ops.kv_pool import KVPool
 from ..ops.weights import DiskWeights
 from ..text.grammar.matcher import Vocabulary
 from .adapters import Adapters
-from .batch import Slots
+from .batch import DraftStates, Slots
 from .draft_medusa import MedusaDrafter
 from .draft_model import DraftModel, drafter_limits
 from .draft_sequences import spare_blocks
@@ -116,14 +116,14 @@ def build_worker(
     windows = [group.window for group in config.groups]
     assert windows == [group.window for group in groups], f"pools for windows {windows}, layers {groups}"
     limits = _step_limits(model, config)
-    sizes = [group.num_blocks for group in config.groups]
+    sizes = [config.pool_blocks(group) for group in config.groups]
     step_blocks = 0 if model.keeps_kv else -(-limits.max_tokens // groups[0].block_size) + limits.max_seqs
     pools = [ops.new_pool(group, count or step_blocks) for group, count in zip(groups, sizes, strict=True)]
-    kvs = tuple(pool.kv for pool in pools)
     draft_model = None if drafter is None else _draft_model(ops, spec, model, drafter, limits)
-    program = ops.compile(_forward(model, kvs, draft_model), limits)
+    program = ops.compile(_forward(model, tuple(pool.kv for pool in pools), draft_model), limits)
     num_blocks = max(*sizes, step_blocks)
-    drafting = draft_model, Drafters.of(ops, config, model.config.vocab_size, corpora, kept)
+    drafters = Drafters.of(ops, config, model.config.vocab_size, corpora, kept)
+    drafting = draft_model, drafters, _draft_states(config, pools)
     runner, adapters, grammars = _make_runner(checkpoint, ops, spec, model, program, limits, num_blocks, drafting)
     draft_kv = None if draft_model is None else draft_model.kv
     touched = pools if draft_kv is None else [*pools, draft_kv.pool]
@@ -133,7 +133,7 @@ def build_worker(
     transfers = None if saved is None else Transfers(pools, saved)
     return Worker(
         executor=ModelExecutor(
-            runner, queue, partial(_free, ops, touched, drafting[1]), adapters, transfers, grammars, pools, draft_kv
+            runner, queue, partial(_free, ops, touched, drafters), adapters, transfers, grammars, pools, draft_kv
         ),
         config=replace(config, numerics_id=model_id, chosen_experts=_chosen_experts(model)),
         model_config=model.config,
@@ -226,7 +226,7 @@ def _make_runner(
     program: Program,
     limits: StepLimits,
     num_blocks: int,
-    drafting: tuple[ModelDrafter | None, Drafters | None],
+    drafting: tuple[ModelDrafter | None, Drafters | None, DraftStates | None],
 ) -> tuple[Runner | PoolingRunner, Adapters | None, Grammars | None]:
     """What makes tokens or vectors of what the forward gives; adapters and grammars are for tokens alone."""
     config, groups = spec.config, model.kv_groups
@@ -235,7 +235,7 @@ def _make_runner(
         block_size = groups[0].block_size
         pooling = PoolingRunner(model, program, limits, block_size=block_size, num_blocks=num_blocks, head=head)
         return pooling, None, None
-    draft_model, drafters = drafting
+    draft_model, drafters, draft_states = drafting
     adapters = _adapters(checkpoint, ops, spec, model)
     vocab_size = model.config.vocab_size
     load = partial(load_vocabulary, checkpoint.path, vocab_size)
@@ -246,13 +246,20 @@ def _make_runner(
         limits,
         vocab_size=vocab_size,
         block_size=config.block_size,
-        slots=Slots(limits.max_seqs, limits.max_blocks_per_seq, num_blocks, len(groups)),
+        slots=Slots(limits.max_seqs, limits.max_blocks_per_seq, num_blocks, len(groups), draft_states),
         adapters=adapters,
         grammars=grammars,
         draft_model=draft_model,
         drafters=drafters,
     )
     return runner, adapters, grammars
+
+
+def _draft_states(config: EngineConfig, pools: Sequence[KVPool]) -> DraftStates | None:
+    for table, (spec, pool) in enumerate(zip(config.groups, pools, strict=True)):
+        if pool.num_blocks > spec.num_blocks and pool.group.state_values:
+            return DraftStates(pool, table, spec.num_blocks)
+    return None
 
 
 def load_weights(
@@ -357,7 +364,7 @@ def _step_limits(model: Model | VectorModel, config: EngineConfig) -> StepLimits
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
             block_size=config.block_size,
-            num_drafts=0 if config.speculation is None else MOST_DRAFTS,
+            num_drafts=config.most_drafts,
         )
     return StepLimits(
         max_tokens=config.max_num_batched_tokens,

@@ -10,7 +10,8 @@
 A row with drafts draws at once what as many steps would draw one after the other, each draw as if the drafts before it
 had been drawn. Collecting takes those behind drafts that are what was drawn in their places, so a draft decides how
 many tokens a row gives and never which. Nothing is planned on top of such a row before its end, and what its other
-draws have left behind is never read: their KV and their places in the history are written again by later rows.
+draws have left behind is never read: their KV and their places in the history are written again by later rows. A state
+is left behind each draft, and collecting puts that behind the last one taken where the next row goes on from it.
 
 Steps are prepared in order by one thread and their work is done in order by one thread, the same or another: a step may
 be prepared while earlier ones compute. It decides nothing: what runs, and where its KV lies, is in the plan.
@@ -77,6 +78,7 @@ class PreparedStep:
     outgrown  drawn tokens of earlier steps, to be carried over before it computes
     work      what computes it
     has_drafts  some row draws more than one token
+    state_blocks  by row: where the states behind its drafts are left
     proposed  by row, what a draft model or its grammar proposes to follow its tokens
     late_s    seconds that a draft model took for tokens of earlier steps
     """
@@ -89,6 +91,7 @@ class PreparedStep:
     outgrown: np.ndarray | None = None
     work: Callable[[], Any] = lambda: None
     has_drafts: bool = False
+    state_blocks: dict[int, range] = field(default_factory=dict)
     proposed: dict[int, Drafts] = field(default_factory=dict)
     late_s: float = 0.0
 
@@ -200,7 +203,7 @@ class Runner:
         return PreparedStep(plan, [carried], True, ends, left)
 
     def _prepare_anew(self, plan: StepPlan) -> PreparedStep:
-        parts = self._take(plan)
+        parts, state_blocks = self._take(plan)
         outgrown = None
         if len(self._slots) > len(self._drawn):
             outgrown, self._drawn = self._drawn, np.zeros(len(self._slots), np.int32)
@@ -209,16 +212,18 @@ class Runner:
             for micro_batch in micro_batches(parts, self._limits.max_logit_rows)
             if micro_batch
         ]
-        step = PreparedStep(plan, cut, outgrown=outgrown, has_drafts=any(part.num_draws > 1 for part in parts))
+        has_drafts = any(part.num_draws > 1 for part in parts)
+        step = PreparedStep(plan, cut, outgrown=outgrown, has_drafts=has_drafts, state_blocks=state_blocks)
         if len(cut) == 1 and all(part.num_draws == 1 and not part.num_scored for part in parts):
             step.ends = cut[0].batch.context_lens_S.tolist()
             step.room = room(self._slots, cut[0].draws.slots_L.tolist(), step.ends, self._block_size)
         return step
 
-    def _take(self, plan: StepPlan) -> list[RowPart]:
-        """Bring the per-sequence state up to this plan; the plan's rows as parts."""
+    def _take(self, plan: StepPlan) -> tuple[list[RowPart], dict[int, range]]:
+        """Bring the per-sequence state up to this plan; the plan's rows as parts, and PreparedStep.state_blocks."""
         slots = self._slots
-        parts = []
+        parts: list[RowPart] = []
+        state_blocks = self._state_blocks(plan)
         for index, row in enumerate(plan.rows):
             num_prompt = 0
             if row.intro is not None:
@@ -237,8 +242,19 @@ class Runner:
             if row.score:
                 num_prompt = len(self._scores[slot].prompt_tokens)
                 slots.fill(slot, row.start // self._block_size)
-            parts.append(part_of_row(index, row, slot, num_prompt))
-        return parts
+            parts.append(part_of_row(index, row, slot, num_prompt, state_blocks.get(index, ())))
+        return parts, state_blocks
+
+    def _state_blocks(self, plan: StepPlan) -> dict[int, range]:
+        """See PreparedStep."""
+        if self._slots.draft_states is None:
+            return {}
+        blocks: dict[int, range] = {}
+        first = self._slots.draft_states.first
+        for index, row in enumerate(plan.rows):
+            if row.drafts:
+                blocks[index] = range(first, first := first + len(row.drafts))
+        return blocks
 
     def _introduce_adapter(self, slot: int, digest: str) -> None:
         self._adapter_of.pop(slot, None)
@@ -332,10 +348,25 @@ class Runner:
 
     def collect(self, step: PreparedStep, duration_s: float) -> StepResult:
         """Of a step whose work has been done, in that time."""
+        if step.state_blocks:
+            self._restore_states(step)
         rows = self._results(step)
         if self._drafters is not None:
             rows = self._drafters.propose(step.plan.step, rows)
         return StepResult(step.plan.step, rows, duration_s, step.late_s)
+
+    def _restore_states(self, step: PreparedStep) -> None:
+        """Of rows whose last drafts are not taken: the state behind the last draft that is, in the place of what came
+        after it."""
+        assert self._slots.draft_states is not None
+        pool, table = self._slots.draft_states.pool, self._slots.draft_states.table
+        for micro_batch in step.micro_batches:
+            for row, taken in _taken(step, micro_batch, self._drawn_tokens(micro_batch)):
+                planned, num_accepted = step.plan.rows[row], len(taken) - 1
+                if num_accepted < len(planned.drafts):
+                    position = planned.start + planned.num_tokens - 1 - len(planned.drafts) + num_accepted
+                    block = self._slots.block_tables[self._slots[planned.seq], table, position // self._block_size]
+                    pool.copy(step.state_blocks[row][num_accepted], int(block))
 
     def _results(self, step: PreparedStep) -> tuple[RowResult, ...]:
         constrained = self._follow_grammars(step)

@@ -122,6 +122,10 @@ class KVBlocks:
         ]
         return min(most, default=UNBOUNDED)
 
+    def num_spare(self, num_others: int) -> int:
+        """Blocks that every group can hand out when `num_others` tables have grown by one each."""
+        return min((num - num_others for num in self.num_available(self.no_match)), default=UNBOUNDED)
+
     def num_available(self, match: Match) -> list[int]:
         """Of each group, blocks that can be handed out beside `match`."""
         return [
@@ -152,10 +156,11 @@ class KVBlocks:
             if table.checkpoints is not None:
                 table.checkpoints.num_shared = max(table.checkpoints.num_shared, match.num_shared)
 
-    def extend(self, tables: Tables, num_blocks: int) -> None:
-        """Append `num_blocks` entries to each table: writable ids, of which those of states are few."""
+    def extend(self, tables: Tables, num_blocks: int, *, all_states: bool = False) -> None:
+        """Append `num_blocks` entries to each table: writable ids, of which those of states are few. all_states: none
+        of these is missing, since a row with drafts may end in any."""
         for pool, table in zip(self.pools, tables, strict=True):
-            if table.checkpoints is None:
+            if table.checkpoints is None or all_states:
                 table.ids += pool.reserve(num_blocks)
                 continue
             end = len(table) + num_blocks

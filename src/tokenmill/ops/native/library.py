@@ -55,7 +55,7 @@ STORE_SIGNATURES = {
 }
 
 
-ABI_VERSION = 20
+ABI_VERSION = 21
 _REBUILD = "build it again (pip install -e .)"
 
 KINDS = {
@@ -299,9 +299,9 @@ class AdjustmentStruct(ctypes.Structure):
     )
 
 
-STEP = struct.Struct("8P4i")
-"""tm_step: tokens, positions, row_starts, context_lens, block_tables, logit_rows, adapters, places; num_tokens,
-num_seqs, table_width, num_logit_rows. Packed as bytes, because one is made for every call."""
+STEP = struct.Struct("9P4i")
+"""tm_step: tokens, positions, row_starts, context_lens, block_tables, logit_rows, adapters, places, state_blocks;
+num_tokens, num_seqs, table_width, num_logit_rows. Packed as bytes, because one is made for every call."""
 
 DRAWS = struct.Struct(f"{len(COLUMNS) + 10}P4i")
 """tm_draws: tm_sampling, adjustments, num_top, logprobs, ranks, top_ids, top_logprobs, slots, tokens,

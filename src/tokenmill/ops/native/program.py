@@ -35,7 +35,7 @@ class Binder:
         self._num_tables = num_tables
         self._logits = logits
         self._draw_scratch = draw_scratch
-        self._step = _Addresses([np.int32] * 8)
+        self._step = _Addresses([np.int32] * 9)
         self._draws = _Addresses([*COLUMN_DTYPES.values(), np.uint64, *_SCORES, np.int32, np.int32, np.int32])
 
     def step(self, batch: StepBatch) -> bytes:
@@ -45,7 +45,7 @@ class Binder:
         assert len(batch.positions_T) == num_tokens, (len(batch.positions_T), num_tokens)
         assert len(batch.row_starts_S1) == num_seqs + 1, (len(batch.row_starts_S1), num_seqs)
         assert num_rows == num_seqs * self._num_tables, (num_rows, num_seqs)
-        for array in (batch.adapters_T, batch.places_T):
+        for array in (batch.adapters_T, batch.places_T, batch.state_blocks_T):
             assert array is None or len(array) == num_tokens, (len(array), num_tokens)
         addresses = self._step.addresses(
             (
@@ -57,6 +57,7 @@ class Binder:
                 batch.logit_rows_L,
                 batch.adapters_T,
                 batch.places_T,
+                batch.state_blocks_T,
             )
         )
         return STEP.pack(*addresses, num_tokens, num_seqs, table_width, len(batch.logit_rows_L))

@@ -92,11 +92,18 @@ class KVExports:
         if seq.request.attempt != event.attempt or seq.status is Status.EXPORTING:
             return
         if seq.rows_in_flight:
-            _stop_after(seq, max(1, seq.num_planned + 1 - len(seq.tokens)))  # those that are drawn in any case
+            end = seq.num_planned + self._num_drafts_in_flight(seq)
+            _stop_after(seq, max(1, end + 1 - len(seq.tokens)))  # those that are drawn in any case
             return
         _stop_after(seq, 0)
         state.leave(seq)
         state.outbox.outputs.append(ended(seq, FINISH_MOVED, now))
+
+    def _num_drafts_in_flight(self, seq: Sequence) -> int:
+        """Of them as many may be taken as are right: a state behind these cannot be taken back."""
+        last = self._state.in_flight[-1]
+        rows = zip(last.rows, last.sequences, strict=True) if last.num_drafts else ()
+        return sum(len(row.drafts) for row, each in rows if each is seq)
 
     def release(self, event: Release, now: float) -> None:
         offer = self._offers.get(event.ticket)
