@@ -29,6 +29,7 @@ LATENT = {
     "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
     "v_head_dim": 24,
 }  # fmt: skip
+_DSA = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 4, "topk_group": 2}
 LINEAR = "linear_attention"
 _DELTA = {
     "head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
@@ -41,12 +42,18 @@ BASE: dict[str, dict[str, Any]] = {
     **{kind: {"num_local_experts": 4} for kind in ("granitemoe", "granitemoeshared")},
     **{kind: {"num_experts": 8, "num_experts_per_tok": 3} for kind in ("qwen2_moe", "qwen3_moe", "olmoe")},
     "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 3},
+    "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 16},
+    "flex_olmo": {"num_experts_per_tok": 3},
+    "hunyuan_v1_moe": {"num_experts": 8, "moe_topk": 3, "head_dim": 16},
+    "exaone_moe": {"num_experts": 8, "num_experts_per_tok": 3},
+    "afmoe": {"num_experts": 8, "num_experts_per_tok": 3, "head_dim": 16},
     **{kind: {"n_routed_experts": 8, "num_experts_per_tok": 2} for kind in ("glm4_moe", "glm4v_moe_text")},
     "ernie4_5_moe": {"moe_num_experts": 8},
     "deepseek_v2": LATENT | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "deepseek_v3": LATENT
     | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
+    **{kind: LATENT | _DSA for kind in ("deepseek_v32", "glm_moe_dsa")},
     "minicpm3": LATENT,
     "youtu": LATENT,
     "cwm": {"hidden_size": 96, "head_dim": 16},
@@ -65,11 +72,14 @@ BASE: dict[str, dict[str, Any]] = {
 }
 WITHOUT_A_CLASS = ("kimi_k2", "step3_text")
 """Types that transformers has no class for; their tests are in test_latent_keys.py."""
-WITH_EXPERTS = (*MOE_KEYS, "granitemoehybrid", "lfm2_moe", "qwen3_next", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+WITH_EXPERTS = (
+    *MOE_KEYS, "granitemoehybrid", "lfm2_moe", "qwen3_next", "deepseek_v2", "deepseek_v3", "deepseek_v32",
+    "glm_moe_dsa", "glm4_moe_lite",
+)  # fmt: skip
 TYPES = tuple(kind for kind in ARCHITECTURES if kind not in WITHOUT_A_CLASS)
 INSIDE = tuple(kind for kind in TYPES if kind.endswith("_text") and kind != "gemma3_text")
 """Types of language models that transformers has no head for."""
-OWN_ROPE = ("llama", "phi3", "gemma3_text", "olmo3", "glm4", "qwen2_vl_text")
+OWN_ROPE = ("llama", "phi3", "gemma3_text", "olmo3", "glm4", "qwen2_vl_text", "hunyuan_v1_moe")
 """Types that read RoPE settings each in their way; the others do as Llama does."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _NESTED = {_FULL: {"rope_type": "linear", "factor": 4.0}, _SLIDING: {"rope_theta": 77.0}}
@@ -79,6 +89,7 @@ _DROPPED = ("rope_theta", "partial_rotary_factor")
 CONTEXTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "windows": {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
+    "alpha": {"rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}},
     "yarn": {"rope_parameters": {key: value for key, value in YARN.items() if key != "rope_theta"}},
     "old yarn": {"rope_scaling": _OLD_YARN, "rope_theta": 5000.0},
     "llama3": {"rope_scaling": {key: value for key, value in LLAMA3.items() if key != "rope_theta"}},
@@ -119,10 +130,17 @@ PRESENT: dict[str, list[Any]] = {
         )
     },
     **{key: [4, 8] for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")},
-    **{key: [1, 3, 99] for key in ("num_experts_per_tok", "moe_k")},
+    **{key: [1, 3, 99] for key in ("num_experts_per_tok", "moe_k", "moe_topk")},
     **{key: [40] for key in ("moe_intermediate_size", "shared_expert_intermediate_size")},
     **{key: [0, 3] for key in ("moe_num_shared_experts", "moe_layer_start_index")},
     "n_shared_experts": [2],
+    "num_shared_experts": [2],
+    "num_dense_layers": [0, 2],
+    "route_scale": [2.5],
+    "rotary_dim": [8],
+    "mup_enabled": [True, False],
+    "global_attn_every_n_layers": [2, 0],
+    "mlp_layer_types": [["dense", "sparse"] * 2, ["sparse"] * 4],
     "shared_intermediate_size": [0, 40],
     "n_group": [2, 3, 4],
     "topk_group": [2],
@@ -147,10 +165,10 @@ PRESENT: dict[str, list[Any]] = {
     "scale_emb": [3, 0.5],
     "scale_depth": [0.7],
     "dim_model_base": [32],
+    "index_topk": [16],
     "swiglu_limit": [5.0, 0.0],
     "swiglu_alpha": [1.5],
     "experts_per_token": [3, 9],
-    "num_dense_layers": [0, 2],
     **{key: [True, False] for key in ("use_expert_bias", "tie_embedding")},
     **{key: [True, False] for key in ("conv_bias", "mamba_conv_bias", "mamba_proj_bias", "block_auto_adjust_ff_dim")},
     **{key: [2, 5] for key in ("conv_L_cache", "linear_conv_kernel_dim", "mamba_d_conv")},
@@ -212,6 +230,7 @@ INNER_KEYS: dict[str, list[Any]] = {
     "partial_rotary_factor": [0.5],
     "llama_4_scaling_beta": [0.3],
     "max_position_embeddings": [64],
+    "alpha": [20.0, 0.0],
 }
 
 ABSENT = object()
@@ -321,6 +340,7 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
     shapes = {
         key.removeprefix("model."): tuple(value.shape)[-1:] if key.endswith("correction_bias") else tuple(value.shape)
         for key, value in state.items()
+        if ".indexer." not in key
     }
     shapes = _taken_apart(shapes) if kind == "gpt_oss" else shapes
     shapes = _split(shapes) if kind in ("qwen3_vl_moe_text", "glm4v_moe_text", "qwen3_5_moe_text") else shapes
@@ -333,6 +353,7 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
         if listed
         else [_SLIDING if getattr(made, "sliding_window", None) else _FULL] * len(body.layers)
     )
+    indexed = "index_topk" in type(made).__dataclass_fields__
     windowed = "sliding_window" in type(made).__dataclass_fields__
     if windowed and _SLIDING in kinds and not made.sliding_window:
         raise ValueError("layers with a window need one")
@@ -359,13 +380,19 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
             for key in ("attn_logit_softcapping", "final_logit_softcapping")
         ),
         "multipliers": (
-            made.scale_emb if kind == "minicpm3" else getattr(body, "embedding_multiplier", 1.0),
+            _their_embed_scale(kind, made, body),
             getattr(layer, "residual_multiplier", getattr(layer, "residual_scale", 1.0)),
             made.logits_scaling if made.model_type.startswith(("granite", "minicpm3")) else 1.0,
         ),
-        "context": made.max_position_embeddings,
+        "context": min(made.max_position_embeddings, made.index_topk if indexed else made.max_position_embeddings),
         "experts": [_their_experts(kind, block) for block in blocks],
     }  # fmt: skip
+
+
+def _their_embed_scale(kind: str, made: Any, body: Any) -> float:
+    if kind == "afmoe":
+        return made.hidden_size**0.5 if made.mup_enabled else 1.0
+    return made.scale_emb if kind == "minicpm3" else getattr(body, "embedding_multiplier", 1.0)
 
 
 def _ffn_of(kind: str, layer: Any) -> Any:
@@ -413,7 +440,7 @@ def _their_experts(kind: str, block: Any) -> Any:
         router.num_experts,
         router.top_k,
         bool(getattr(router, "norm_topk_prob", not kind.startswith(("granite", "deepseek_v2", "gpt_oss")))),
-        getattr(router, "routed_scaling_factor", 1.0),
+        getattr(router, "routed_scaling_factor", getattr(router, "route_scale", 1.0)),
         *groups,
         hasattr(block.experts, "limit"),
         getattr(block.experts, "limit", 0.0),
@@ -434,8 +461,10 @@ def _their_ropes(made: Any, body: Any, kinds: list[str]) -> list[Any]:
             ropes.append(None)
             continue
         turns = bool(getattr(attention, "use_rope", True))
-        if made.model_type == "exaone4":
+        if made.model_type in ("exaone4", "exaone_moe"):
             turns = attention.sliding_window is None or attention.is_sliding
+        if made.model_type == "afmoe":
+            turns = attention.is_local_attention
         frequencies = getattr(rotary, f"{prefix}inv_freq").numpy().astype(np.float64)
         scale = getattr(rotary, f"{prefix}attention_scaling")
         whole = 2 * len(frequencies) == getattr(attention, "qk_rope_head_dim", getattr(attention, "head_dim", 0))
@@ -450,6 +479,7 @@ def _their_ropes(made: Any, body: Any, kinds: list[str]) -> list[Any]:
             "qwen3_5_moe_text",
             "qwen3_next",
             "bamba",
+            "minimax_m2",
         ):
             raise ValueError("heads that turn in part")
         ropes.append((frequencies, scale) if turns else None)

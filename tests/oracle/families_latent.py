@@ -16,6 +16,9 @@ _V3 = _SHAPE | _EXPERTS | {"q_lora_rank": 24, "n_group": 4, "topk_group": 2, "nu
 _GLM = _SHAPE | {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "q_lora_rank": 24,
 }  # fmt: skip
+_DSA = _SHAPE | _EXPERTS | {
+    "q_lora_rank": 24, "n_group": 4, "topk_group": 2, "index_topk": 64, "index_n_heads": 2, "index_head_dim": 16,
+}  # fmt: skip
 _V2_YARN = {"rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}}
 _V3_YARN = {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}
 _LONGROPE = {
@@ -43,6 +46,14 @@ LATENT_CASES = (
         "DeepSeek-V3, half-split RoPE, weights as they are",
         "DeepseekV3",
         _V3 | {"q_lora_rank": None, "rope_interleave": False, "norm_topk_prob": False, "rms_norm_eps": 1e-3},
+    ),
+    Case("DeepSeek-V3.2", "DeepseekV32", _DSA | _V3_YARN),
+    Case(
+        "GLM-5, listed layers, one indexer for several",
+        "GlmMoeDsa",
+        {key: value for key, value in _DSA.items() if key != "first_k_dense_replace"}
+        | {"mlp_layer_types": ["sparse", "dense"] * 2, "indexer_types": ["full", "shared"] * 2, "n_group": 1}
+        | {"topk_group": 1, "routed_scaling_factor": 1.0},
     ),
     Case("GLM-4.7-Flash", "Glm4MoeLite", _GLM),
     Case("GLM-4.7-Flash, listed layers", "Glm4MoeLite", _GLM | {"mlp_layer_types": ["dense", "sparse"] * 2}),

@@ -31,6 +31,14 @@ _GRANITE = {
     "logits_scaling": 2.0,
 }
 _GPT_OSS = {"num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 16, "max_position_embeddings": 8192}
+_HUNYUAN = {"num_experts": 6, "moe_topk": 2, "head_dim": 32}
+_EXAONE = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "num_shared_experts": 2,
+}
+_AFMOE = _EXAONE | {"head_dim": 16, "num_dense_layers": 1, "route_scale": 2.5}
 _ERNIE = {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 32}
 
 MOE_CASES = (
@@ -85,6 +93,37 @@ MOE_CASES = (
         _DOTS | SLIDING | {"max_window_layers": 2, "attention_bias": True, "routed_scaling_factor": 2.5},
     ),
     Case("Solar Open", "SolarOpen", _SOLAR),
+    Case(
+        "MiniMax-M2", "MiniMaxM2", {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 32, "rotary_dim": 16}
+    ),
+    Case("FlexOlmo", "FlexOlmo", {"num_experts": 5, "num_experts_per_tok": 2}),
+    Case("FlexOlmo, weights of sum 1", "FlexOlmo", {"norm_topk_prob": True, "attention_bias": True}),
+    Case("Hunyuan MoE", "HunYuanMoEV1", _HUNYUAN),
+    Case(
+        "Hunyuan-A13B (a base stretched by alpha)",
+        "HunYuanMoEV1",
+        _HUNYUAN
+        | rope(rope_type="dynamic", alpha=50.0, factor=1.0)
+        | {"moe_topk": [3] * 4, "num_key_value_heads": 1, "attention_bias": True},
+    ),
+    Case("K-EXAONE", "ExaoneMoe", SLIDING | _EXAONE | {"n_group": 4, "topk_group": 2}),
+    Case(
+        "K-EXAONE, listed layers, weights as they are",
+        "ExaoneMoe",
+        SLIDING
+        | _EXAONE
+        | {
+            "mlp_layer_types": ["sparse", "dense"] * 2,
+            "norm_topk_prob": False,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+        },
+    ),
+    Case("AFMoE (Trinity)", "Afmoe", SLIDING | _AFMOE | {"mup_enabled": True}),
+    Case(
+        "AFMoE, experts everywhere, biases, every other layer with a window",
+        "Afmoe",
+        SLIDING | _AFMOE | {"num_dense_layers": 0, "attention_bias": True, "global_attn_every_n_layers": 2},
+    ),
     Case("GPT-OSS", "GptOss", SLIDING | _GPT_OSS),
     Case(
         "GPT-OSS, tight limits, no YaRN, no biases, other windows",

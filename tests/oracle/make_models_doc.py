@@ -77,7 +77,9 @@ are never made, and a token's value does not depend on which step computed it. T
 `attn_kv_b`): its rows of values are kept as they are stored, its rows of keys are turned round, as float16 if they were
 quantised. The native kernels round queries, latents and the weights of values to bf16, so there logits are compared
 with those of numpy that rounds alike (1e-2 of the largest), which without rounding are transformers' (2e-5). Layers of
-a checkpoint that guess tokens further ahead (`num_nextn_predict_layers`) are not read. Step-3, which transformers has
+a checkpoint that guess tokens further ahead (`num_nextn_predict_layers`) are not read. DeepSeek-V3.2 and GLM-5
+attend to `index_topk` positions (2,048), which an indexer chooses: up to so many it chooses all. That is the longest
+context served, a note says so, and the indexer's weights are not read. Step-3, which transformers has
 no class for, is compared with its published equations.
 
 ## Hybrid models

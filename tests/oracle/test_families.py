@@ -101,7 +101,7 @@ def watch_routers(model) -> list[np.ndarray]:
         seen.append(np.concatenate(parts, axis=1).astype(np.float32))
 
     for module in model.modules():
-        if type(module).__name__.lower().endswith("topkrouter"):
+        if type(module).__name__.lower().endswith(("topkrouter", "tokenchoicerouter", "moev1gate")):
             module.register_forward_hook(note)
     return seen
 

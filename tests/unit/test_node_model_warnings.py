@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tiny import tiny_checkpoint
+from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.node.model_warnings import model_warnings
 
 
@@ -34,3 +36,11 @@ def test_unknown_keys_of_a_config_are_named() -> None:
     checkpoint.metadata |= {"head_scale": 2.0, "use_cache": True, "attention_dropout": None}
     (note,) = model_warnings(checkpoint, None)
     assert "head_scale" in note and "use_cache" not in note
+
+
+def test_a_context_that_is_cut_is_told_of() -> None:
+    """Where an indexer would choose among more positions than are served."""
+    config = {"model_type": "glm_moe_dsa", "index_topk": 2048, "max_position_embeddings": 4096}
+    (note,) = model_warnings(Checkpoint("hf", Path("x"), config, {}), None)
+    assert "2048 tokens of 4096" in note
+    assert list(model_warnings(Checkpoint("hf", Path("x"), config | {"index_topk": 4096}, {}), None)) == []

@@ -218,6 +218,9 @@ ARCHITECTURES: dict[str, str] = {
 }
 """`model_type` of a decoder -> the architecture it is read as. The first that names an architecture is its own type."""
 
+_OTHER_NAMES = {"ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM"}
+"""What files called an architecture before transformers did."""
+
 _TYPES = {architecture: kind for kind, architecture in reversed(ARCHITECTURES.items())} | {
     name + suffix: kind
     for name, kind in ENCODER_TYPES.items()
@@ -233,7 +236,8 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 def named_architecture(config: Mapping[str, Any]) -> str:
     """What `architectures` names first; "" for nothing."""
     names = config.get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else ""
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    return _OTHER_NAMES.get(name, name)
 
 
 def model_type_of(config: Mapping[str, Any]) -> str:

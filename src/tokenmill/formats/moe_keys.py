@@ -27,6 +27,16 @@ MOE_KEYS: Mapping[str, Keys] = {
         num_experts=DERIVED,
         num_experts_per_tok=2,
     ),
+    "minimax_m2": keys(
+        **DECODER | sizes(200_064, 3072, 1536, 62, 48, 8, 196_608) | ends(200_034, 200_020)
+        | {"head_dim": 128, "rope_theta": 5e6},
+        partial_rotary_factor=1.0,
+        rotary_dim=None,
+        num_local_experts=256,
+        num_experts=DERIVED,
+        num_experts_per_tok=8,
+        num_mtp_modules=0,
+    ),
     "qwen2_moe": keys(
         **DECODER | sizes(151_936, 2048, 5632, 24, 16, 16, 32_768) | ends(None, None),
         use_sliding_window=False,
@@ -74,6 +84,14 @@ MOE_KEYS: Mapping[str, Keys] = {
         num_experts=64,
         num_local_experts=DERIVED,
         num_experts_per_tok=8,
+        norm_topk_prob=False,
+    ),
+    "flex_olmo": keys(
+        **DECODER | sizes(100_352, 4096, 11_008, 32, 32, None, 4096) | ends(None, 100_257) | {"rope_theta": 5e5},
+        attention_bias=False,
+        num_experts=7,
+        num_local_experts=DERIVED,
+        num_experts_per_tok=5,
         norm_topk_prob=False,
     ),
     "granitemoe": keys(**GRANITE),
@@ -142,6 +160,46 @@ MOE_KEYS: Mapping[str, Keys] = {
         norm_topk_prob=True,
         routed_scaling_factor=1.0,
     ),
+    "hunyuan_v1_moe": keys(
+        **DECODER | sizes(290_943, 4096, 11_008, 32, 32, None, 2048) | ends(1, 2)
+        | {"head_dim": REQUIRED, "rms_norm_eps": 1e-5},
+        attention_bias=False,
+        num_experts=1,
+        num_local_experts=DERIVED,
+        moe_topk=1,
+        num_experts_per_tok=DERIVED,
+    ),
+    "exaone_moe": keys(
+        **DECODER | sizes(102_400, 4096, 16_384, 32, 32, 32, 2048) | ends(1, 53) | {"rms_norm_eps": 1e-5},
+        sliding_window=4096,
+        sliding_window_pattern=OrNull(4),
+        layer_types=None,
+        mlp_layer_types=None,
+        first_k_dense_replace=1,
+        num_experts=64,
+        num_experts_per_tok=8,
+        num_shared_experts=1,
+        moe_intermediate_size=1024,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+    ),
+    "afmoe": keys(
+        **DECODER | sizes(200_192, 2048, 6144, 32, 16, None, 16_384) | ends(None, None)
+        | {"head_dim": 128, "rms_norm_eps": 1e-5},
+        attention_bias=False,
+        sliding_window=1024,
+        global_attn_every_n_layers=4,
+        layer_types=None,
+        mup_enabled=OrNull(False),
+        num_dense_layers=1,
+        num_experts=64,
+        num_experts_per_tok=6,
+        num_shared_experts=2,
+        moe_intermediate_size=1408,
+        route_scale=1.0,
+    ),
     "gpt_oss": keys(
         **DECODER | sizes(201_088, 2880, 2880, 36, 64, 8, 131_072) | ends(None, None)
         | {"head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 150_000.0},
@@ -172,16 +230,21 @@ MOE_KEYS: Mapping[str, Keys] = {
 
 MOE_ARCHITECTURES: dict[str, str] = {
     "mixtral": "MixtralForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_vl_moe_text": "Qwen3VLMoeForConditionalGeneration",
     "olmoe": "OlmoeForCausalLM",
+    "flex_olmo": "FlexOlmoForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
     "glm4v_moe_text": "Glm4vMoeForConditionalGeneration",
     "dots1": "Dots1ForCausalLM",
     "solar_open": "SolarOpenForCausalLM",
+    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
+    "exaone_moe": "ExaoneMoeForCausalLM",
+    "afmoe": "AfmoeForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
 }
@@ -195,6 +258,12 @@ _V3 = {
     "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
     "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
     "moe_layer_freq": OrNull(1), "norm_topk_prob": OrNull(True), "first_k_dense_replace": 3,
+}  # fmt: skip
+
+_V32 = {
+    **{key: meaning for key, meaning in _V3.items() if key != "rope_interleave"},
+    "num_key_value_heads": 128, "max_position_embeddings": 163_840, "q_lora_rank": 1536, "norm_topk_prob": True,
+    "num_experts": DERIVED, "mlp_layer_types": None, "layer_types": None, "index_topk": 2048, "mlp_bias": False,
 }  # fmt: skip
 
 LATENT_KEYS: Mapping[str, Keys] = {
@@ -220,6 +289,12 @@ LATENT_KEYS: Mapping[str, Keys] = {
     ),
     "deepseek_v3": keys(**_V3),
     "kimi_k2": keys(**_V3),
+    "deepseek_v32": keys(**_V32),
+    "glm_moe_dsa": keys(
+        **_V32 | sizes(154_880, 6144, 12_288, 78, 64, 64, 202_752)
+        | {"rms_norm_eps": 1e-5, "q_lora_rank": 2048, "v_head_dim": 256, "qk_nope_head_dim": 192}
+        | {"n_group": 1, "topk_group": 1},
+    ),
     "glm4_moe_lite": keys(
         **_V3 | sizes(154_880, 2048, 10_240, 47, 20, 20, 202_752)
         | {"rms_norm_eps": 1e-5, "q_lora_rank": OrNull(768), "v_head_dim": 256, "qk_nope_head_dim": 192}
@@ -278,6 +353,8 @@ LATENT_ARCHITECTURES: Mapping[str, str] = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "kimi_k2": "DeepseekV3ForCausalLM",
+    "deepseek_v32": "DeepseekV32ForCausalLM",
+    "glm_moe_dsa": "GlmMoeDsaForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "youtu": "YoutuForCausalLM",
     "minicpm3": "MiniCPM3ForCausalLM",

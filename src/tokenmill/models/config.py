@@ -63,7 +63,8 @@ class ModelConfig:
     query_rank   channels that queries go through; 0: they do not
     inner_eps    the epsilon of the norms of those, and of latents; None: norm_eps
     has_qk_norm  whether the family's norms of queries and keys are there
-    unread       what names of tensors begin with that are there for guessing more than one token, and are not read
+    unread       what names of tensors begin with that are there for guessing more than one token, or for choosing among
+                 more positions than are served, and are not read
     is_causal    whether a token sees no more than those before it; else every one of its text, within a window so many
                  to each side
     """
@@ -415,7 +416,9 @@ def hf_scales(fields: Fields, family: Family, width: int, num_layers: int) -> Sc
         base = fields.number("dim_model_base", width, positive=True)
         return Scales(fields.number("scale_emb"), depth / math.sqrt(num_layers), base / width)
     return Scales(
-        math.sqrt(width) if family.scaled_embeddings else fields.number("embedding_multiplier", 1.0),
+        math.sqrt(width)
+        if family.scaled_embeddings or fields.flag("mup_enabled")
+        else fields.number("embedding_multiplier", 1.0),
         fields.number("residual_multiplier", 1.0),
         1 / fields.number("logits_scaling", 1.0, positive=True),
     )

@@ -26,6 +26,8 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "g
 """Names in config.json -> what the decoder calls them: gelu is the tanh form."""
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
+_INDEXED = "indexed_attention"
+"""What layers of a family with an indexer are called."""
 _OLDER_KINDS = {"mamba": "linear_attention", "attention": _FULL}
 """What layer_types of older files call them."""
 
@@ -49,12 +51,14 @@ ROPE_KEYS = {
 }
 QUERY_BETA = "llama_4_scaling_beta"
 """Beside them, of families with scaled queries."""
+ROPE_ALPHA = "alpha"
+"""Beside them, of families with Family.rope_alpha."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ropes:
     """full, windowed: of layers without and with a window. fraction: of each head that turns. max_context: the longest
-    that the positions are made for."""
+    that the positions are made for, or that is seen whole."""
 
     full: RopeConfig
     windowed: RopeConfig
@@ -100,7 +104,8 @@ def read_layers(fields: Fields, family: Family, num_layers: int) -> LayerKinds:
             raise BadCheckpoint(f"{fields.where}: layer_types of a {family.title} that differ are not supported.")
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         raise BadCheckpoint(f"{fields.where}: layer_types must be a list of {num_layers}.")
-    kinds = [_OLDER_KINDS.get(str(kind), kind) for kind in kinds]
+    older = {_INDEXED: _FULL} if family.indexed else _OLDER_KINDS
+    kinds = [older.get(str(kind), kind) for kind in kinds]
     with_state = frozenset(layer for layer, kind in enumerate(kinds) if family.mixer and kind == family.mixer_layers)
     if len(with_state) == num_layers:
         raise BadCheckpoint(f"{fields.where}: models without a layer of attention are not supported.")
@@ -156,8 +161,8 @@ def _kinds(fields: Fields, family: Family, has_window: bool, no_rope: frozenset[
     layers = range(num_layers)
     if family.mixer:
         return _mixer_kinds(fields, family, num_layers)
-    if fields.reads("sliding_window_pattern"):
-        every = fields.count("sliding_window_pattern")
+    for key in filter(fields.reads, ("sliding_window_pattern", "global_attn_every_n_layers")):
+        every = fields.count(key)
         return [_SLIDING if (layer + 1) % every else _FULL for layer in layers]
     if family.window_every:
         return [_SLIDING if family.has_window(layer) else _FULL for layer in layers]
@@ -203,6 +208,8 @@ def read_ropes(fields: Fields, family: Family) -> Ropes:
     rope, fraction, longest = _read_rope(fields, family, given, fields.number("rope_theta"), max_positions)
     if family.scaled_queries:
         rope = _with_scaled_queries(fields, given, rope)
+    if family.indexed:
+        longest = min(longest, fields.count("index_topk"))
     return Ropes(rope, rope, fraction, longest)
 
 
@@ -247,6 +254,10 @@ def _read_rope(
     name = rope.text("rope_type", rope.text("type", ""))
     scaling = family.rope_names.get(name, "") if family.rope_names else name
     fraction = _fraction(fields, family, rope)
+    if scaling == "dynamic" and family.rope_alpha and given.get(ROPE_ALPHA):
+        rope.number("factor")  # which must be there, and does nothing
+        alpha = replace(rope, keys={ROPE_ALPHA: Key(None, False)}).number(ROPE_ALPHA, positive=True)
+        return RopeConfig(base, "ntk", alpha), fraction, max_positions
     if scaling in ("default", "mrope"):  # mrope: parts of a head turn by a position's row and column in an image
         return RopeConfig(base), fraction, max_positions
     original = _original(fields, family, rope, max_positions)
@@ -272,7 +283,10 @@ def _read_rope(
 def _fraction(fields: Fields, family: Family, rope: Fields) -> float:
     key = "partial_rotary_factor"
     if fields.reads(key):
-        return rope.number(key, fields.number(key))
+        turned = fields.get("rotary_dim")
+        says_channels = turned is not None and key not in fields.metadata
+        share = fields.count("rotary_dim") / fields.count("head_dim") if says_channels else fields.number(key)
+        return rope.number(key, share)
     for given in (rope, fields):
         if given.metadata.get(key, 1) not in ((1,) if given is rope else (None, 1)):
             raise BadCheckpoint(f"{given.where}: {key} = {given.metadata[key]!r} of a {family.title} is not supported.")

@@ -148,10 +148,13 @@ def _head_attention(
         kv_width = 2 * heads.num_kv_heads * heads.head_dim
         q_TW = _queries(ops, config, layer, batch, ops.columns(qkv_TW, 0, config.query_rank))
         qkv_TW = ops.join_columns([q_TW, ops.columns(qkv_TW, config.query_rank, kv_width)])
-    if layer.q_norm is not None:
+    norm_first = not config.family.norm_after_rope
+    if layer.q_norm is not None and norm_first:
         qkv_TW = ops.norm_heads(qkv_TW, layer.q_norm, layer.k_norm, heads, config.norm_eps)
     if rope is not None:
         qkv_TW = ops.rope(qkv_TW, batch.positions_T, rope.turns_PR, heads)
+    if layer.q_norm is not None and not norm_first:
+        qkv_TW = ops.norm_heads(qkv_TW, layer.q_norm, layer.k_norm, heads, config.norm_eps)
     kv, place = layer_kv
     ops.write_kv(kv, place, qkv_TW, batch, heads)
     if rope is not None and rope.query_scales_PC is not None:  # keys, which it scales too, are stored by now

@@ -15,7 +15,13 @@ from collections.abc import Mapping
 from ..plugins.groups import FAMILIES as PLUGINS
 from ..plugins.load import load_plugin
 from .families_hybrid import HYBRID_GGUF_FAMILIES, HYBRID_HF_FAMILIES
-from .families_moe import LATENT_GGUF_FAMILIES, LATENT_HF_FAMILIES, MOE_GGUF_FAMILIES, MOE_HF_FAMILIES
+from .families_moe import (
+    LATENT_GGUF_FAMILIES,
+    LATENT_HF_FAMILIES,
+    MOE_GGUF_FAMILIES,
+    MOE_HF_FAMILIES,
+    POST_NORM_NAMES,
+)
 from .family import Family as Family
 from .moe import MoeFamily
 
@@ -24,11 +30,7 @@ _PROJECTIONS = (*_QKV, "output", "up", "down")
 _ATTENTION_BIAS = {"attention_bias": (*_QKV, "output")}
 _LLAMA_BIASES = {**_ATTENTION_BIAS, "mlp_bias": ("gate", "up", "down")}
 _BIDIRECTIONAL = (("use_bidirectional_attention", "tokens that see ahead"),)
-_POST_NORM_NAMES = {
-    "attn_post_norm": "model.layers.{}.post_attention_layernorm",
-    "ffn_post_norm": "model.layers.{}.post_feedforward_layernorm",
-}
-_SANDWICH_NAMES = {**_POST_NORM_NAMES, "ffn_norm": "model.layers.{}.pre_feedforward_layernorm"}
+_SANDWICH_NAMES = {**POST_NORM_NAMES, "ffn_norm": "model.layers.{}.pre_feedforward_layernorm"}
 
 HF_FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family("Llama 2, 3, 3.x; SmolLM2", bias_keys=_LLAMA_BIASES),
@@ -104,7 +106,7 @@ HF_FAMILIES: Mapping[str, Family] = {
         post_norm=True,
         qk_norm="width",
         bias_keys=_ATTENTION_BIAS,
-        names=_POST_NORM_NAMES,
+        names=POST_NORM_NAMES,
     ),
     "Olmo3ForCausalLM": Family(
         "OLMo 3",
@@ -114,7 +116,7 @@ HF_FAMILIES: Mapping[str, Family] = {
         bias_keys=_ATTENTION_BIAS,
         window_every=4,
         local_rope=True,
-        names=_POST_NORM_NAMES,
+        names=POST_NORM_NAMES,
     ),
     "GraniteForCausalLM": Family("Granite 3", bias_keys=_LLAMA_BIASES),
     "Starcoder2ForCausalLM": Family(
@@ -157,7 +159,7 @@ HF_FAMILIES: Mapping[str, Family] = {
         qk_norm="head",
         window_every=4,
         no_rope_on_full=True,
-        names=_POST_NORM_NAMES,
+        names=POST_NORM_NAMES,
     ),
     "SeedOssForCausalLM": Family(
         "Seed-OSS",

@@ -23,6 +23,16 @@ SHARED_EXPERT_NAMES = {
     for role in ("shared_gate", "shared_up", "shared_down")
 }
 GRANITE_MOE = MoeFamily((SOFTMAX_CHOSEN,), normalise=False, form=MERGED)
+POST_NORM_NAMES = {
+    "attn_post_norm": "model.layers.{}.post_attention_layernorm",
+    "ffn_post_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+_MIXTRAL_NAMES = {
+    "router": f"{_BLOCK}gate",
+    "expert_gate": f"{_BLOCK}experts.{{e}}.w1",
+    "expert_up": f"{_BLOCK}experts.{{e}}.w3",
+    "expert_down": f"{_BLOCK}experts.{{e}}.w2",
+}
 _GPT_OSS_ROPE = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -35,16 +45,12 @@ _GPT_OSS_BIASES = ("router", "expert_gate_up", "expert_down")
 _CLIPPED = (("clip_qkv", "clipped queries, keys and values"),)
 
 MOE_HF_FAMILIES: Mapping[str, Family] = {
-    "MixtralForCausalLM": Family(
-        "Mixtral",
-        moe=MoeFamily(normalise=True),
-        window_every=0,
-        names={
-            "router": f"{_BLOCK}gate",
-            "expert_gate": f"{_BLOCK}experts.{{e}}.w1",
-            "expert_up": f"{_BLOCK}experts.{{e}}.w3",
-            "expert_down": f"{_BLOCK}experts.{{e}}.w2",
-        },
+    "MixtralForCausalLM": Family("Mixtral", moe=MoeFamily(normalise=True), window_every=0, names=_MIXTRAL_NAMES),
+    "MiniMaxM2ForCausalLM": Family(
+        "MiniMax-M2",
+        qk_norm="width",
+        moe=MoeFamily((SIGMOID,), normalise=True, choice_bias=True),
+        names={**_MIXTRAL_NAMES, "choice_bias": f"{_BLOCK}e_score_correction_bias"},
     ),
     "Qwen2MoeForCausalLM": Family(
         "Qwen1.5-MoE, Qwen2-MoE",
@@ -67,6 +73,15 @@ MOE_HF_FAMILIES: Mapping[str, Family] = {
         bias_keys=_ATTENTION_BIAS,
     ),
     "OlmoeForCausalLM": Family("OLMoE", qk_norm="width", moe=MoeFamily(), bias_keys=_ATTENTION_BIAS, refused=_CLIPPED),
+    "FlexOlmoForCausalLM": Family(
+        "FlexOlmo",
+        pre_norm=False,
+        post_norm=True,
+        qk_norm="width",
+        moe=MoeFamily(),
+        bias_keys=_ATTENTION_BIAS,
+        names=POST_NORM_NAMES,
+    ),
     "GraniteMoeForCausalLM": Family("Granite 3 MoE", moe=GRANITE_MOE, bias_keys=_ATTENTION_BIAS, names=GRANITE_NAMES),
     "GraniteMoeSharedForCausalLM": Family(
         "Granite MoE with shared experts",
@@ -97,6 +112,49 @@ MOE_HF_FAMILIES: Mapping[str, Family] = {
         "Solar Open",
         moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
         bias_keys={"attention_bias": _QKV},
+    ),
+    "HunYuanMoEV1ForCausalLM": Family(
+        "Hunyuan-A13B",
+        qk_norm="head",
+        norm_after_rope=True,
+        rope_alpha=True,
+        moe=MoeFamily(normalise=True, num_shared=1),
+        bias_keys=_ATTENTION_BIAS,
+        names={
+            "q_norm": "model.layers.{}.self_attn.query_layernorm",
+            "k_norm": "model.layers.{}.self_attn.key_layernorm",
+            "router": "model.layers.{}.mlp.gate.wg",
+            "shared_gate": "model.layers.{}.mlp.shared_mlp.gate_proj",
+            "shared_up": "model.layers.{}.mlp.shared_mlp.up_proj",
+            "shared_down": "model.layers.{}.mlp.shared_mlp.down_proj",
+        },
+    ),
+    "ExaoneMoeForCausalLM": Family(
+        "K-EXAONE",
+        qk_norm="head",
+        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        window_every=4,
+        no_rope_on_full=True,
+        unread=("mtp.",),
+        names={"choice_bias": "model.layers.{}.mlp.e_score_correction_bias"},
+    ),
+    "AfmoeForCausalLM": Family(
+        "AFMoE (Trinity)",
+        post_norm=True,
+        qk_norm="head",
+        gated_attention=True,
+        own_gates=True,
+        moe=MoeFamily((SIGMOID,), normalise=True, floor=1e-20, choice_bias=True),
+        bias_keys=_ATTENTION_BIAS,
+        window_every=4,
+        no_rope_on_full=True,
+        names={
+            "attn_post_norm": "model.layers.{}.post_attention_layernorm",
+            "ffn_norm": "model.layers.{}.pre_mlp_layernorm",
+            "ffn_post_norm": "model.layers.{}.post_mlp_layernorm",
+            "router": "model.layers.{}.mlp.router.gate",
+            "choice_bias": "model.layers.{}.mlp.expert_bias",
+        },
     ),
     "GptOssForCausalLM": Family(
         "GPT-OSS",
@@ -168,10 +226,26 @@ LATENT_HF_FAMILIES: Mapping[str, Family] = {
         interleaved_heads=True,
         bias_keys=_BIASES,
     ),
+    "DeepseekV32ForCausalLM": Family(
+        "DeepSeek-V3.2 (up to 2,048 positions)",
+        attention=LATENT_HEADS,
+        indexed=True,
+        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        interleaved_heads=True,
+        bias_keys=_BIASES,
+    ),
+    "GlmMoeDsaForCausalLM": Family(
+        "GLM-5 (up to 2,048 positions)",
+        attention=LATENT_HEADS,
+        indexed=True,
+        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        interleaved_heads=True,
+        bias_keys=_BIASES,
+    ),
     "Glm4MoeLiteForCausalLM": Family(
         "GLM-4.7-Flash",
         attention=LATENT_HEADS,
-        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True, num_dense=1),
         interleaved_heads=True,
         bias_keys=_BIASES,
     ),

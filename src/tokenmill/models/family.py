@@ -26,13 +26,17 @@ class Family:
     pre_norm           norms before attention and FFN
     post_norm          norms on what attention and FFN give, before it is added
     qk_norm            "" none, "head" over each head, "width" over all heads together
+    norm_after_rope    these norms come after RoPE
     may_lack_qk_norm   a GGUF file may be without these norms, as its tensors tell
     activation         "silu" or "gelu"; None: the file says
     legacy_gelu        the file says "gelu" where the tanh form is meant
     gated              whether the FFN multiplies activation(gate) by up
     attention          HEADS, LATENT_HEADS (DeepSeek-V2's: latent keys and values) or LOW_RANK (Step-3's: queries
                        through fewer channels)
-    gated_attention    queries come with gates, head by head, by which what attention gives is multiplied
+    indexed            a layer attends to the positions that an indexer chooses (DeepSeek sparse attention, arXiv
+                       2512.02556), `index_topk` of them: so many are the longest context, of which all are chosen
+    gated_attention    what attention gives is multiplied by gates, which stand beside each head's query
+    own_gates          these have a matrix of their own
     sinks              each head has a score that no key has
     mixer              what layers that keep a state do (mixer.py); "": there are none
     tiled_values       a mixer's heads of values are stored in turns: the first of each head of keys, then the second of
@@ -53,6 +57,7 @@ class Family:
     interleaved_heads  rows of q and k are ordered for RoPE pairs (2i, 2i + 1)
     local_rope         windowed layers have RoPE settings of their own
     whole_yarn_pairs   YaRN's ramp begins and ends at whole pairs in a GGUF file, which has no key for it
+    rope_alpha         RoPE settings may have an `alpha`, by which the base is stretched
     scaled_queries     queries grow with their position, as the RoPE settings say (RopeConfig.query_beta)
     rope_if            (key, value) without which no layer has positions; where a GGUF file lacks the key, all have
     rope_default       RoPE settings of a config.json that has none
@@ -74,12 +79,15 @@ class Family:
     pre_norm: bool = True
     post_norm: bool = False
     qk_norm: str = ""
+    norm_after_rope: bool = False
     may_lack_qk_norm: bool = False
     activation: str | None = None
     legacy_gelu: bool = False
     gated: bool = True
     attention: str = HEADS
+    indexed: bool = False
     gated_attention: bool = False
+    own_gates: bool = False
     sinks: bool = False
     mixer: str = ""
     tiled_values: bool = False
@@ -97,6 +105,7 @@ class Family:
     interleaved_heads: bool = False
     local_rope: bool = False
     whole_yarn_pairs: bool = True
+    rope_alpha: bool = False
     scaled_queries: bool = False
     rope_if: tuple[str, str | bool] | None = None
     rope_default: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))

@@ -40,8 +40,8 @@ LINEARS = ("qkv", "q_up", "output", "gate_up", "down")
 _ROLES = {
     "self_attn.q_proj": "q", "self_attn.k_proj": "k", "self_attn.v_proj": "v", "self_attn.qkv_proj": "qkv",
     "self_attn.q_a_proj": "q_a", "self_attn.q_b_proj": "q_b", "self_attn.kv_a_proj_with_mqa": "kv_a",
-    "self_attn.o_proj": "output", "mlp.gate_proj": "gate", "mlp.up_proj": "up", "mlp.gate_up_proj": "gate_up",
-    "mlp.down_proj": "down",
+    "self_attn.gate_proj": "attn_gate", "self_attn.o_proj": "output", "mlp.gate_proj": "gate", "mlp.up_proj": "up",
+    "mlp.gate_up_proj": "gate_up", "mlp.down_proj": "down",
 }  # fmt: skip
 _UNGATED = {"mlp.c_fc": "up", "mlp.c_proj": "down"}
 _BESIDE_MIXERS: Mapping[str, Mapping[str, str]] = {

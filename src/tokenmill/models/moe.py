@@ -27,7 +27,10 @@ class MoeFamily:
     floor        see Routing
     group_score  see Routing
     shared_mix   see MoeConfig
+    num_shared   shared experts as wide as a routed one, where a file has no key for them
     choice_bias  see MoeConfig; of a GGUF file, whether it may be there
+    num_dense    layers at the beginning without experts, of a file that may list which layers have some and does not;
+                 None: the file says
     form         of the experts in a folder of Hugging Face's format
     swiglu       (limit, alpha) of a clamped SwiGLU, where a GGUF file has it; None: experts do as dense FFNs
     """
@@ -37,7 +40,9 @@ class MoeFamily:
     floor: float = 0.0
     group_score: int = 2
     shared_mix: bool = False
+    num_shared: int = 0
     choice_bias: bool = False
+    num_dense: int | None = None
     form: str = SPLIT
     swiglu: tuple[float, float] | None = None
 

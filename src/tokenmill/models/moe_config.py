@@ -18,27 +18,34 @@ from ..formats.tensor import Tensor
 from ..ops.api import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN, ExpertActivation, Routing
 from .family import LATENT_HEADS, Family
 from .fields import Fields
-from .moe import MERGED, SPLIT, STACKED, MoeConfig
+from .moe import MERGED, SPLIT, STACKED, MoeConfig, MoeFamily
 from .tensor_names import LAYER_NAMES
 
 MAX_EXPERTS = 4096
 """More than any model has; a damaged count must not be turned into a list of that length."""
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_TOP_KS = ("num_experts_per_tok", "moe_k", "moe_top_k")
-_SHARED_COUNTS = ("n_shared_experts", "moe_num_shared_experts")
+_TOP_KS = ("num_experts_per_tok", "moe_k", "moe_top_k", "moe_topk")
+_SCALES = ("routed_scaling_factor", "route_scale")
+_NUM_DENSE = ("first_k_dense_replace", "num_dense_layers")
+_SHARED_COUNTS = ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts")
 _SHARED_WIDTHS = ("shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim")
 _NORMALISE = ("norm_topk_prob", "norm_expert_weight")
-_NUM_DENSE = ("first_k_dense_replace", "num_dense_layers")
-_MTP_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers")
+_MTP_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
 
 _ROUTER_WORDS = ("expert", "router", "routed", "topk", "moe", "scoring", "gating", "n_group")
 _WITHOUT_EFFECT = frozenset({
     "router_aux_loss_coef", "output_router_logits", "router_jitter_noise", "router_z_loss_coef", "aux_loss_alpha",
     "moe_capacity", "moe_gate", "moe_use_aux_free", "moe_aux_loss_coef", "experts_implementation", "moe_layer_freq",
+    "shared_moe_mode", "use_mixed_mlp_moe",
 })  # fmt: skip
 """Of training, or of how a pass is run; of these, `moe_gate` and `moe_layer_freq` only as _ONLY says."""
 _ONLY: Mapping[str, tuple[Any, ...]] = {"moe_gate": ("topk", "top2", None), "moe_layer_freq": (1, None)}
+_WITH_BIAS = "noaux_tc"
+_METHODS = {"greedy": SOFTMAX, "group_limited_greedy": SOFTMAX, _WITH_BIAS: SIGMOID}
+"""`topk_method` -> how scores are made."""
+_SAID_ANYWAY: Mapping[str, Any] = {"n_group": 1, "topk_group": 1, "num_expert_groups": 1, "num_limited_groups": 1}
+"""What a file may say by keys that its type does not read: what is so anyway."""
 _SAID_TWICE = {"experts_per_token": "num_experts_per_tok"}
 """Keys that may say again what the one that is read says."""
 
@@ -67,7 +74,9 @@ def hf_experts(fields: Fields, family: Family, num_layers: int, activation: str)
     """What a config.json says of experts. Raises BadCheckpoint, naming the key at fault."""
     if family.moe is None or (family.mixer and fields.get("num_local_experts") == 0):
         return Mixtures(unread=family.unread)
-    _refuse_other_routers(fields)
+    layers = frozenset(layer for layer in range(num_layers) if _has_experts(fields, family.moe, layer, num_layers))
+    width = fields.count("moe_intermediate_size" if fields.reads("moe_intermediate_size") else "intermediate_size")
+    _refuse_other_routers(fields, family.moe, width, [layer in layers for layer in range(num_layers)])
     routing = _routing(
         fields,
         num_experts=_count(fields, _COUNTS, most=MAX_EXPERTS),
@@ -78,18 +87,18 @@ def hf_experts(fields: Fields, family: Family, num_layers: int, activation: str)
         group_score=family.moe.group_score,
         normalise=_normalise(fields) if family.moe.normalise is None else family.moe.normalise,
         floor=family.moe.floor,
-        scale=fields.number("routed_scaling_factor", 1.0),
+        scale=fields.number(next(filter(fields.reads, _SCALES), _SCALES[0]), 1.0),
     )
     if fields.number("moe_norm_min", 0.0) > 1e-9:
         raise BadCheckpoint(f"{fields.where}: moe_norm_min must be at most 1e-9, below any sum of weights.")
-    width = fields.count("moe_intermediate_size" if fields.reads("moe_intermediate_size") else "intermediate_size")
-    layers = frozenset(layer for layer in range(num_layers) if _has_experts(fields, layer, num_layers))
     mtp = _count(fields, _MTP_LAYERS, least=0) if any(map(fields.reads, _MTP_LAYERS)) else 0
     unread = tuple(f"model.layers.{num_layers + index}." for index in range(min(mtp, 16)))
+    if family.indexed:
+        unread += tuple(f"model.layers.{layer}.self_attn.indexer." for layer in range(num_layers))
     moe = MoeConfig(
         routing,
         expert_width=width,
-        shared_width=_shared_width(fields, width),
+        shared_width=_shared_width(fields, width) or width * family.moe.num_shared,
         shared_mix=family.moe.shared_mix,
         choice_bias=fields.flag("use_expert_bias") if fields.reads("use_expert_bias") else family.moe.choice_bias,
         activation=_hf_activation(fields, activation),
@@ -123,6 +132,11 @@ def _count(fields: Fields, names: tuple[str, ...], *, least: int = 1, most: int 
     name = (
         said[0][0] if said else next((name for name in known if fields.meaning_of_missing(name) is not None), known[0])
     )
+    value = fields.get(name)
+    if isinstance(value, list) and value:  # Hunyuan's, layer by layer
+        if len(value) < fields.count("num_hidden_layers") or any(other != value[0] for other in value):
+            raise BadCheckpoint(f"{fields.where}: {name} must be one number for all layers, got {value!r}.")
+        fields = replace(fields, metadata={**fields.metadata, name: value[0]})
     return fields.count(name, 0 if least == 0 else None, least=least, most=most)
 
 
@@ -133,19 +147,21 @@ def _shared_width(fields: Fields, width: int) -> int:
     return width * _count(fields, _SHARED_COUNTS, least=0) if any(map(fields.reads, _SHARED_COUNTS)) else 0
 
 
-def _has_experts(fields: Fields, layer: int, num_layers: int) -> bool:
+def _has_experts(fields: Fields, family: MoeFamily, layer: int, num_layers: int) -> bool:
     if fields.reads("mlp_only_layers"):
         dense = fields.get("mlp_only_layers", [])
         if not isinstance(dense, list) or not all(type(index) is int for index in dense):
             raise BadCheckpoint(f"{fields.where}: mlp_only_layers must be a list of layers, got {dense!r}.")
         return layer not in dense and (layer + 1) % fields.count("decoder_sparse_step") == 0
     if fields.reads("mlp_layer_types"):
-        kinds = fields.get("mlp_layer_types", ["dense", *["sparse"] * (num_layers - 1)])
+        said = fields.count(_NUM_DENSE[0], 0, least=0)
+        num_dense = min(said if family.num_dense is None else family.num_dense, num_layers)
+        kinds = fields.get("mlp_layer_types", ["dense"] * num_dense + ["sparse"] * (num_layers - num_dense))
         if not isinstance(kinds, list) or len(kinds) != num_layers or not set(map(str, kinds)) <= {"dense", "sparse"}:
             raise BadCheckpoint(f"{fields.where}: mlp_layer_types must be a list of {num_layers}: dense or sparse.")
         first = next((index for index, kind in enumerate(kinds) if kind == "sparse"), num_layers)
-        if fields.count("first_k_dense_replace", least=0) != first and "first_k_dense_replace" in fields.metadata:
-            raise BadCheckpoint(f"{fields.where}: first_k_dense_replace and mlp_layer_types differ.")
+        if family.num_dense is not None and _NUM_DENSE[0] in fields.metadata and min(said, num_layers) != first:
+            raise BadCheckpoint(f"{fields.where}: {_NUM_DENSE[0]} and mlp_layer_types differ.")
         return bool(kinds[layer] == "sparse")
     for name in _NUM_DENSE:
         if fields.reads(name):
@@ -159,7 +175,13 @@ def _has_experts(fields: Fields, layer: int, num_layers: int) -> bool:
     return True
 
 
-def _refuse_other_routers(fields: Fields) -> None:
+def _refuse_other_routers(fields: Fields, family: MoeFamily, width: int, is_moe: list[bool]) -> None:
+    same = {
+        **_SAID_ANYWAY, "scoring_func": family.scores[0], "norm_topk_prob": family.normalise, "is_moe_layer": is_moe,
+        "moe_intermediate_size": width, "num_shared_expert": family.num_shared,
+    }  # fmt: skip
+    if family.choice_bias and family.scores[0] == _METHODS[_WITH_BIAS]:
+        same["topk_method"] = _WITH_BIAS
     for key, value in fields.metadata.items():
         wanted = _ONLY.get(key)
         if wanted is not None and value not in wanted:
@@ -167,6 +189,8 @@ def _refuse_other_routers(fields: Fields) -> None:
         if key in _SAID_TWICE and value == fields.get(_SAID_TWICE[key]):
             continue
         if key in _WITHOUT_EFFECT or fields.reads(key) or not value or key.endswith("_token_id"):
+            continue
+        if key in same and value in (same[key], [same[key]] * len(is_moe)):
             continue
         if any(word in key for word in _ROUTER_WORDS):
             raise BadCheckpoint(
@@ -287,10 +311,6 @@ def _routing(fields: Fields, **choices: Any) -> Routing:
             f" {experts // groups * top_groups} that it can choose from."
         )
     return Routing(**choices)
-
-
-_METHODS = {"greedy": SOFTMAX, "group_limited_greedy": SOFTMAX, "noaux_tc": SIGMOID}
-"""`topk_method` -> how scores are made."""
 
 
 def with_hf_router(fields: Fields, moe: MoeConfig) -> MoeConfig:

@@ -1,6 +1,6 @@
 """Which tensors a layer has, by role, with their names and shapes.
 
-    attention over heads       q, k, v (or qkv)
+    attention over heads       q, k, v (or qkv); attn_gate where gates have a matrix of their own
     latent attention           q_a, q_a_norm, q_b (or q), kv_a, kv_a_norm, kv_b (or k_b and v_b)
     low-rank queries           q_a, q_a_norm, q_b, k, v
     all of these               output; q_norm, k_norm, sinks where the family has them
@@ -33,7 +33,7 @@ EXPERT_ROLES = ("expert_gate", "expert_up", "expert_gate_up", "expert_down")
 """Roles that have a matrix for each expert."""
 
 _STACKED = {
-    "qkv": ("q_a", "q", "k", "v", "kv_a"),
+    "qkv": ("q_a", "q", "attn_gate", "k", "v", "kv_a"),
     "mixer_in": ("mixer_qkv", "mixer_z", "mixer_qkvz", "mixer_b", "mixer_a", "mixer_ba"),
     "gate_up": ("gate", "up"),
     "shared_gate_up": ("shared_gate", "shared_up"),
@@ -72,7 +72,7 @@ def layer_roles(config: ModelConfig, layer: int) -> tuple[str, ...]:
 def _attention_roles(config: ModelConfig) -> tuple[str, ...]:
     kind = config.family.attention
     if kind == HEADS:
-        return ("q", "k", "v")
+        return ("q", "attn_gate", "k", "v") if config.family.own_gates else ("q", "k", "v")
     queries = ("q_a", "q_a_norm", "q_b") if config.query_rank else ("q",)
     if kind == LOW_RANK:
         return (*queries, "k", "v")
@@ -112,7 +112,8 @@ def role_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     q_width, kv_width = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     q_norm, k_norm = (q_width, kv_width) if c.family.qk_norm == "width" else (c.head_dim, c.head_dim)
     shapes: dict[str, tuple[int, ...]] = {
-        "q": ((2 if c.family.gated_attention else 1) * q_width, c.width),
+        "q": ((2 if c.family.gated_attention and not c.family.own_gates else 1) * q_width, c.width),
+        "attn_gate": (q_width, c.width),
         "k": (kv_width, c.width),
         "v": (kv_width, c.width),
         "qkv": (q_width + 2 * kv_width, c.width),

@@ -23,6 +23,7 @@ class RopeConfig:
 
     none      as it is
     linear    every frequency is divided by `factor`
+    ntk       the base is multiplied by factor^(R / (R - 2)) (NTK-aware, whatever the context)
     dynamic   the base grows with the longest context served, beyond `original_context` (NTK-aware)
     yarn      frequencies that turn less than `slow_turns` times in `original_context` are divided by `factor`, those
               that turn more than `fast_turns` times are kept, and between them is a ramp over the pairs
@@ -63,9 +64,11 @@ class RopeTables:
 def rope_frequencies(rope: RopeConfig, num_turned: int, num_positions: int = 0) -> np.ndarray:
     """Radians per position of each of the R/2 pairs, float64, in a model that serves `num_positions` positions."""
     base = rope.base
-    if rope.scaling == "dynamic" and num_turned > 2:
+    stretch = rope.factor if rope.scaling == "ntk" else 1.0
+    if rope.scaling == "dynamic":
         length = max(num_positions, rope.original_context)
         stretch = rope.factor * length / rope.original_context - (rope.factor - 1)
+    if stretch != 1 and num_turned > 2:
         base *= stretch ** (num_turned / (num_turned - 2))
     frequencies = base ** (-np.arange(0, num_turned, 2, dtype=np.float64) / num_turned)
     if rope.scaling == "linear":

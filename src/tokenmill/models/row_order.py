@@ -36,7 +36,7 @@ def rows_in_order(config: ModelConfig, role: str, part: RawTensor) -> RawTensor:
 def parts_in_order(config: ModelConfig, role: str, part: RawTensor) -> RawTensor:
     """Of what all files have in one order: gates above ups where they are paired, all queries above their gates, and of
     a mixer all queries, keys, values and so on above each other."""
-    if role == "q" and config.family.gated_attention:
+    if role == "q" and config.family.gated_attention and not config.family.own_gates:
         return parts_together(part, (config.head_dim,) * 2)
     if role == "expert_gate_up" and config.moe is not None and config.moe.form == PAIRED:
         return parts_together(part, (1, 1))

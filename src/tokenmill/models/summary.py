@@ -33,7 +33,7 @@ _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 _AS_STORED = "places and head"
 _EMBEDDINGS, _EXPERTS = "embeddings", "experts"
 _PARTS = {
-    "attention": ("q", "k", "v", "qkv", "q_a", "q_b", "kv_a", "output"),
+    "attention": ("q", "k", "v", "qkv", "attn_gate", "q_a", "q_b", "kv_a", "output"),
     "mixers": ("mixer_in", "mixer_qkv", "mixer_z", "mixer_qkvz", "mixer_b", "mixer_a", "mixer_ba", "mixer_out"),
     "latent space": ("kv_b", "k_b", "v_b"),
     "FFN": ("gate", "up", "gate_up", "down"),

@@ -21,7 +21,7 @@ from ..formats.config_keys import (
     value_of,
 )
 from ..formats.encoder_keys import NOMIC_OWN_KEYS
-from .config_json import QUERY_BETA, ROPE_KEYS
+from .config_json import QUERY_BETA, ROPE_ALPHA, ROPE_KEYS
 from .encoder_families import FAMILIES as ENCODER_FAMILIES
 from .encoder_families import EncoderFamily, encoder_family
 from .families import HF_FAMILIES, hf_family
@@ -60,6 +60,9 @@ WITHOUT_EFFECT = frozenset({
     "perceiver_config", "pixel_shuffle_factor", "use_resampler", "qk_layer_norms", "neftune_noise_alpha", "output_past",
     # what follows from others
     "qk_head_dim", "max_seq_len",
+    # of indexers, which choose all positions of a context as long as is served
+    "index_head_dim", "index_n_heads", "indexer_types", "index_topk_freq", "index_topk_pattern",
+    "index_skip_topk_offset",
     # what can only be as it is: other values are refused
     "is_causal", "is_decoder", "add_cross_attention", "position_embedding_type", "parallel_block_tied_norm",
     # sampling, which generation_config.json tells
@@ -118,7 +121,19 @@ def unread_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
     unread = [key for key, value in checkpoint.metadata.items() if not says_nothing(key, value)]
     family = own or HF_FAMILIES.get(ARCHITECTURES.get(kind, ""))
     rope_keys = {*ROPE_KEYS, *_ROPE_WITHOUT_EFFECT, *([QUERY_BETA] if family and family.scaled_queries else ())}
+    rope_keys |= {ROPE_ALPHA} if family and family.rope_alpha else set()
     return (*unread, *_unread_rope_keys(checkpoint.metadata, rope_keys))
+
+
+def positions_left_out(checkpoint: Checkpoint) -> tuple[int, int] | None:
+    """(positions that are served, positions that the model was made for), where an indexer would choose among more than
+    are served; None where it would not, or there is none."""
+    metadata = checkpoint.metadata
+    family = HF_FAMILIES.get(architecture_of(metadata)) if checkpoint.kind == "hf" else None
+    if family is None or not family.indexed:
+        return None
+    served, made_for = (value_of(metadata, key) for key in ("index_topk", "max_position_embeddings"))
+    return (served, made_for) if served < made_for else None
 
 
 def wanted_keys(metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.tensor import Tensor
 from ..models.encoder_config import is_encoder
 from ..models.repack import DENSE_KINDS
-from ..models.unsupported_keys import unread_keys
+from ..models.unsupported_keys import positions_left_out, unread_keys
 
 NOTE = "note"
 """The name of a warning among facts."""
@@ -26,6 +26,12 @@ def model_warnings(checkpoint: Checkpoint, quantization: str | None) -> Iterator
         yield f"--quantization {quantization} changes nothing: no matrix of this model is stored in 16 or 32 bits"
     elif quantization in _FOUR_BITS and is_encoder(checkpoint):
         yield f"with {quantization} the vectors of an encoder move (cosine near 0.95 to its own); q8_0 keeps them"
+    left_out = positions_left_out(checkpoint)
+    if left_out is not None:
+        yield (
+            "the longest context is {} tokens of {}: an indexer that chooses among more is not supported, and up to"
+            " there it chooses all".format(*left_out)
+        )
     unread = unread_keys(checkpoint)
     if unread:
         yield f"config.json says {', '.join(unread)}, which models of its type do not read: without effect"
