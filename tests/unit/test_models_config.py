@@ -108,7 +108,7 @@ def replace_metadata(checkpoint, **given):
         ("hf", {"is_causal": False}, "sees ahead"),
         ("hf", {"per_layer_config": {"0": {}}}, "layers of different shapes are not supported"),
         ("hf", {"layer_types": ["sliding_attention"] * 2}, "layer_types of a Llama"),
-        ("hf", {"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "see ahead"),
+        ("hf", {"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "sees ahead"),
         ("hf", {"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window must be a positive"),
         ("hf", {"attention_bias": 1}, "attention_bias must be true or false, got 1"),
         (
@@ -129,3 +129,44 @@ def test_refuses_by_name(kind, given, named):
     checkpoint.metadata |= given
     with pytest.raises(BadCheckpoint, match=named):
         config_from_checkpoint(checkpoint)
+
+
+HYBRID = {
+    "embedding_length": 64, "block_count": 2, "context_length": 128, "feed_forward_length": 96,
+    "attention.head_count": 4, "attention.head_count_kv": [0, 2], "attention.layer_norm_rms_epsilon": 1e-5,
+    "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 1, "ssm.time_step_rank": 4, "ssm.inner_size": 128,
+    "rope.dimension_count": 16, "rope.scaling.finetuned": False,
+}  # fmt: skip
+"""Of a small Granite 4 in GGUF, under its architecture."""
+
+
+def hybrid_in_gguf(**changes):
+    checkpoint = tiny_checkpoint(kind="gguf")
+    keys = {f"granitehybrid.{key}": value for key, value in (HYBRID | changes).items()}
+    return dataclasses.replace(checkpoint, metadata={"general.architecture": "granitehybrid", **keys})
+
+
+def test_reads_which_layers_keep_a_state_in_gguf():
+    """Those without heads of keys; where the file says that RoPE was not trained, no layer has positions."""
+    config = config_from_checkpoint(hybrid_in_gguf())
+    assert [layer.keeps_state for layer in config.layers] == [True, False] and config.num_kv_heads == 2
+    assert [layer.rope for layer in config.layers] == [None, None]
+    config = config_from_checkpoint(hybrid_in_gguf(**{"rope.scaling.finetuned": True}))
+    assert [layer.rope is None for layer in config.layers] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"rope.dimension_count": 8}, r"granitehybrid\.rope\.dimension_count = 8 is not supported"),
+        ({"attention.head_count_kv": [0, 0]}, r"head_count_kv = \[0, 0\] is not supported"),
+        ({"attention.head_count_kv": [2, 1]}, r"head_count_kv = \[2, 1\] is not supported"),
+        ({"attention.head_count_kv": 2}, "which of 2 layers attend is not listed"),
+        ({"attention.head_count_kv": [2]}, "which of 2 layers attend is not listed"),
+        ({"ssm.inner_size": 130}, "4 heads in 1 groups are not 130 channels"),
+        ({"ssm.conv_kernel": 17}, "a convolution over 17 positions"),
+    ],
+)
+def test_refuses_hybrids_in_gguf_by_name(changes, named):
+    with pytest.raises(BadCheckpoint, match=named):
+        config_from_checkpoint(hybrid_in_gguf(**changes))
