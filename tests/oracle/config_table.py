@@ -35,6 +35,8 @@ _DELTA = {
     "head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }  # fmt: skip
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_GEMMA4 = {"head_dim": 16, "global_head_dim": 32, "layer_types": [_SLIDING, _FULL] * 2}
 BASE: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 16},
     "helium": {"head_dim": 16},
@@ -65,6 +67,8 @@ BASE: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "conv"], "num_experts": 8, "num_experts_per_tok": 3}
     | {"num_dense_layers": 1, "moe_intermediate_size": 32},
     **{kind: _DELTA | {"num_experts": 8, "num_experts_per_tok": 3} for kind in ("qwen3_next", "qwen3_5_moe_text")},
+    "gemma4_text": _GEMMA4 | {"hidden_size_per_layer_input": 16},
+    "gemma4_unified_text": _GEMMA4,
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 16},
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_state": 16, "num_local_experts": 4}
     | {"layer_types": [LINEAR, "full_attention", LINEAR, LINEAR], "shared_intermediate_size": 48},
@@ -77,11 +81,10 @@ WITH_EXPERTS = (
     "glm_moe_dsa", "glm4_moe_lite",
 )  # fmt: skip
 TYPES = tuple(kind for kind in ARCHITECTURES if kind not in WITHOUT_A_CLASS)
-INSIDE = tuple(kind for kind in TYPES if kind.endswith("_text") and kind != "gemma3_text")
+INSIDE = tuple(kind for kind in TYPES if kind.endswith("_text") and not kind.startswith("gemma"))
 """Types of language models that transformers has no head for."""
-OWN_ROPE = ("llama", "phi3", "gemma3_text", "olmo3", "glm4", "qwen2_vl_text", "hunyuan_v1_moe")
+OWN_ROPE = ("llama", "phi3", "gemma3_text", "gemma4_text", "olmo3", "glm4", "qwen2_vl_text", "hunyuan_v1_moe")
 """Types that read RoPE settings each in their way; the others do as Llama does."""
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _NESTED = {_FULL: {"rope_type": "linear", "factor": 4.0}, _SLIDING: {"rope_theta": 77.0}}
 _OLD_YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 _DROPPED = ("rope_theta", "partial_rotary_factor")
@@ -125,10 +128,20 @@ PRESENT: dict[str, list[Any]] = {
         key: [True, False]
         for key in (
             "tie_word_embeddings", "attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias",
-            "qk_layernorm", "use_parallel_residual", "use_bidirectional_attention", "is_causal", "qkv_bias",
-            "norm_topk_prob", "use_qk_norm",
+            "qk_layernorm", "use_parallel_residual", "is_causal", "qkv_bias",
+            "norm_topk_prob", "use_qk_norm", "attention_k_eq_v", "use_double_wide_mlp", "enable_moe_block",
         )
     },
+    "use_bidirectional_attention": [True, False, "vision", "all"],
+    "hidden_size_per_layer_input": [0, 8],
+    "vocab_size_per_layer_input": [100, 200],
+    "num_kv_shared_layers": [0, 1, 2, 3, 4, 5],
+    "global_head_dim": [16, 64],
+    "num_global_key_value_heads": [1],
+    "per_layer_config": [
+        {}, {"1": {"head_dim": 64}, "3": {"head_dim": 64, "num_key_value_heads": 1}}, {"1": {"head_dim": 64}},
+        {"0": {"head_dim": 64}, "2": {"head_dim": 64}}, {"1": {"intermediate_size": 32}}, {"9": {"head_dim": 64}},
+    ],
     **{key: [4, 8] for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")},
     **{key: [1, 3, 99] for key in ("num_experts_per_tok", "moe_k", "moe_topk")},
     **{key: [40] for key in ("moe_intermediate_size", "shared_expert_intermediate_size")},
@@ -306,8 +319,8 @@ def _our_experts(model: ModelConfig) -> Any:
 
 
 def _our_rope(model: ModelConfig, layer: int) -> Any:
-    rope = model.layers[layer].rope
-    return None if rope is None else (rope_frequencies(rope, model.rotary_dim, 1), rope.cos_scale)
+    found = model.rope_of(layer)
+    return None if found is None else (rope_frequencies(*found[:2], 1), found[0].cos_scale)
 
 
 def _our_query_scale(layer: LayerConfig) -> Any:

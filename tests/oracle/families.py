@@ -49,8 +49,22 @@ LONGROPE = {
 SLIDING = {"sliding_window": 8}
 
 
-TEXT_CONFIGS = {"Gemma3": "Gemma3Text", "Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
+TEXT_CONFIGS = {
+    "Gemma3": "Gemma3Text",
+    "Gemma4": "Gemma4Text",
+    "Gemma4Unified": "Gemma4UnifiedText",
+    "Qwen3_5": "Qwen3_5Text",
+    "Qwen3_5Moe": "Qwen3_5MoeText",
+}
 """Class of a model, less 'ForCausalLM' -> of its config, less 'Config', where that is another."""
+
+_GEMMA4 = {
+    **SLIDING,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 160,
+}
 
 
 @dataclass(frozen=True)
@@ -140,6 +154,40 @@ CASES = (
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             },
         },
+    ),
+    Case("Gemma 4", "Gemma4", _GEMMA4 | {"layer_types": ["sliding_attention", "full_attention"] * 2}),
+    Case("Gemma 4, one kind of heads", "Gemma4", _GEMMA4 | {"global_head_dim": 16, "attention_bias": True}),
+    Case(
+        "Gemma 4, shared KV, a wide FFN, capped logits",
+        "Gemma4",
+        _GEMMA4
+        | {
+            "num_hidden_layers": 7,
+            "layer_types": [*["sliding_attention", "sliding_attention", "full_attention"] * 2, "full_attention"],
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 2.0,
+        },
+    ),
+    Case(
+        "Gemma 4, keys that are values",
+        "Gemma4",
+        _GEMMA4
+        | {
+            "num_hidden_layers": 5,
+            "layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"],
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+            "hidden_activation": "silu",
+        },
+    ),
+    Case(
+        "Gemma 4 Unified",
+        "Gemma4Unified",
+        SLIDING
+        | {"head_dim": 16, "global_head_dim": 32, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2},
     ),
     Case("Phi-3", "Phi3", SLIDING),
     Case(

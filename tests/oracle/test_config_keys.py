@@ -44,6 +44,7 @@ KNOWN_REFUSALS = re.compile(
     "|caps of|sees? ahead|head_dim of a|sliding_attention need|experts for a token are more|do not divide into . groups"
     "|what it asks of the choice|_experts differ|per_tok differ|_(top)?k differ|layers differ|moe_norm_min must"
     "|swiglu_limit must|: (windows|clipped|biases)|must be an integer|is not supported here|of latent attention must be"
+    "|is not supported below|per_layer_config|leaves no layer"
     "|heads of states|without a layer of attention|time_step_limit must|groups are not"
 )
 """Why we refuse what transformers takes."""
@@ -97,7 +98,7 @@ def test_every_key_of_the_class_is_known(kind: str) -> None:
     fields = {field.name: field.default for field in dataclasses.fields(made)}
     family = HF_FAMILIES[ARCHITECTURES[kind]] if kind in ARCHITECTURES else encoder_family({"model_type": kind})
     assert family is not None
-    refused = {key for key, _ in family.refused}
+    refused = {key for key, _ in family.refused} | set(getattr(family, "only", ()))
     ends = {name for name in fields if name.endswith("_token_id")}
     assert fields.keys() - CONFIG_KEYS[kind].keys() - WITHOUT_EFFECT - refused - ends == {"tie_word_embeddings"} & (
         set() if kind in ARCHITECTURES else fields.keys()
@@ -130,7 +131,8 @@ def test_only_listed_keys_are_read(kind: str) -> None:
 
     config_from_checkpoint(Checkpoint("hf", Path("x"), Watched(config), {}))
     checked = {"model_type", "architectures", "per_layer_config", "is_causal", "layer_types", "head_dim"}
-    checked |= {"partial_rotary_factor"} | {key for key, _ in HF_FAMILIES[ARCHITECTURES[kind]].refused}
+    family = HF_FAMILIES[ARCHITECTURES[kind]]
+    checked |= {"partial_rotary_factor", *(key for key, _ in family.refused), *family.only}
     assert seen - checked <= CONFIG_KEYS[kind].keys()
     assert CONFIG_KEYS[kind].keys() - seen == set()
 

@@ -14,12 +14,13 @@ import pytest
 from families import CASES, SHAPE, TEXT_CONFIGS, Case
 from families_moe import MOE_CASES
 
-from tokenmill.core.block import full_groups
+from tokenmill.core.block import full_groups, window_group
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, StepPlan
 from tokenmill.formats.checkpoint import open_checkpoint
 from tokenmill.formats.safetensors import open_safetensors
 from tokenmill.models.config import config_from_checkpoint
+from tokenmill.models.kv_groups import apart_windows
 from tokenmill.models.loader import load_model
 from tokenmill.ops.api import StepBatch, StepLimits
 from tokenmill.ops.native import NativeOps, available
@@ -68,7 +69,7 @@ def make_model(case: Case, folder):
         for parameter in model.parameters():
             parameter.mul_(3 if parameter.ndim >= 2 else 1).add_(0.02 * torch.randn_like(parameter))
         for name, buffer in model.named_buffers():
-            if name.endswith("correction_bias"):
+            if name.endswith(("correction_bias", "layer_scalar")):
                 buffer.add_(0.2 * torch.randn_like(buffer))
     model.save_pretrained(folder)
     return type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
@@ -170,19 +171,23 @@ def test_greedy_tokens(saved, make_ops, tmp_path):
     case, folder, tokens, *_ = saved
     if case in MOE_CASES and make_ops is NativeOps and not hasattr(Recorder, "moe_ffn"):
         pytest.skip("not yet")
-    prompt = tokens[:PROMPT]
+    prompt, checkpoint = tokens[:PROMPT], open_checkpoint(folder)
+    windows = sorted(apart_windows(config_from_checkpoint(checkpoint)))
+    groups = (*full_groups(4), *(window_group(4, window) for window in windows))
     worker = build_worker(
-        open_checkpoint(folder),
+        checkpoint,
         make_ops(),
         max_model_len=case.max_model_len,
-        groups=full_groups(4),
+        groups=groups,
         kv_dtype="f32",
         cache_dir=tmp_path,
     )
     execute = worker.executor.execute_now
     intro = Introduction(tuple(prompt), (), SamplingParams(temperature=0), 0, 0, ())
     got = [
-        *execute(StepPlan(0, (PlanRow(0, 0, tuple(prompt), blocks=(2, 0), intro=intro, sample=True),))).rows[0].tokens
+        *execute(StepPlan(0, (PlanRow(0, 0, tuple(prompt), blocks=(2, 0) * len(groups), intro=intro, sample=True),)))
+        .rows[0]
+        .tokens
     ]
     for step in range(1, NUM_GREEDY):
         row = PlanRow(0, len(prompt) + step - 1, (), from_step=step - 1, sample=True)

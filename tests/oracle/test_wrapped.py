@@ -44,6 +44,19 @@ def sections(*sizes: int) -> dict[str, Any]:
 
 CASES = {
     "Gemma3": ("Gemma3Text", {"head_dim": 16, "sliding_window": 8}, EYES),
+    "Gemma4": (
+        "Gemma4Text",
+        {"head_dim": 16, "sliding_window": 8, "global_head_dim": 32, "num_kv_shared_layers": 2}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2}
+        | {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 160},
+        {**EYES, "head_dim": 16},
+    ),
+    "Gemma4Unified": (
+        "Gemma4UnifiedText",
+        {"head_dim": 16, "sliding_window": 8, "global_head_dim": 32, "attention_k_eq_v": True}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2},
+        {"mm_embed_dim": 32, "output_proj_dims": 32},
+    ),
     "Glm4vMoe": (
         "Glm4vMoeText",
         {
@@ -216,7 +229,9 @@ def test_heads_are_tied_where_transformers_ties_them(name: str, outer: bool | No
     text = {"model_type": text_type, **({} if inner is None else {"tie_word_embeddings": inner})}
     said = {} if outer is None else {"tie_word_embeddings": outer}
     config, _, _ = language_part({"architectures": [kind], "text_config": text, **said}, {})
-    theirs = getattr(transformers, f"{wrapper(name)}Config")(text_config=text | options, vision_config=eyes, **said)
+    theirs = getattr(transformers, f"{wrapper(name)}Config")(
+        text_config=SHAPE | text | options, vision_config=eyes, **said
+    )
     assert config["tie_word_embeddings"] == (bool(theirs.tie_word_embeddings) or bool(inner))
 
 

@@ -111,7 +111,7 @@ def run(worker: Worker, mix: Mix) -> tuple[dict[str, Stream], EngineCore]:
 def alone(worker: Worker, request: Request, max_model_len: int) -> Stream:
     """The request by itself, from the original prompt, in whole chunks, without prefix cache."""
     config = EngineConfig(
-        groups=(*full_groups(NUM_BLOCKS), *states_of(worker, NUM_STATES, 1)),
+        groups=(*full_groups(NUM_BLOCKS), *others_of(worker, NUM_STATES, 1)),
         max_model_len=max_model_len,
         block_size=BLOCK_SIZE,
         max_num_seqs=1,
@@ -124,9 +124,15 @@ def alone(worker: Worker, request: Request, max_model_len: int) -> Stream:
     return streams[request.id]
 
 
-def states_of(worker: Worker, num_blocks: int, interval: int) -> tuple[KVGroupSpec, ...]:
-    """The group of layers that keep a state, where there are such."""
-    return (state_group(num_blocks, interval),) if worker.kv_groups[-1].state_values else ()
+def others_of(worker: Worker, num_blocks: int, interval: int) -> tuple[KVGroupSpec, ...]:
+    """The groups beside that of layers which see everything: of windows, with blocks for one sequence at least, and of
+    states."""
+    return tuple(
+        state_group(num_blocks, interval)
+        if group.state_values
+        else window_group(max(num_blocks, 2 - (1 - group.window) // BLOCK_SIZE), group.window)
+        for group in worker.kv_groups[1:]
+    )
 
 
 def random_sampling(rng: random.Random, vocab_size: int) -> SamplingParams:
@@ -287,8 +293,8 @@ def run_mixes(
         rng = random.Random(seed)
         mix = random_mix(rng, vocab_size=worker.model_config.vocab_size, adapters=adapters, **shape)
         own = random.Random(f"states {seed}")
-        states = states_of(worker, own.choice([5, 12, NUM_STATES]), own.choice([1, 2, 5]))
-        mix = replace(mix, config=replace(mix.config, groups=(*mix.config.groups, *states)))
+        others = others_of(worker, own.choice([5, 12, NUM_STATES]), own.choice([1, 2, 5]))
+        mix = replace(mix, config=replace(mix.config, groups=(*mix.config.groups, *others)))
         core = check_mix(worker, mix, rng, exact=exact, where=f"seed {seed}")
         preemptions += core.stats().num_preemptions
         hits += core.stats().prefix_hits

@@ -89,7 +89,7 @@ def test_what_a_draft_model_takes_is_planned(tmp_path: Path, capsys: pytest.Capt
 def test_tables_of_angles_take_what_is_planned(long: bool) -> None:
     rope = RopeConfig(10_000.0, query_beta=0.1 if long else 0.0, original_context=16)
     made = [rope_table(rope_frequencies(rope, 32, 64), 64), query_scale_table(rope, 48, 64)]
-    assert table_bytes([rope, rope], 32, 48, 64) == sum(table.nbytes for table in made if table is not None)
+    assert table_bytes([(rope, 32, 48)], 64) == sum(table.nbytes for table in made if table is not None)
 
 
 def test_a_wish_that_cannot_be_met_is_said(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,6 +67,15 @@ def test_the_window_pool_gets_no_more_than_its_sequences_use():
     assert local.num_blocks == 1024 // SIZE + 2 * fewest_window_blocks(512, SIZE)
 
 
+@pytest.mark.parametrize(("budget", "max_model_len"), [(64 * (FULL + LOCAL), 32768), (GiB, 512), (GiB, 300)])
+def test_layers_with_other_heads_never_share_a_pool(budget: int, max_model_len: int):
+    """Where nothing is to be split, both pools have as many blocks, and hold whole sequences."""
+    (whole,) = split(budget, max_model_len=max_model_len)
+    full, local = split(budget, max_model_len=max_model_len, apart={512})
+    assert full == full_groups(whole.num_blocks, FULL)[0] and local == window_group(whole.num_blocks, 512, LOCAL)
+    assert split(apart={512}) == split()
+
+
 def test_resolve_prints_both_pools():
     """The settings name the window and its pool, within the budget; a short context needs no second pool."""
     machine = MachineFacts(num_cpus=2, cpu_quota=None, memory_available=8 * GiB, cgroup_headroom=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,11 @@ def _heads(config: ModelConfig) -> str:
     through = f", queries through {config.query_rank} channels" if config.query_rank else ""
     latent = config.latent
     if latent is None:
-        return f"{config.num_heads} of {config.head_dim} on {config.num_kv_heads} KV heads{through}"
+        heads = f"{config.num_heads} of {config.head_dim} on {config.num_kv_heads} KV heads{through}"
+        for own, count in Counter(layer.heads for layer in config.layers if layer.heads is not None).items():
+            heads += f"; {count} layers {own.num_heads} of {own.head_dim} on {own.num_kv_heads}"
+        shared = sum(layer.kv_layer is not None for layer in config.layers)
+        return heads + (f"; {shared} layers see KV of others" if shared else "")
     return (
         f"{latent.num_heads} of {latent.nope_dim} + {latent.rope_dim} on one latent of {latent.latent_dim} +"
         f" {latent.rope_dim} channels, values of {latent.value_dim}{through}"

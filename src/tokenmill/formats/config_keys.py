@@ -31,6 +31,13 @@ _GEMMA2 = {
     **_GEMMA, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "sliding_window": WINDOW,
     "layer_types": None,
 }  # fmt: skip
+_GEMMA4 = {
+    **sizes(262_144, 2304, 9216, 30, 8, 4, 131_072), **ends(2, 1), "head_dim": 256, "rms_norm_eps": 1e-6,
+    "attention_bias": False, "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh",
+    "rope_parameters": None, "sliding_window": 512, "layer_types": None, "final_logit_softcapping": None,
+    "num_kv_shared_layers": 0, "attention_k_eq_v": False, "use_double_wide_mlp": False, "global_head_dim": 512,
+    "num_global_key_value_heads": None, "per_layer_config": None,
+}  # fmt: skip
 _QWEN2_VL = {
     **COMMON, **sizes(152_064, 8192, 29_568, 80, 64, OrNull(8), 32_768), **ends(151_643, 151_645),
     "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 1e6, "use_sliding_window": OrNull(False),
@@ -89,6 +96,8 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         sliding_window_pattern=6,
         final_logit_softcapping=None,
     ),
+    "gemma4_text": keys(**_GEMMA4, hidden_size_per_layer_input=256, vocab_size_per_layer_input=262_144),
+    "gemma4_unified_text": keys(**_GEMMA4 | {"max_position_embeddings": 262_144, "sliding_window": 1024}),
     "phi3": keys(
         **DECODER | sizes(32_064, 3072, 8192, 32, 32, None, 4096) | ends(1, 32_000)
         | {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
@@ -197,6 +206,8 @@ ARCHITECTURES: dict[str, str] = {
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "olmo3": "Olmo3ForCausalLM",

@@ -20,7 +20,7 @@ from .tensor import Tensor
 _INSIDE = {
     **{kind: kind for kind in ("gemma3_text", "granite", "llama", "mistral", "ministral3", "qwen2", "qwen3")},
     **{kind: kind for kind in ("qwen3_vl_text", "qwen3_vl_moe_text", "glm4v_moe_text", "gpt_oss", "qwen3_moe")},
-    **{kind: kind for kind in ("qwen3_5_text", "qwen3_5_moe_text")},
+    **{kind: kind for kind in ("gemma4_text", "gemma4_unified_text", "qwen3_5_text", "qwen3_5_moe_text")},
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_vl_text": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
@@ -30,6 +30,8 @@ _INSIDE = {
 
 WRAPPERS = {
     "Gemma3ForConditionalGeneration": "Gemma 3 with images",
+    "Gemma4ForConditionalGeneration": "Gemma 4 with images and sound",
+    "Gemma4UnifiedForConditionalGeneration": "Gemma 4 Unified",
     "Glm4vMoeForConditionalGeneration": "GLM-4.5V",
     "Idefics3ForConditionalGeneration": "Idefics 3",
     "InternVLForConditionalGeneration": "InternVL",
@@ -47,13 +49,17 @@ WRAPPERS = {
 """Architecture -> what people call it."""
 
 _TIED = {
-    "Gemma3ForConditionalGeneration", "InternVLForConditionalGeneration", "Mistral3ForConditionalGeneration",
+    "Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration",
+    "InternVLForConditionalGeneration", "Mistral3ForConditionalGeneration",
 }  # fmt: skip
 """Those whose head is their embeddings where the file does not say."""
 
 _PREFIXES = (("model.language_model.", "model."), ("model.text_model.", "model."), ("language_model.", ""))
 _BODY, _EMBEDDINGS = "model.", "embed_tokens.weight"
-_LANGUAGE = ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
+_LANGUAGE = (
+    "model.layers.", "model.embed_tokens.", "model.embed_tokens_per_layer.", "model.per_layer_", "model.norm.",
+    "lm_head.",
+)  # fmt: skip
 
 Tensors = dict[str, Tensor]
 

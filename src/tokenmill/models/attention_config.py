@@ -10,11 +10,14 @@ are in every published model.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..core.errors import BadCheckpoint
 from ..formats.checkpoint import Checkpoint
-from ..ops.api import LatentGeometry
+from ..formats.config_key import REQUIRED, keys
+from ..ops.api import HeadGeometry, LatentGeometry
 from .config_json import ROPE_KEYS, read_object
 from .family import HEADS, LATENT_HEADS, Family
 from .fields import Fields
@@ -52,11 +55,79 @@ def hf_attention(fields: Fields, family: Family, width: int, num_heads: int) -> 
         if fields.metadata.get("head_dim", head_dim) not in (head_dim, None):
             raise BadCheckpoint(f"{fields.where}: head_dim of a {family.title} must be {head_dim}.")
         num_kv_heads = fields.count("num_key_value_heads", num_heads)
-        return AttentionConfig(num_kv_heads, head_dim, head_dim, _hf_scale(fields, head_dim))
+        scale = _hf_scale(fields, head_dim) if family.attention_scale is None else family.attention_scale
+        return AttentionConfig(num_kv_heads, head_dim, head_dim, scale)
     fields.must_equal("num_attention_groups", 1)
     head_dim = fields.count("head_dim")
     rank = fields.count("share_q_dim", head_dim)
     return AttentionConfig(1, head_dim, head_dim, head_dim**-0.5, query_rank=rank)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """As the fields of LayerConfig."""
+
+    heads: HeadGeometry | None = None
+    kv_layer: int | None = None
+    keys_are_values: bool = False
+
+
+def hf_layer_attention(fields: Fields, windows: Sequence[int], heads: HeadGeometry) -> list[LayerAttention]:
+    """What the attention of each layer has of its own. windows: of the layers. heads: of the model. Raises
+    BadCheckpoint."""
+    own, kv_layers = _hf_own_heads(fields, windows, heads), _hf_kv_layers(fields, windows)
+    by_window = dict(zip(windows, own, strict=True))
+    if any(by_window[window] != each for window, each in zip(windows, own, strict=True)):
+        raise BadCheckpoint(f"{fields.where}: per_layer_config gives layers that see as much different heads.")
+    are_keys = fields.flag("attention_k_eq_v") if fields.reads("attention_k_eq_v") else False
+    return [
+        LayerAttention(
+            heads=own[layer] if own[layer] != heads else None,
+            kv_layer=kv_layers.get(layer),
+            keys_are_values=are_keys and not window and layer not in kv_layers,
+        )
+        for layer, window in enumerate(windows)
+    ]
+
+
+_OWN = {"head_dim", "num_key_value_heads"}
+"""What per_layer_config may change."""
+
+
+def _hf_own_heads(fields: Fields, windows: Sequence[int], heads: HeadGeometry) -> list[HeadGeometry]:
+    """The heads of each layer: those of layers without a window may be others, of Gemma 4."""
+    if not fields.reads("per_layer_config"):
+        return [heads] * len(windows)
+    change: dict[str, Any] = {"head_dim": fields.count("global_head_dim")}
+    num_kv_heads = fields.get("num_global_key_value_heads")
+    if num_kv_heads is not None and fields.flag("attention_k_eq_v"):
+        change["num_key_value_heads"] = fields.count("num_global_key_value_heads")
+    changes: dict[str, Any] = {str(layer): change for layer, window in enumerate(windows) if not window}
+    if "per_layer_config" in fields.metadata:
+        changes = dict(read_object(fields, "per_layer_config"))
+    found = [heads] * len(windows)
+    for name, said in changes.items():
+        if not name.isdecimal() or int(name) >= len(windows) or not isinstance(said, Mapping) or set(said) - _OWN:
+            raise BadCheckpoint(f"{fields.where}: per_layer_config.{name} = {said!r} is not supported here.")
+        given = Fields(said, f"{fields.where} (per_layer_config.{name})", keys(**dict.fromkeys(said, REQUIRED)))
+        found[int(name)] = replace(
+            heads,
+            head_dim=given.count("head_dim", heads.head_dim),
+            num_kv_heads=given.count("num_key_value_heads", heads.num_kv_heads),
+        )
+    return found
+
+
+def _hf_kv_layers(fields: Fields, windows: Sequence[int]) -> dict[int, int]:
+    """Of the last layers, which see the keys and values of the last layer of their kind before them: that layer."""
+    if not fields.reads("num_kv_shared_layers"):
+        return {}
+    first = len(windows) - fields.count("num_kv_shared_layers", least=0)
+    kinds = [bool(window) for window in windows]
+    last = {kind: layer for layer, kind in enumerate(kinds[: max(0, first)])}
+    if set(last) != set(kinds):
+        raise BadCheckpoint(f"{fields.where}: num_kv_shared_layers leaves no layer whose keys and values are shared.")
+    return {layer: last[kinds[layer]] for layer in range(first, len(windows))}
 
 
 def _hf_scale(fields: Fields, head_dim: int) -> float:

@@ -21,7 +21,7 @@ from ..formats.tensor import Tensor
 from ..ops.api import HeadGeometry, LatentGeometry
 from ..plugins.groups import FAMILIES as PLUGINS
 from ..plugins.load import plugin_names
-from .attention_config import gguf_attention, hf_attention
+from .attention_config import gguf_attention, hf_attention, hf_layer_attention
 from .config_json import NORM_KEYS, LayerKinds, read_activation, read_ffn_width, read_layers, read_ropes, read_tied
 from .families import GGUF_FAMILIES, HF_FAMILIES, gguf_family, hf_family
 from .family import LATENT_HEADS, Family
@@ -42,17 +42,25 @@ _COMPARED_BYTES = 1 << 24
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
     """window: positions a token sees, its own included; 0 for all. rope: None for a layer without positions. is_moe:
-    its FFN is a mixture of experts. keeps_state: it has a mixer in place of attention."""
+    its FFN is a mixture of experts. keeps_state: it has a mixer in place of attention. heads: None for those of most
+    layers. kv_layer: the layer whose keys and values it sees, in place of its own (KV sharing between layers, arXiv
+    2405.12981). keys_are_values: its values are made of what its keys are made of. ffn_width: 0 for that of most
+    layers."""
 
     window: int
     rope: RopeConfig | None
     is_moe: bool = False
     keeps_state: bool = False
+    heads: HeadGeometry | None = None
+    kv_layer: int | None = None
+    keys_are_values: bool = False
+    ffn_width: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """rotary_dim   channels of each head that turn
+    """num_heads..  of most layers, as head_dim and ffn_width: see LayerConfig
+    rotary_dim   channels of each of these heads that turn; of other heads it is the same share
     biases       roles that have one
     scales       are 1 and caps 0 for none
     moe          of layers that are mixtures of experts
@@ -62,9 +70,11 @@ class ModelConfig:
     is_absorbed  the file has matrices into and out of the latent space (k_b, v_b), not keys and values of it (kv_b)
     query_rank   channels that queries go through; 0: they do not
     inner_eps    the epsilon of the norms of those, and of latents; None: norm_eps
+    input_width  of what each layer is given of the token beside the residual stream (per-layer embeddings); 0: nothing
+    input_vocab  tokens that have such embeddings
     has_qk_norm  whether the family's norms of queries and keys are there
-    unread       what names of tensors begin with that are there for guessing more than one token, or for choosing among
-                 more positions than are served, and are not read
+    unread       what names of tensors begin with that are there for guessing more than one token, for choosing among
+                 more positions than are served, or for keys and values that no layer sees, and are not read
     is_causal    whether a token sees no more than those before it; else every one of its text, within a window so many
                  to each side
     """
@@ -96,6 +106,8 @@ class ModelConfig:
     is_absorbed: bool = False
     query_rank: int = 0
     inner_eps: float | None = None
+    input_width: int = 0
+    input_vocab: int = 0
     has_qk_norm: bool = True
     unread: tuple[str, ...] = ()
     is_causal: bool = True
@@ -111,7 +123,25 @@ class ModelConfig:
 
     @property
     def heads(self) -> HeadGeometry:
+        """Those of most layers."""
         return HeadGeometry(self.num_heads, self.num_kv_heads, self.head_dim)
+
+    def heads_of(self, layer: int) -> HeadGeometry:
+        return self.layers[layer].heads or self.heads
+
+    def ffn_width_of(self, layer: int) -> int:
+        return self.layers[layer].ffn_width or self.ffn_width
+
+    def rope_of(self, layer: int) -> tuple[RopeConfig, int, int] | None:
+        """A layer's RoPE, how many channels of its heads turn, and how many there are; None: it has no positions."""
+        rope, head_dim = self.layers[layer].rope, self.heads_of(layer).head_dim
+        return None if rope is None else (rope, head_dim * self.rotary_dim // self.head_dim, head_dim)
+
+    @property
+    def ropes(self) -> tuple[tuple[RopeConfig, int, int], ...]:
+        """Of all layers, each once."""
+        found = dict.fromkeys(map(self.rope_of, range(self.num_layers)))
+        return tuple(which for which in found if which is not None)
 
 
 def config_from_checkpoint(checkpoint: Checkpoint) -> ModelConfig:
@@ -294,12 +324,15 @@ def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
     eps = fields.number(next(filter(fields.reads, NORM_KEYS)))
     ropes, activation = read_ropes(fields, family), read_activation(fields, family)
     mixtures = hf_experts(fields, family, num_layers, activation)
+    layers = _layers(read_layers(fields, family, num_layers), ropes.full, ropes.windowed, mixtures)
+    layers = _hf_own_shapes(fields, layers, HeadGeometry(num_heads, shape.num_kv_heads, shape.head_dim))
+    input_width, input_vocab = _hf_inputs(fields)
     biases = set(family.biases).union(*(roles for key, roles in family.bias_keys.items() if fields.flag(key)))
     return _checked(
         ModelConfig(
             architecture=architecture,
             family=family,
-            layers=_layers(read_layers(fields, family, num_layers), ropes.full, ropes.windowed, mixtures),
+            layers=layers,
             width=width,
             ffn_width=read_ffn_width(fields),
             vocab_size=fields.count("vocab_size"),
@@ -323,11 +356,49 @@ def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
             inner_eps=shape.inner_eps,
             moe=mixtures.moe,
             mixer=hf_mixer(fields, family.mixer, width, eps) if family.mixer else None,
+            input_width=input_width,
+            input_vocab=input_vocab,
             has_qk_norm=fields.flag("use_qk_norm") if fields.reads("use_qk_norm") else True,
-            unread=mixtures.unread,
+            unread=(*mixtures.unread, *_without_use(layers)),
         ),
         fields,
     )
+
+
+def _hf_own_shapes(fields: Fields, layers: tuple[LayerConfig, ...], heads: HeadGeometry) -> tuple[LayerConfig, ...]:
+    """The layers, with what their attention and their FFN have of their own. heads: of the model."""
+    wide = 0
+    if fields.reads("use_double_wide_mlp") and fields.flag("use_double_wide_mlp"):
+        wide = 2 * read_ffn_width(fields)
+    found = hf_layer_attention(fields, [layer.window for layer in layers], heads)
+    return tuple(
+        replace(
+            layer,
+            heads=own.heads,
+            kv_layer=own.kv_layer,
+            keys_are_values=own.keys_are_values,
+            ffn_width=wide if own.kv_layer is not None else 0,
+        )
+        for layer, own in zip(layers, found, strict=True)
+    )
+
+
+def _hf_inputs(fields: Fields) -> tuple[int, int]:
+    """As ModelConfig.input_width and input_vocab."""
+    if not fields.reads("hidden_size_per_layer_input"):
+        return 0, 0
+    vocab, least = fields.count("vocab_size_per_layer_input"), fields.count("vocab_size")
+    width = fields.count("hidden_size_per_layer_input", least=0)
+    if width and vocab < least:
+        raise BadCheckpoint(f"{fields.where}: vocab_size_per_layer_input = {vocab} is not supported below {least}.")
+    return width, vocab if width else 0
+
+
+def _without_use(layers: tuple[LayerConfig, ...]) -> list[str]:
+    """What the names of tensors begin with that make keys and values nobody sees."""
+    parts = ("k_proj", "v_proj", "k_norm", "v_norm")
+    shared = [index for index, layer in enumerate(layers) if layer.kv_layer is not None]
+    return [f"model.layers.{index}.self_attn.{part}." for index in shared for part in parts]
 
 
 def _has_own_head(checkpoint: Checkpoint) -> bool:
@@ -370,12 +441,13 @@ def _layers(
 
 
 def _checked(config: ModelConfig, fields: Fields) -> ModelConfig:
-    if config.num_heads % config.num_kv_heads:
-        raise BadCheckpoint(
-            f"{fields.where}: {config.num_heads} heads do not divide into {config.num_kv_heads} KV heads."
-        )
-    if config.head_dim < 2 or config.head_dim % 2:
-        raise BadCheckpoint(f"{fields.where}: head size {config.head_dim} must be even for RoPE.")
+    for heads in {config.heads_of(layer) for layer in range(config.num_layers)} | {config.heads}:
+        if heads.num_heads % heads.num_kv_heads:
+            raise BadCheckpoint(
+                f"{fields.where}: {heads.num_heads} heads do not divide into {heads.num_kv_heads} KV heads."
+            )
+        if heads.head_dim < 2 or heads.head_dim % 2:
+            raise BadCheckpoint(f"{fields.where}: head size {heads.head_dim} must be even for RoPE.")
     if not 2 <= config.rotary_dim <= config.head_dim or config.rotary_dim % 2:
         raise BadCheckpoint(
             f"{fields.where}: RoPE on {config.rotary_dim} of {config.head_dim} channels is not supported."
@@ -383,7 +455,7 @@ def _checked(config: ModelConfig, fields: Fields) -> ModelConfig:
     scales = [config.embed_scale, config.residual_scale, config.logit_scale, config.attention_scale]
     if min(config.norm_eps, config.attention_cap, config.logit_cap) < 0 or not all(map(math.isfinite, scales)):
         raise BadCheckpoint(f"{fields.where}: the norm epsilon and soft caps must not be negative, and scales finite.")
-    for rope in {layer.rope for layer in config.layers if layer.rope is not None}:
+    for rope, num_turned, _ in config.ropes:
         if not (rope.base > 1 and rope.factor > 0):
             raise BadCheckpoint(f"{fields.where}: the RoPE base must be above 1 and its factor positive.")
         if not (rope.fast_turns > 0 and rope.slow_turns > 0 and rope.high_freq_factor > rope.low_freq_factor > 0):
@@ -391,9 +463,9 @@ def _checked(config: ModelConfig, fields: Fields) -> ModelConfig:
         if rope.scaling == "dynamic" and rope.factor < 1:
             raise BadCheckpoint(f"{fields.where}: dynamic RoPE needs a factor of at least 1, got {rope.factor}.")
         for divisors in (rope.divisors, rope.short_divisors, rope.long_divisors):
-            if divisors and (len(divisors) != config.rotary_dim // 2 or not np.all(np.array(divisors) > 0)):
+            if divisors and (len(divisors) != num_turned // 2 or not np.all(np.array(divisors) > 0)):
                 raise BadCheckpoint(
-                    f"{fields.where}: RoPE needs {config.rotary_dim // 2} positive factors, got {len(divisors)}."
+                    f"{fields.where}: RoPE needs {num_turned // 2} positive factors, got {len(divisors)}."
                 )
         if rope.scaling == "longrope" and not (rope.short_divisors and rope.long_divisors):
             raise BadCheckpoint(f"{fields.where}: longrope needs short and long factors.")

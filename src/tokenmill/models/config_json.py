@@ -31,6 +31,9 @@ _INDEXED = "indexed_attention"
 _OLDER_KINDS = {"mamba": "linear_attention", "attention": _FULL}
 """What layer_types of older files call them."""
 
+PROPORTIONAL = "proportional"
+"""A RoPE scaling: see RopeConfig."""
+
 ROPE_KEYS = {
     "rope_type": Key(None, False),
     "type": Key("default", False),
@@ -106,6 +109,8 @@ def read_layers(fields: Fields, family: Family, num_layers: int) -> LayerKinds:
         raise BadCheckpoint(f"{fields.where}: layer_types must be a list of {num_layers}.")
     older = {_INDEXED: _FULL} if family.indexed else _OLDER_KINDS
     kinds = [older.get(str(kind), kind) for kind in kinds]
+    if family.full_last:
+        kinds = [*kinds[:-1], _FULL]
     with_state = frozenset(layer for layer, kind in enumerate(kinds) if family.mixer and kind == family.mixer_layers)
     if len(with_state) == num_layers:
         raise BadCheckpoint(f"{fields.where}: models without a layer of attention are not supported.")
@@ -197,9 +202,11 @@ def read_ropes(fields: Fields, family: Family) -> Ropes:
             _check_mixed(fields, parameters, scaling)
         full = {**_nested(fields, parameters, _FULL), **scaling}
         local = _nested(fields, parameters, _SLIDING)
-        base = fields.number("rope_theta")
+        base = local_base = None
+        if fields.reads("rope_theta"):
+            base = fields.number("rope_theta")
+            local_base = fields.number("rope_local_base_freq", fields.meaning_of_missing("rope_theta"))
         rope, fraction, _ = _read_rope(fields, family, full, base, max_positions)
-        local_base = fields.number("rope_local_base_freq", fields.meaning_of_missing("rope_theta"))
         windowed, _, _ = _read_rope(fields, family, local, local_base, max_positions)
         return Ropes(rope, windowed, fraction, max_positions)
     given = scaling or parameters
@@ -245,14 +252,17 @@ def _nested(fields: Fields, parameters: Mapping[str, Any], kind: str) -> Mapping
 
 
 def _read_rope(
-    fields: Fields, family: Family, given: Mapping[str, Any], base: float, max_positions: int
+    fields: Fields, family: Family, given: Mapping[str, Any], base: float | None, max_positions: int
 ) -> tuple[RopeConfig, float, int]:
     """-> (one layer type's RoPE, the fraction of a head that turns, the longest context it was scaled for). `base`:
-    where `given` has none."""
+    where `given` has none; None: it must have one."""
     rope = Fields(given, f"{fields.where} (rope)", ROPE_KEYS)
     base = rope.number("rope_theta", base)
     name = rope.text("rope_type", rope.text("type", ""))
     scaling = family.rope_names.get(name, "") if family.rope_names else name
+    if scaling == PROPORTIONAL and family.local_rope:
+        share = rope.number("partial_rotary_factor", 1.0)
+        return RopeConfig(base, scaling, rope.number("factor", 1.0), share=share), 1.0, max_positions
     fraction = _fraction(fields, family, rope)
     if scaling == "dynamic" and family.rope_alpha and given.get(ROPE_ALPHA):
         rope.number("factor")  # which must be there, and does nothing

@@ -7,6 +7,7 @@ across machines.
 
     T tokens  L rows that want logits  D model width  W fused qkv width  F FFN width  V vocabulary
     X channels of latents, or of all heads  E experts  k experts of a token  r channels that queries go through
+    N layers  I channels of a layer's input beside the residual stream
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .config import ModelConfig
 from .kv_groups import LayerKV
 from .mixer import mix
 from .rope import RopeTables
-from .weights import LayerWeights, Linear, ModelWeights, MoeWeights, Norm
+from .weights import InputWeights, LayerWeights, Linear, ModelWeights, MoeWeights, Norm
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,17 +93,41 @@ def hidden(
     if weights.embed_lora is not None:
         x_TD = ops.add_token_lora(x_TD, batch.tokens_T, weights.embed_lora, batch.adapters_T)
     x_TD = _scaled(ops, x_TD, config.embed_scale)
+    inputs_TX = None if weights.inputs is None else _layer_inputs(ops, config, weights.inputs, batch, x_TD)
     for index, layer in enumerate(weights.layers):
         if aux is not None:
             aux.keep(ops, index, x_TD)
         mixed_TD = attention(ops, config, index, layer, ropes[index], kvs[index], batch, x_TD)
         x_TD = ops.add(x_TD, _scaled(ops, mixed_TD, config.residual_scale))
         x_TD = ops.add(x_TD, _scaled(ops, ffn(ops, config, layer, batch, x_TD), config.residual_scale))
+        if inputs_TX is not None:
+            input_TI = ops.columns(inputs_TX, index * config.input_width, config.input_width)
+            x_TD = ops.add(x_TD, _take_input(ops, config, layer, batch, x_TD, input_TI))
+        x_TD = _scaled(ops, x_TD, layer.scale)
     if aux is not None:
         aux.keep(ops, config.num_layers, x_TD)
         if aux.is_normed:
             ops.store_rows(_norm(ops, config, weights.final_norm, x_TD), aux.arrays[-1])
     return _norm(ops, config, weights.final_norm, ops.gather_rows(x_TD, batch.logit_rows_L))
+
+
+def _layer_inputs(ops: ForwardOps, config: ModelConfig, weights: InputWeights, batch: Any, x_TD: Array) -> Array:
+    """[T, N*I]: what each layer is given of a token (per-layer embeddings of Gemma 3n and 4): of the token itself, and
+    of its embedding, x."""
+    embed_TX = ops.scale(ops.embed(weights.embed, batch.tokens_T), config.input_width**0.5)
+    given_TX = ops.scale(ops.linear(x_TD, weights.linear), config.width**-0.5)
+    given_TX = ops.norm_groups(given_TX, weights.norm, config.input_width, config.norm_eps)
+    return ops.scale(ops.add(given_TX, embed_TX), 2**-0.5)
+
+
+def _take_input(
+    ops: ForwardOps, config: ModelConfig, layer: LayerWeights, batch: Any, x_TD: Array, input_TI: Array
+) -> Array:
+    """[T, D] to be added to x."""
+    assert layer.input_gate is not None and layer.input_up is not None
+    gated_T2I = ops.join_columns([_linear(ops, layer.input_gate, batch, x_TD), input_TI])
+    gated_TI = ops.gelu_mul(gated_T2I) if config.activation == "gelu" else ops.silu_mul(gated_T2I)
+    return _norm(ops, config, layer.input_norm, _linear(ops, layer.input_up, batch, gated_TI))
 
 
 def attention(
@@ -138,7 +163,8 @@ def _head_attention(
     batch: Any,
     qkv_TW: Array,
 ) -> Array:
-    heads, gates_TX = config.heads, None
+    heads, gates_TX = config.heads_of(index), None
+    is_own = config.layers[index].kv_layer is None
     if config.family.gated_attention:
         q_width = heads.num_heads * heads.head_dim
         gates_TX = ops.columns(qkv_TW, q_width, q_width)
@@ -148,15 +174,21 @@ def _head_attention(
         kv_width = 2 * heads.num_kv_heads * heads.head_dim
         q_TW = _queries(ops, config, layer, batch, ops.columns(qkv_TW, 0, config.query_rank))
         qkv_TW = ops.join_columns([q_TW, ops.columns(qkv_TW, config.query_rank, kv_width)])
-    norm_first = not config.family.norm_after_rope
+    if is_own:
+        qkv_TW = _with_values(ops, config, index, layer, qkv_TW)
+    else:  # queries alone: nobody reads what stands in the place of keys and values
+        places = np.arange(heads.num_heads * heads.head_dim, dtype=np.int32)
+        qkv_TW = ops.spread_columns(qkv_TW, places, heads.width, 0.0)
+    norm_first, k_norm = not config.family.norm_after_rope, layer.k_norm if is_own else layer.q_norm
     if layer.q_norm is not None and norm_first:
-        qkv_TW = ops.norm_heads(qkv_TW, layer.q_norm, layer.k_norm, heads, config.norm_eps)
+        qkv_TW = ops.norm_heads(qkv_TW, layer.q_norm, k_norm, heads, config.norm_eps)
     if rope is not None:
         qkv_TW = ops.rope(qkv_TW, batch.positions_T, rope.turns_PR, heads)
     if layer.q_norm is not None and not norm_first:
-        qkv_TW = ops.norm_heads(qkv_TW, layer.q_norm, layer.k_norm, heads, config.norm_eps)
+        qkv_TW = ops.norm_heads(qkv_TW, layer.q_norm, k_norm, heads, config.norm_eps)
     kv, place = layer_kv
-    ops.write_kv(kv, place, qkv_TW, batch, heads)
+    if is_own:
+        ops.write_kv(kv, place, qkv_TW, batch, heads)
     if rope is not None and rope.query_scales_PC is not None:  # keys, which it scales too, are stored by now
         qkv_TW = ops.rope(qkv_TW, batch.positions_T, rope.query_scales_PC, heads)
     mixed_TX = ops.paged_attention(
@@ -172,6 +204,20 @@ def _head_attention(
         sinks_H=layer.sinks,
     )
     return mixed_TX if gates_TX is None else ops.gate_rows(mixed_TX, gates_TX)
+
+
+def _with_values(ops: ForwardOps, config: ModelConfig, index: int, layer: LayerWeights, qkv_TW: Array) -> Array:
+    """With values that are keys, before these are normed, where the layer has no others; and normed, where it does
+    so."""
+    heads, are_keys = config.heads_of(index), config.layers[index].keys_are_values
+    if not are_keys and layer.v_norm is None:
+        return qkv_TW
+    kv_width = heads.num_kv_heads * heads.head_dim
+    keys_end = heads.width - kv_width
+    v_TX = ops.columns(qkv_TW, keys_end - kv_width if are_keys else keys_end, kv_width)
+    if layer.v_norm is not None:
+        v_TX = ops.norm_groups(v_TX, layer.v_norm, heads.head_dim, config.norm_eps)
+    return ops.join_columns([ops.columns(qkv_TW, 0, keys_end), v_TX])
 
 
 def _latent_attention(

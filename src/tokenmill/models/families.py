@@ -32,6 +32,31 @@ _LLAMA_BIASES = {**_ATTENTION_BIAS, "mlp_bias": ("gate", "up", "down")}
 _BIDIRECTIONAL = (("use_bidirectional_attention", "tokens that see ahead"),)
 _SANDWICH_NAMES = {**POST_NORM_NAMES, "ffn_norm": "model.layers.{}.pre_feedforward_layernorm"}
 
+_GEMMA4 = Family(
+    "Gemma 4",
+    post_norm=True,
+    qk_norm="head",
+    v_norm=True,
+    attention_scale=1.0,
+    scaled_embeddings=True,
+    layer_scales=True,
+    bias_keys=_ATTENTION_BIAS,
+    window_every=6,
+    full_last=True,
+    local_rope=True,
+    rope_default={
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    only={
+        "enable_moe_block": (False,),
+        "use_bidirectional_attention": (None, "vision"),  # tokens of images see ahead, and no others
+        "rope_scaling": (),
+        **dict.fromkeys(("num_experts", "top_k_experts", "moe_intermediate_size"), (None,)),
+    },
+    names=_SANDWICH_NAMES,
+)
+
 HF_FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family("Llama 2, 3, 3.x; SmolLM2", bias_keys=_LLAMA_BIASES),
     "MistralForCausalLM": Family("Mistral", window_every=0),
@@ -94,6 +119,8 @@ HF_FAMILIES: Mapping[str, Family] = {
         refused=(("attn_logit_softcapping", "caps of attention"),),
         names=_SANDWICH_NAMES,
     ),
+    "Gemma4ForCausalLM": _GEMMA4,
+    "Gemma4UnifiedForCausalLM": _GEMMA4,
     "Phi3ForCausalLM": Family(
         "Phi-3, Phi-4",
         fused=("qkv", "gate_up"),

@@ -27,6 +27,7 @@ class Family:
     post_norm          norms on what attention and FFN give, before it is added
     qk_norm            "" none, "head" over each head, "width" over all heads together
     norm_after_rope    these norms come after RoPE
+    v_norm             values are normed too, head by head and without weights
     may_lack_qk_norm   a GGUF file may be without these norms, as its tensors tell
     activation         "silu" or "gelu"; None: the file says
     legacy_gelu        the file says "gelu" where the tanh form is meant
@@ -37,6 +38,7 @@ class Family:
                        2512.02556), `index_topk` of them: so many are the longest context, of which all are chosen
     gated_attention    what attention gives is multiplied by gates, which stand beside each head's query
     own_gates          these have a matrix of their own
+    attention_scale    of scores, whatever a head's size; None: the file says, or it is its root's inverse
     sinks              each head has a score that no key has
     mixer              what layers that keep a state do (mixer.py); "": there are none
     tiled_values       a mixer's heads of values are stored in turns: the first of each head of keys, then the second of
@@ -50,9 +52,11 @@ class Family:
     window_every       None: no windows; 0: every layer, where the file names a window; n: every layer but each n-th.
                        A file's own list of layer types overrules it
     full_first         of every n layers the first has no window, not the last
+    full_last          the last layer has no window, whatever the file says
     window_on_no_rope  layers without positions have the window, and no others
     no_rope_every      n: each n-th layer is without positions; 0: none. config.json may say another n, or list them
     no_rope_on_full    layers without a window are without positions, in a file that has windows
+    layer_scales       what a layer makes of the residual stream is multiplied by a number of its own
     scaled_embeddings  embeddings are multiplied by sqrt(width)
     interleaved_heads  rows of q and k are ordered for RoPE pairs (2i, 2i + 1)
     local_rope         windowed layers have RoPE settings of their own
@@ -66,6 +70,7 @@ class Family:
     sees_ahead_key     of config.json: tokens see what comes after them too, windowed ones half the window to each side,
                        as only a model that gives vectors may
     refused            (key, what it would mean) that must be absent or falsy
+    only               key -> the values that it may have
     defaults           what a key of a GGUF file means where it is missing; of config.json formats/config_keys.py knows
     unread             what names of tensors begin with that are there for guessing more than one token
     names              role -> name pattern, where it is not the common one
@@ -80,6 +85,7 @@ class Family:
     post_norm: bool = False
     qk_norm: str = ""
     norm_after_rope: bool = False
+    v_norm: bool = False
     may_lack_qk_norm: bool = False
     activation: str | None = None
     legacy_gelu: bool = False
@@ -88,6 +94,7 @@ class Family:
     indexed: bool = False
     gated_attention: bool = False
     own_gates: bool = False
+    attention_scale: float | None = None
     sinks: bool = False
     mixer: str = ""
     tiled_values: bool = False
@@ -98,9 +105,11 @@ class Family:
     bias_keys: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     window_every: int | None = None
     full_first: bool = False
+    full_last: bool = False
     window_on_no_rope: bool = False
     no_rope_every: int = 0
     no_rope_on_full: bool = False
+    layer_scales: bool = False
     scaled_embeddings: bool = False
     interleaved_heads: bool = False
     local_rope: bool = False
@@ -112,6 +121,7 @@ class Family:
     rope_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     sees_ahead_key: str = ""
     refused: tuple[tuple[str, str], ...] = ()
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: MappingProxyType({}))
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     unread: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -1,8 +1,9 @@
 """Which of a model's layers share a block table: its KV groups.
 
 Layers that see everything are one group. Those of each window are another, so that a sequence can give back what slid
-out of it; a window that reaches over the longest context served hides nothing and makes no difference. And what int8
-does to channels of their keys.
+out of it; a window that reaches over the longest context served hides nothing and makes no difference, unless the
+layers' heads are others. Layers that see the keys and values of another layer are in no group. And what int8 does to
+channels of their keys.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..core.block import FULL, LATENT, STATE, STATE_WINDOW, WINDOW, KVGroup
+from ..ops.api import HeadGeometry
 from .config import ModelConfig
 from .mixer import MixerConfig
 from .weights import LayerWeights
@@ -27,8 +29,8 @@ def kv_groups(
 ) -> tuple[KVGroup, ...]:
     """The groups of a model, in the order of a sequence's block tables: layers that see everything, then those of each
     window, the smallest first. `windows`: which windows have a group of their own (default: all shorter than the
-    model's context); layers with another one are taken for layers that see everything. Latent attention has one group
-    of latents. Layers that keep a state are the last group."""
+    model's context) beside apart_windows; layers with another one are taken for layers that see everything. Latent
+    attention has one group of latents. Layers that keep a state are the last group."""
     if config.mixer is not None:
         return _with_states(config, config.mixer, windows, block_size, dtype)
     if config.latent is not None:
@@ -36,16 +38,32 @@ def kv_groups(
         return (KVGroup(LATENT, config.num_layers, 1, latent.key_dim, block_size, dtype, value_dim=latent.latent_dim),)
     if windows is None:
         windows = {layer.window for layer in config.layers if layer.window < config.max_context}
-    seen = [layer.window if layer.window in windows else 0 for layer in config.layers]
-    if not any(seen):
+    windows = apart_windows(config).union(windows)
+    seen = {
+        index: layer.window if layer.window in windows else 0
+        for index, layer in enumerate(config.layers)
+        if layer.kv_layer is None
+    }
+    if len(seen) == config.num_layers and not any(seen.values()):
         return (KVGroup(FULL, config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype),)
     groups: list[KVGroup] = []
-    for window in sorted(set(seen)):
-        layers = tuple(index for index, other in enumerate(seen) if other == window)
-        name = WINDOW if window else FULL
-        group = KVGroup(name, len(layers), config.num_kv_heads, config.head_dim, block_size, dtype)
+    for window in sorted(set(seen.values())):
+        layers = tuple(index for index, other in seen.items() if other == window)
+        name, heads = WINDOW if window else FULL, config.heads_of(layers[0])
+        group = KVGroup(name, len(layers), heads.num_kv_heads, heads.head_dim, block_size, dtype)
         groups.append(replace(group, window=window, layers=layers, table=len(groups)))
     return tuple(groups)
+
+
+def apart_windows(config: ModelConfig) -> frozenset[int]:
+    """The windows whose layers have other KV heads than those that see everything, so that no block has both."""
+    heads = {layer.window: config.heads_of(index) for index, layer in enumerate(config.layers)}
+    full = heads.get(0, config.heads)
+    return frozenset(window for window, own in heads.items() if _kv_heads(own) != _kv_heads(full))
+
+
+def _kv_heads(heads: HeadGeometry) -> tuple[int, int]:
+    return heads.num_kv_heads, heads.head_dim
 
 
 def _with_states(
@@ -73,13 +91,15 @@ def _with_states(
     return (*groups, states)
 
 
-def layer_kvs(groups: Sequence[KVGroup], kvs: Sequence[Any], num_layers: int) -> tuple[LayerKV, ...]:
-    """Of each layer, where its KV lies; `kvs` are the bound pools of `groups`."""
+def layer_kvs(groups: Sequence[KVGroup], kvs: Sequence[Any], config: ModelConfig) -> tuple[LayerKV, ...]:
+    """Of each layer, where the KV lies that it sees; `kvs` are the bound pools of `groups`."""
     places: dict[int, LayerKV] = {}
     for group, kv in zip(groups, kvs, strict=True):
-        for place, layer in enumerate(group.layers or range(num_layers)):
+        for place, layer in enumerate(group.layers or range(config.num_layers)):
             places[layer] = (kv, place)
-    return tuple(places[layer] for layer in range(num_layers))
+    return tuple(
+        places[index if layer.kv_layer is None else layer.kv_layer] for index, layer in enumerate(config.layers)
+    )
 
 
 def with_key_exponents(
@@ -94,8 +114,8 @@ def with_key_exponents(
     found: list[KVGroup] = []
     for group in groups:
         if group.dtype == "int8" and not group.value_dim:
-            own = [layers[index] for index in group.layers or range(config.num_layers)]
-            exponents = tuple(_key_exponents(config, layer) for layer in own)
+            own = group.layers or range(config.num_layers)
+            exponents = tuple(_key_exponents(config, index, layers[index]) for index in own)
             group = replace(group, key_exponents=exponents if any(map(any, exponents)) else ())
         found.append(group)
     return tuple(found)
@@ -105,9 +125,10 @@ _MOST_EXPONENT = 15
 _LEAST_SQUARE = 1e-12
 
 
-def _key_exponents(config: ModelConfig, layer: LayerWeights) -> tuple[int, ...]:
+def _key_exponents(config: ModelConfig, index: int, layer: LayerWeights) -> tuple[int, ...]:
     """Of each channel of the layer's KV heads."""
-    heads, width, num_turned = config.heads, config.head_dim, config.rotary_dim
+    heads = config.heads_of(index)
+    width, num_turned = heads.head_dim, heads.head_dim * config.rotary_dim // config.head_dim
     if layer.q_norm is not None and layer.k_norm is not None:
         q_X, k_X = np.square(layer.q_norm, dtype=np.float64), np.square(layer.k_norm, dtype=np.float64)
     elif layer.qkv.bias is not None and layer.q_up is None:

@@ -89,7 +89,7 @@ class Model:
 
     def forward(self, ops: ForwardOps, kv: Any, batch: Any, aux: AuxHiddenStates | None = None) -> Array:
         """Logits [L, V]; see decoder.forward. `kv`: the bound pool, or a tuple of one for each group."""
-        kvs = layer_kvs(self.kv_groups, kv if isinstance(kv, tuple) else (kv,), self.config.num_layers)
+        kvs = layer_kvs(self.kv_groups, kv if isinstance(kv, tuple) else (kv,), self.config)
         return decoder.forward(ops, self.config, self.weights, self.ropes, kvs, batch, aux)
 
 
@@ -133,19 +133,22 @@ def load_model(
 def load_ropes(config: ModelConfig, ops: Ops, num_positions: int) -> tuple[tuple[RopeTables | None, ...], str, int]:
     """Each layer's tables for positions [0, num_positions), the digest of all (see Model), and what they take, in
     bytes."""
-    tables: dict[RopeConfig, RopeTables] = {}
+    tables: dict[tuple[RopeConfig, int, int], RopeTables] = {}
     digest = hashlib.sha256()
     num_bytes = 0
-    for rope in dict.fromkeys(layer.rope for layer in config.layers if layer.rope is not None):
-        frequencies = rope_frequencies(rope, config.rotary_dim, num_positions)
+    for rope, num_turned, head_dim in config.ropes:
+        frequencies = rope_frequencies(rope, num_turned, num_positions)
         digest.update(frequencies.tobytes() + struct.pack("<d", rope.cos_scale))
         turns = rope_table(frequencies, num_positions, rope.cos_scale)
-        scales = query_scale_table(rope, config.head_dim, num_positions)
+        scales = query_scale_table(rope, head_dim, num_positions)
         if rope.query_beta:
             digest.update(struct.pack("<dq", rope.query_beta, rope.original_context))
-        tables[rope] = RopeTables(ops.vector(turns), None if scales is None else ops.vector(scales))
+        tables[rope, num_turned, head_dim] = RopeTables(
+            ops.vector(turns), None if scales is None else ops.vector(scales)
+        )
         num_bytes += turns.nbytes + (0 if scales is None else scales.nbytes)
-    ropes = tuple(None if layer.rope is None else tables[layer.rope] for layer in config.layers)
+    of_layers = map(config.rope_of, range(config.num_layers))
+    ropes = tuple(None if which is None else tables[which] for which in of_layers)
     return ropes, digest.hexdigest(), num_bytes
 
 

@@ -12,7 +12,7 @@ from the weights that the model computes with, quantised ones too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,21 +112,18 @@ class Base:
 
 def with_tables(weights: ModelWeights, config: ModelConfig, ops: Ops, limits: LoraLimits) -> ModelWeights:
     """The same weights, with an empty table beside each linear, the head and the embedding."""
-    shapes = role_shapes(config)
 
-    def add(linear: Linear, stacked: tuple[str, ...]) -> Linear:
-        table = ops.lora_table(
-            limits.max_loras, limits.max_rank, shapes[stacked[0]][1], [shapes[r][0] for r in stacked]
-        )
+    def add(linear: Linear, shapes: list[tuple[int, ...]]) -> Linear:
+        table = ops.lora_table(limits.max_loras, limits.max_rank, shapes[0][1], [shape[0] for shape in shapes])
         return replace(linear, lora=table)
 
-    def linears(layer: int) -> Iterable[tuple[str, tuple[str, ...]]]:
-        return changed_linears(config, layer).items()
+    def taking(index: int, layer: LayerWeights) -> LayerWeights:
+        shapes = role_shapes(config, index)
+        linears = changed_linears(config, index).items()
+        added = {name: add(getattr(layer, name), [shapes[role] for role in roles]) for name, roles in linears}
+        return _with_linears(layer, added)
 
-    layers = tuple(
-        _with_linears(layer, {name: add(getattr(layer, name), roles) for name, roles in linears(index)})
-        for index, layer in enumerate(weights.layers)
-    )
+    layers = tuple(taking(index, layer) for index, layer in enumerate(weights.layers))
     head = ops.lora_table(limits.max_loras, limits.max_rank, config.width, [config.vocab_size])
     embed = ops.lora_table(limits.max_loras, limits.max_rank, config.vocab_size, [config.width], by_token=True)
     return replace(weights, layers=layers, head_lora=head, embed_lora=embed)
@@ -149,9 +146,10 @@ def changed_linears(config: ModelConfig, layer: int) -> dict[str, tuple[str, ...
 
 def most_bytes(config: ModelConfig, limits: LoraLimits) -> int:
     """Memory that adapters take where all places hold one that changes everything at the highest rank, in float32."""
-    shapes = role_shapes(config)
-    linears = [roles for layer in range(config.num_layers) for roles in changed_linears(config, layer).values()]
-    places = [shapes[role] for roles in linears for role in roles]
+    places: list[tuple[int, ...]] = []
+    for layer in range(config.num_layers):
+        shapes = role_shapes(config, layer)
+        places += [shapes[role] for roles in changed_linears(config, layer).values() for role in roles]
     places += [(config.vocab_size, config.width)] * 2
     values = sum(limits.max_rank * (num_rows + num_cols) + num_rows for num_rows, num_cols in places)
     return 4 * values * limits.max_loras
@@ -165,20 +163,20 @@ def is_of_images(name: str) -> bool:
 def changes_of(adapter: Adapter, base: Base, limits: LoraLimits) -> Changes:
     """What the adapter does to the model. Raises BadCheckpoint, naming the first module that does not fit."""
     config = base.config
-    shapes = {**role_shapes(config), HEAD: (config.vocab_size, config.width), EMBED: (config.width, config.vocab_size)}
+    ends = {HEAD: (config.vocab_size, config.width), EMBED: (config.width, config.vocab_size)}
     found: dict[tuple[int, str], list[LowRank | None]] = {}
     modules = [module for module in adapter.modules if not is_of_images(module.name)]
     if not modules:
         raise BadCheckpoint(f"{adapter.path} changes only how images are read, and this model is served for text.")
     for name, copied in adapter.copied.items():
-        if _END.fullmatch(name) is None or copied != shapes[HEAD]:
+        if _END.fullmatch(name) is None or copied != ends[HEAD]:
             raise BadCheckpoint(
                 f"{adapter.path}: the adapter was made for a model whose {name} is of shape {copied}; this model's is"
-                f" {shapes[HEAD]}."
+                f" {ends[HEAD]}."
             )
     for module in modules:
         layer, role = _place(adapter, module, config)
-        shape = shapes[role]
+        shape = ends[role] if layer == ENDS else role_shapes(config, layer)[role]
         if (module.b.shape[0], module.a.shape[1]) != shape:
             raise BadCheckpoint(
                 f"{adapter.path}: {module.name} changes a matrix of {module.b.shape[0]} x {module.a.shape[1]}, but this"

@@ -136,7 +136,7 @@ class MtpModel:
         h_TD = ops.rms_norm(ops.load_rows(states, batch.tokens_T), self.hnorm, config.norm_eps)
         x_TD = ops.linear(ops.join_columns([e_TD, h_TD]), self.join)
         (layer,), (rope,) = weights.layers, self.model.ropes
-        (layer_kv,) = layer_kvs(self.model.kv_groups, (kv,), 1)
+        (layer_kv,) = layer_kvs(self.model.kv_groups, (kv,), config)
         x_TD = ops.add(x_TD, decoder.attention(ops, config, 0, layer, rope, layer_kv, batch, x_TD))
         x_TD = ops.add(x_TD, decoder.ffn(ops, config, layer, batch, x_TD))
         ops.store_rows(x_TD, made)

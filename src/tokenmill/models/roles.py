@@ -10,6 +10,8 @@
                                shared_gate, shared_up (or shared_gate_up), shared_down,
                                shared_mix
     norms                      attn_norm, attn_post_norm, ffn_norm, ffn_post_norm
+    inputs by layer            input_gate, input_up, input_norm
+    residual stream            layer_scale
 
 Shapes are outermost first: of a matrix (outputs, inputs), of an expert's matrices stored as one tensor (experts,
 outputs, inputs).
@@ -20,13 +22,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from .config import ModelConfig
+from .config import LayerConfig, ModelConfig
 from .family import HEADS, LATENT_HEADS, LOW_RANK
 from .mixer import ROLES as MIXER_ROLES
 from .moe import MERGED, ONE_BY_ONE, PAIRED, SPLIT
 from .tensor_names import LAYER_NAMES, SPLIT_NAMES, WHOLE_NAMES, global_names
 
-NORMS = frozenset({"attn_norm", "ffn_norm", "attn_post_norm", "ffn_post_norm"})
+NORMS = frozenset({"attn_norm", "ffn_norm", "attn_post_norm", "ffn_post_norm", "input_norm"})
 """Roles of norms over the model's width, which have a bias where the family's norms do."""
 
 EXPERT_ROLES = ("expert_gate", "expert_up", "expert_gate_up", "expert_down")
@@ -56,21 +58,28 @@ def layer_roles(config: ModelConfig, layer: int) -> tuple[str, ...]:
     if config.layers[layer].keeps_state:
         roles: tuple[str, ...] = (*MIXER_ROLES[family.mixer], "mixer_out")
     else:
-        roles = (*_attention_roles(config), "output")
+        roles = (*_attention_roles(config, config.layers[layer]), "output")
         roles += ("sinks",) if family.sinks else ()
-        roles += ("q_norm", "k_norm") if config.qk_norm else ()
+        norms = ("q_norm", "k_norm") if config.layers[layer].kv_layer is None else ("q_norm",)
+        roles += norms if config.qk_norm else ()
     if config.layers[layer].is_moe:
         roles += _moe_roles(config)
     else:
         roles += ("gate", "up", "down") if family.gated else ("up", "down")
     roles += ("attn_norm", "ffn_norm") if family.pre_norm else ()
     roles += ("attn_post_norm", "ffn_post_norm") if family.post_norm else ()
+    roles += ("input_gate", "input_up", "input_norm") if config.input_width else ()
+    roles += ("layer_scale",) if family.layer_scales else ()
     wholes = {part: whole for whole in family.fused for part in _FUSED[whole]}
     return tuple(dict.fromkeys(wholes.get(role, role) for role in roles))
 
 
-def _attention_roles(config: ModelConfig) -> tuple[str, ...]:
+def _attention_roles(config: ModelConfig, layer: LayerConfig) -> tuple[str, ...]:
     kind = config.family.attention
+    if layer.kv_layer is not None:
+        return ("q",)
+    if layer.keys_are_values:
+        return ("q", "k")
     if kind == HEADS:
         return ("q", "attn_gate", "k", "v") if config.family.own_gates else ("q", "k", "v")
     queries = ("q_a", "q_a_norm", "q_b") if config.query_rank else ("q",)
@@ -106,11 +115,11 @@ def stacked_roles(config: ModelConfig, linear: str, layer: int) -> tuple[str, ..
     return tuple(part for part in _STACKED.get(linear, ()) if part in roles) or (linear,)
 
 
-def role_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def role_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
     """Role -> shape of its weight in a layer; of experts that are stored one by one, of one of them."""
-    c = config
-    q_width, kv_width = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    q_norm, k_norm = (q_width, kv_width) if c.family.qk_norm == "width" else (c.head_dim, c.head_dim)
+    c, own, ffn = config, config.heads_of(layer), config.ffn_width_of(layer)
+    q_width, kv_width = own.num_heads * own.head_dim, own.num_kv_heads * own.head_dim
+    q_norm, k_norm = (q_width, kv_width) if c.family.qk_norm == "width" else (own.head_dim, own.head_dim)
     shapes: dict[str, tuple[int, ...]] = {
         "q": ((2 if c.family.gated_attention and not c.family.own_gates else 1) * q_width, c.width),
         "attn_gate": (q_width, c.width),
@@ -122,10 +131,13 @@ def role_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "q_b": (q_width, c.query_rank),
         "output": (c.width, q_width),
         "sinks": (c.num_heads,),
-        "gate": (c.ffn_width, c.width),
-        "up": (c.ffn_width, c.width),
-        "gate_up": (2 * c.ffn_width, c.width),
-        "down": (c.width, c.ffn_width),
+        "gate": (ffn, c.width),
+        "up": (ffn, c.width),
+        "gate_up": (2 * ffn, c.width),
+        "down": (c.width, ffn),
+        "input_gate": (c.input_width, c.width),
+        "input_up": (c.width, c.input_width),
+        "layer_scale": (1,),
         "q_norm": (q_norm,),
         "k_norm": (k_norm,),
     }
@@ -168,8 +180,13 @@ def expected_shapes(kind: str, config: ModelConfig) -> dict[str, tuple[int, ...]
     if not config.tied_embeddings:
         shapes[f"{names['head']}.weight"] = (config.vocab_size, config.width)
     shapes |= dict(_tensors(config, names["final_norm"], "attn_norm", (config.width,)))
-    by_role = role_shapes(config)
+    if config.input_width:
+        wide = config.num_layers * config.input_width
+        shapes[f"{names['layer_embed']}.weight"] = (config.input_vocab, wide)
+        shapes[f"{names['layer_inputs']}.weight"] = (wide, config.width)
+        shapes[f"{names['layer_inputs_norm']}.weight"] = (config.input_width,)
     for layer in range(config.num_layers):
+        by_role = role_shapes(config, layer)
         for role, name in layer_names(kind, config, layer).items():
             for one in expert_names(config, role, name):
                 shapes |= dict(_tensors(config, one, role, by_role[role]))
@@ -189,9 +206,10 @@ def active_share(config: ModelConfig) -> float:
     moe = config.moe
     if moe is None:
         return 1.0
-    shapes, copies = role_shapes(config), moe.routing.num_experts if moe.form in ONE_BY_ONE else 1
+    copies = moe.routing.num_experts if moe.form in ONE_BY_ONE else 1
     total, routed = config.vocab_size * config.width * (1 if config.tied_embeddings else 2), 0
     for layer in range(config.num_layers):
+        shapes = role_shapes(config, layer)
         for role in layer_roles(config, layer):
             count = math.prod(shapes[role]) * (copies if role in EXPERT_ROLES else 1)
             total += count

@@ -31,7 +31,8 @@ from .weights import check_tensors
 _DENSE_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 _AS_STORED = "places and head"
-_EMBEDDINGS, _EXPERTS = "embeddings", "experts"
+_EMBEDDINGS, _LAYER_EMBEDDINGS, _EXPERTS = "embeddings", "embeddings by layer", "experts"
+_LAYER_INPUTS = "inputs by layer"
 _PARTS = {
     "attention": ("q", "k", "v", "qkv", "attn_gate", "q_a", "q_b", "kv_a", "output"),
     "mixers": ("mixer_in", "mixer_qkv", "mixer_z", "mixer_qkvz", "mixer_b", "mixer_a", "mixer_ba", "mixer_out"),
@@ -39,6 +40,7 @@ _PARTS = {
     "FFN": ("gate", "up", "gate_up", "down"),
     "shared experts": ("shared_gate", "shared_up", "shared_gate_up", "shared_down"),
     "router": ("router", "shared_mix"),
+    _LAYER_INPUTS: ("input_gate", "input_up"),
     _EXPERTS: EXPERT_ROLES,
 }
 
@@ -104,6 +106,8 @@ class ModelSummary:
         moe = self._moe
         if part == _EXPERTS and moe is not None:
             return touched(moe.routing.num_experts, moe.routing.top_k, num_rows) / moe.routing.num_experts
+        if part == _LAYER_EMBEDDINGS and isinstance(self.config, ModelConfig):
+            return min(1.0, num_rows / self.config.input_vocab)
         if part == _EMBEDDINGS and not (isinstance(self.config, ModelConfig) and self.config.tied_embeddings):
             return min(1.0, num_rows / self.config.vocab_size)
         return 1.0
@@ -197,7 +201,9 @@ def _groups(
 def _parts(kind: str, config: ModelConfig) -> Iterator[tuple[str, str]]:
     """(part, tensor name) of everything the model has."""
     names = GLOBAL_NAMES[kind]
-    part_of = {f"{names['embed']}.weight": "embeddings", f"{names['head']}.weight": "head"}
+    part_of = {f"{names['embed']}.weight": _EMBEDDINGS, f"{names['head']}.weight": "head"}
+    part_of[f"{names['layer_embed']}.weight"] = _LAYER_EMBEDDINGS
+    part_of[f"{names['layer_inputs']}.weight"] = _LAYER_INPUTS
     for layer in range(config.num_layers):
         for role, name in layer_names(kind, config, layer).items():
             part = next((part for part, roles in _PARTS.items() if role in roles), None)
@@ -218,7 +224,7 @@ def _turned(kind: str, config: ModelConfig) -> dict[str, float]:
 
 def _encoder_parts(config: EncoderConfig) -> Iterator[tuple[str, str]]:
     """As _parts. Positions, types and the head are never quantised."""
-    part_of = {"embed": "embeddings", "positions": _AS_STORED, "types": _AS_STORED}
+    part_of = {"embed": _EMBEDDINGS, "positions": _AS_STORED, "types": _AS_STORED}
     part_of |= {"head": _AS_STORED, "score": _AS_STORED}
     part_of |= {role: part for part, roles in _PARTS.items() for role in roles}
     for role, name, shape in encoder_shapes(config):
@@ -231,7 +237,7 @@ def _kind_in_memory(part: str, tensor: Tensor | QuantisedTensor, quantization: s
     packed = packed_kind(tensor)
     if quantization is None or packed not in DENSE_KINDS or part in (_AS_STORED, "router"):
         return packed
-    if quantization in ("q4_0", "q4_1") and part in ("embeddings", "head"):
+    if quantization in ("q4_0", "q4_1") and part in (_EMBEDDINGS, _LAYER_EMBEDDINGS, "head"):
         quantization = "q8_0"
     return quantization if tensor.shape[-1] % GROUP == 0 or quantization not in BLOCK_BYTES else packed
 

@@ -9,11 +9,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 GLOBAL_NAMES = {
-    "gguf": {"embed": "token_embd", "final_norm": "output_norm", "head": "output"},
-    "hf": {"embed": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"},
+    "gguf": {
+        "embed": "token_embd",
+        "final_norm": "output_norm",
+        "head": "output",
+        "layer_embed": "per_layer_token_embd",
+        "layer_inputs": "per_layer_model_proj",
+        "layer_inputs_norm": "per_layer_proj_norm",
+    },
+    "hf": {
+        "embed": "model.embed_tokens",
+        "final_norm": "model.norm",
+        "head": "lm_head",
+        "layer_embed": "model.embed_tokens_per_layer",
+        "layer_inputs": "model.per_layer_model_projection",
+        "layer_inputs_norm": "model.per_layer_projection_norm",
+    },
 }
 
-WHOLE_NAMES = frozenset({"choice_bias", "sinks", "dt_bias", "a_log", "skip"})
+WHOLE_NAMES = frozenset({"choice_bias", "sinks", "dt_bias", "a_log", "skip", "layer_scale"})
 
 LAYER_NAMES = {
     "gguf": {
@@ -65,6 +79,10 @@ LAYER_NAMES = {
         "skip": "blk.{}.ssm_d",
         "mixer_norm": "blk.{}.ssm_norm",
         "mixer_out": "blk.{}.ssm_out",
+        "input_gate": "blk.{}.inp_gate",
+        "input_up": "blk.{}.proj",
+        "input_norm": "blk.{}.post_norm",
+        "layer_scale": "blk.{}.layer_output_scale.weight",
     },
     "hf": {
         "attn_norm": "model.layers.{}.input_layernorm",
@@ -97,6 +115,10 @@ LAYER_NAMES = {
         "shared_up": "model.layers.{}.mlp.shared_experts.up_proj",
         "shared_down": "model.layers.{}.mlp.shared_experts.down_proj",
         "shared_mix": "model.layers.{}.mlp.shared_expert_gate",
+        "input_gate": "model.layers.{}.per_layer_input_gate",
+        "input_up": "model.layers.{}.per_layer_projection",
+        "input_norm": "model.layers.{}.post_per_layer_input_norm",
+        "layer_scale": "model.layers.{}.layer_scalar",
         "mixer_qkv": "model.layers.{}.linear_attn.in_proj_qkv",
         "mixer_z": "model.layers.{}.linear_attn.in_proj_z",
         "mixer_qkvz": "model.layers.{}.linear_attn.in_proj_qkvz",

@@ -84,7 +84,8 @@ _ROPE_WITHOUT_EFFECT = {"mrope_section", "mrope_interleaved", "max_position_embe
 def refuse(fields: Fields, refused: Iterable[tuple[str, str]]) -> None:
     """Raises BadCheckpoint for the first key that is on, of `refused`, pairs of a key and what it asks for, and of what
     no model has."""
-    for key, meaning in (*refused, ("per_layer_config", "layers of different shapes")):
+    shapes = () if fields.reads("per_layer_config") else (("per_layer_config", "layers of different shapes"),)
+    for key, meaning in (*refused, *shapes):
         if fields.metadata.get(key):
             raise BadCheckpoint(f"{fields.where}: {key} = {fields.metadata[key]!r}: {meaning} are not supported.")
 
@@ -92,6 +93,12 @@ def refuse(fields: Fields, refused: Iterable[tuple[str, str]]) -> None:
 def refuse_what_is_not_done(fields: Fields, family: Family) -> None:
     """Raises BadCheckpoint for a key with a value that transformers acts on and the decoder does not."""
     refuse(fields, family.refused)
+    for key, values in family.only.items():
+        if key in fields.metadata and fields.metadata[key] not in values:
+            known = ", ".join(map(repr, values)) or "nothing"
+            raise BadCheckpoint(
+                f"{fields.where}: {key} = {fields.metadata[key]!r} is not supported here (supported: {known})."
+            )
     if fields.metadata.get("is_causal") in (False, None) and "is_causal" in fields.metadata:
         raise BadCheckpoint(f"{fields.where}: is_causal = false: a decoder that sees ahead gives no tokens.")
     if family.sees_ahead_key and fields.metadata.get(family.sees_ahead_key):
@@ -109,6 +116,7 @@ def unread_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
     lists += [family.refused for family in ENCODER_FAMILIES.values()]
     refused = {key for pairs in lists for key, _ in pairs} | {"per_layer_config"}
     refused |= {family.sees_ahead_key for family in HF_FAMILIES.values()}
+    refused |= {key for family in HF_FAMILIES.values() for key in family.only}
     known = keys_of(checkpoint.metadata).keys() | WITHOUT_EFFECT | refused
     encoder = encoder_family(checkpoint.metadata)
     if encoder is not None:

@@ -117,7 +117,7 @@ def load_vector_model(
     )
 
     def forward(ops: ForwardOps, pools: Sequence[Any], batch: Any) -> Array:
-        kvs = layer_kvs(model.kv_groups, pools, model.config.num_layers)
+        kvs = layer_kvs(model.kv_groups, pools, model.config)
         return decoder.hidden(ops, model.config, model.weights, model.ropes, kvs, batch)
 
     head = load_head(checkpoint, sentence, model.config.width, ops)

@@ -76,6 +76,16 @@ class MoeWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class InputWeights:
+    """Of what layers are given of a token beside the residual stream, for all layers side by side: by the token, by
+    its embedding, and the norm of the latter."""
+
+    embed: Weight
+    linear: Weight
+    norm: Array
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """What a family or a layer lacks is None.
 
@@ -84,6 +94,9 @@ class LayerWeights:
     gate_up  the up matrix alone where nothing is gated; in a layer that is a mixture of experts, gate_up and down are
              of its shared experts
     q_up     queries of those fewer channels, which are normed by q_up_norm before
+    v_norm   ones, for each channel of the values
+    input_.. what the layer does with its input beside the residual stream
+    scale    what it multiplies the residual stream by
     """
 
     attn_norm: Norm | None
@@ -102,17 +115,24 @@ class LayerWeights:
     sinks: Array | None = None
     moe: MoeWeights | None = None
     mixer: MixerWeights | None = None
+    v_norm: Array | None = None
+    input_gate: Linear | None = None
+    input_up: Linear | None = None
+    input_norm: Norm | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """`head` is `embed` itself where the embeddings are tied. head_lora, embed_lora: see Linear."""
+    """`head` is `embed` itself where the embeddings are tied. inputs: what layers are given beside the residual stream.
+    head_lora, embed_lora: see Linear."""
 
     embed: Weight
     layers: tuple[LayerWeights, ...]
     final_norm: Norm
     head: Weight
     num_bytes: int
+    inputs: InputWeights | None = None
     head_lora: Any = None
     embed_lora: Any = None
 
@@ -168,8 +188,16 @@ class _Loader:
         ends = quantization_of_ends(self._quantization)
         embed = self._pack(self._matrix(f"{names['embed']}.weight", ends))
         head = embed if config.tied_embeddings else self._pack(self._matrix(f"{names['head']}.weight", ends))
+        inputs = self._inputs(ends) if config.input_width else None
         layers = tuple(self.layer(layer) for layer in range(config.num_layers))
-        return ModelWeights(embed, layers, self._norm(names["final_norm"]), head, self.num_bytes)
+        return ModelWeights(embed, layers, self._norm(names["final_norm"]), head, self.num_bytes, inputs)
+
+    def _inputs(self, ends: str | None) -> InputWeights:
+        config, names = self._config, self._global_names
+        embed = self._pack(self._matrix(f"{names['layer_embed']}.weight", ends))
+        linear = self._pack(self._matrix(f"{names['layer_inputs']}.weight", self._quantization))
+        norm = _values(self._tensors[f"{names['layer_inputs_norm']}.weight"]) + np.float32(config.family.norm_offset)
+        return InputWeights(embed, linear, self._keep(np.tile(norm, config.num_layers)))
 
     def layer(self, layer: int) -> LayerWeights:
         at = layer_names(self._kind, self._config, layer)
@@ -185,6 +213,8 @@ class _Loader:
         def linear(name: str) -> Linear:
             return self._linear(at, stacked_roles(self._config, name, layer))
 
+        heads = self._config.heads_of(layer)
+        norms_values = self._config.family.v_norm and "k" in at
         has_ffn = not is_moe or "shared_down" in at
         return LayerWeights(
             attn_norm=norm("attn_norm"),
@@ -203,6 +233,11 @@ class _Loader:
             sinks=self._vector(at["sinks"]) if "sinks" in at else None,
             moe=self._moe(at, layer) if is_moe else None,
             mixer=self._mixer(at) if keeps_state else None,
+            v_norm=self._keep(np.ones(heads.num_kv_heads * heads.head_dim, np.float32)) if norms_values else None,
+            input_gate=linear("input_gate") if "input_gate" in at else None,
+            input_up=linear("input_up") if "input_up" in at else None,
+            input_norm=norm("input_norm"),
+            scale=float(_values(self._tensors[at["layer_scale"]])[0]) if "layer_scale" in at else 1.0,
         )
 
     def _mixer(self, at: dict[str, str]) -> MixerWeights:

@@ -28,7 +28,7 @@ from ..models.config import ModelConfig, config_from_checkpoint
 from ..models.eagle3 import eagle3_checkpoint, is_eagle3
 from ..models.encoder_config import EncoderConfig, is_encoder
 from ..models.heads import score_activation, scores_with
-from ..models.kv_groups import kv_groups
+from ..models.kv_groups import apart_windows, kv_groups
 from ..models.loader import Model
 from ..models.lora import most_bytes
 from ..models.medusa import is_medusa, open_medusa
@@ -228,9 +228,8 @@ def planned_memory(
     draft_weights, draft_kv = (0, 0) if drafter is None else _drafter_bytes(drafter, model, settings, limits)
     windows = {group.window for group in config.groups if group.window}
     groups = kv_groups(model, windows=windows, block_size=config.block_size, dtype=spec.kv_dtype)
-    ropes = [layer.rope for layer in model.layers if layer.rope is not None]
     held = HeldBytes(
-        weights=weights_bytes + table_bytes(ropes, model.rotary_dim, model.head_dim, config.max_model_len),
+        weights=weights_bytes + table_bytes(model.ropes, config.max_model_len),
         queue=queue_bytes,
         adapters=0 if spec.lora is None else most_bytes(model, spec.lora),
         grammars=grammar_bytes(model.vocab_size, limits.max_seqs),
@@ -446,8 +445,9 @@ def model_facts(
     block_size, dtype = options.block_size or BLOCK_SIZE, KV_CACHE_DTYPES[options.kv_cache_dtype]
     groups = kv_groups(model, block_size=block_size, dtype=dtype)
     windows = tuple((group.window, group.bytes_per_token) for group in groups if group.window and group.bytes_per_token)
+    apart = apart_windows(model)
     if gives_vectors:  # Vectors are of short inputs: one pool holds all layers.
-        windows = ()
+        windows = tuple(each for each in windows if each[0] in apart)
     num_bytes = sum(group.bytes_per_token for group in groups)
     num_experts = 0 if model.moe is None else model.moe.routing.num_experts
     return ModelFacts(
@@ -461,6 +461,7 @@ def model_facts(
         has_latents=model.latent is not None,
         state_bytes=sum(group.bytes_per_block for group in groups if group.state_values),
         drafter=None if drafter is None else _drafter_facts(drafter, model, block_size, dtype),
+        apart=apart,
     )
 
 
@@ -474,7 +475,12 @@ def _drafter_facts(drafter: Checkpoint, target: ModelConfig, block_size: int, kv
             f"{drafter.path} cannot draft: its layers keep states, which drafts that were wrong would have to leave.",
             param="speculative_config",
         )
-    (group,) = kv_groups(config, windows=(), block_size=block_size, dtype=kv_dtype)
+    group, *others = kv_groups(config, windows=(), block_size=block_size, dtype=kv_dtype)
+    if others:
+        raise ConfigError(
+            f"{config.family.title} cannot draft: not all of its layers keep the same of a token.",
+            param="speculative_config",
+        )
     return DrafterFacts(group.bytes_per_token, weights_bytes, config.max_context)
 
 
@@ -490,9 +496,8 @@ def _drafter_bytes(
     if DRAFT_MODEL in speculation.methods:
         found = model_summary(drafter, quantization=speculation.quantization or None)
         assert isinstance(found.config, ModelConfig), found.config
-        ropes = [layer.rope for layer in found.config.layers if layer.rope is not None]
         max_len = min(config.max_model_len, facts.max_context)
-        weights = found.packed_bytes + table_bytes(ropes, found.config.rotary_dim, found.config.head_dim, max_len)
+        weights = found.packed_bytes + table_bytes(found.config.ropes, max_len)
         limits = drafter_limits(found.config, limits, config.block_size, most_drafts)
     else:
         limits = state_limits(limits, config.block_size, most_drafts)

@@ -6,7 +6,7 @@ files; an impossible wish raises ConfigError naming the option.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -63,6 +63,7 @@ def split_pools(
     max_model_len: int,
     max_num_seqs: int,
     num_in_flight: int,
+    apart: Collection[int] = (),
 ) -> tuple[KVGroupSpec, ...]:
     """Split KV memory between the layers that see everything and those that see a window: one group for the former, if
     there are such, and one for each window that hides something.
@@ -78,9 +79,14 @@ def split_pools(
     everything, the widest window takes its place: M is what it holds.
 
     full_block_bytes: of the layers that see everything. windows: (positions seen, block bytes) of each of the others,
-    the smallest first. num_in_flight: most tokens that steps in flight write."""
+    the smallest first. num_in_flight: most tokens that steps in flight write. apart: see ModelFacts; where nothing is
+    to be split, the groups of these have as many blocks as the first."""
     all_bytes = full_block_bytes + sum(block_bytes for _, block_bytes in windows)
-    one_pool = full_groups(pool_bytes // all_bytes, all_bytes)
+    num_all = pool_bytes // all_bytes
+    beside = tuple(window_group(num_all, *each) for each in windows if each[0] in apart)
+    one_pool = (*full_groups(num_all, all_bytes - sum(group.bytes_per_block for group in beside)), *beside)
+    if beside and max_model_len <= max(group.window for group in beside):
+        return one_pool
     full_block_bytes += sum(block_bytes for window, block_bytes in windows if window >= max_model_len)
     windows = [(window, block_bytes) for window, block_bytes in windows if window < max_model_len and block_bytes]
     if not windows:
@@ -148,7 +154,8 @@ class ModelFacts:
     windows: (positions seen, their part of the KV) for each window that layers have, the smallest first. gives_vectors:
     instead of tokens. num_experts: routed ones of a layer that is a mixture; 0: none is. has_latents: these are kept in
     place of keys and values. drafter: the model that drafts for it; None: none does. state_bytes: what layers keep of a
-    sequence that keep a state; 0: none does."""
+    sequence that keep a state; 0: none does. apart: the windows whose layers have other heads than those that see
+    everything, so that they never share a pool."""
 
     max_context: int
     kv_bytes_per_token: int
@@ -160,6 +167,7 @@ class ModelFacts:
     has_latents: bool = False
     drafter: DrafterFacts | None = None
     state_bytes: int = 0
+    apart: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,8 +457,7 @@ def _groups(
     each = f" for each of {machine.num_sharing} engines" if machine.num_sharing > 1 else ""
     if asked is not None and asked > usable:
         raise ConfigError(
-            f"--kv-cache-memory-bytes {format_bytes(asked)} is more than the {format_bytes(usable)} that are free"
-            f"{each}.",
+            f"--kv-cache-memory-bytes {format_bytes(asked)} is more than the {format_bytes(usable)} free{each}.",
             param="kv_cache_memory_bytes",
         )
     whole = pool = int(usable * KV_SHARE) if asked is None else asked
@@ -472,6 +479,7 @@ def _groups(
         max_model_len=options.max_model_len or model.max_context,
         max_num_seqs=max_num_seqs,
         num_in_flight=STEPS_IN_FLIGHT * (options.max_num_batched_tokens or max(MAX_NUM_BATCHED_TOKENS, max_num_seqs)),
+        apart=model.apart,
     )
     kept = f"of {format_bytes(whole)} for all pools, {reason}" if len(groups) > 1 or states else reason
     for index, group in enumerate(groups):

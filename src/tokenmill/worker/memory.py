@@ -105,7 +105,12 @@ def step_limits(
 def _values_per_token(config: ModelConfig | EncoderConfig) -> int:
     """Of one layer: the widest there is. An expert's values exist for each of a row's experts at once, as every row of
     a step may choose the same ones."""
-    attention, ffn = 2 * config.heads.width, 3 * config.ffn_width
+    attention, ffn, inputs = 2 * config.heads.width, 3 * config.ffn_width, 0
+    if isinstance(config, ModelConfig):
+        layers = range(config.num_layers)
+        attention = 2 * max(config.heads_of(layer).width for layer in layers)
+        ffn = 3 * max(config.ffn_width_of(layer) for layer in layers)
+        inputs = 2 * config.num_layers * config.input_width
     if isinstance(config, ModelConfig) and config.latent is not None:
         latent = config.latent
         heads = latent.query_dim + latent.key_dim + latent.latent_dim + latent.value_dim
@@ -114,7 +119,7 @@ def _values_per_token(config: ModelConfig | EncoderConfig) -> int:
         moe, routing = config.moe, config.moe.routing
         own = routing.num_experts + routing.top_k * (2 + 3 * moe.expert_width + config.width)
         ffn = max(ffn, own + 3 * moe.shared_width + config.width)
-    return 4 * config.width + attention + ffn
+    return 4 * config.width + attention + ffn + inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

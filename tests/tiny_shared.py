@@ -1,0 +1,49 @@
+"""Random models of some ten thousand weights whose layers are unlike each other, as open checkpoints with no file
+behind them: heads of two sizes, keys and values that several layers see, inputs of each layer's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tiny import VOCAB_SIZE, tensor
+from tokenmill.formats.checkpoint import Checkpoint
+from tokenmill.models.config import config_from_checkpoint
+from tokenmill.models.roles import expected_shapes
+
+WINDOW = 21
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 1024, "tie_word_embeddings": False,
+}  # fmt: skip
+_GEMMA4 = {
+    **_COMMON, "model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "sliding_window": WINDOW,
+    "global_head_dim": 64, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCAB_SIZE,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "Gemma 4": {
+        **_GEMMA4, "num_hidden_layers": 5, "layer_types": [_SLIDING, _FULL, _SLIDING, _SLIDING, _FULL],
+        "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+    },
+    "Gemma 4, keys that are values": {
+        **_GEMMA4, "num_hidden_layers": 3, "layer_types": [_SLIDING, _FULL, _FULL], "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+    },
+}  # fmt: skip
+"""config.json of each."""
+
+
+def shared_checkpoint(name: str = "Gemma 4", *, seed: int = 0) -> Checkpoint:
+    """Weights are a function of the seed and of their names."""
+    config = config_from_checkpoint(Checkpoint("hf", Path("tiny"), MODELS[name], {}))
+    tensors = {}
+    for index, (each, shape) in enumerate(sorted(expected_shapes("hf", config).items())):
+        rng = np.random.default_rng([seed, index])
+        values = rng.normal(size=shape) * (shape[-1] ** -0.5 * 2 if len(shape) == 2 else 1)
+        if len(shape) == 1:
+            values = 1 + 0.1 * rng.normal(size=shape)
+        tensors[each] = tensor(each, values)
+    return Checkpoint("hf", Path(f"tiny-{name}"), dict(MODELS[name]), tensors)
