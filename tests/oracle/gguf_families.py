@@ -23,7 +23,8 @@ from tokenmill.models.families import GGUF_FAMILIES
 from tokenmill.models.moe import MERGED, PAIRED, STACKED
 from tokenmill.models.repack import raw_matrix
 from tokenmill.models.roles import EXPERT_ROLES, expert_names, layer_names
-from tokenmill.models.tensor_names import GLOBAL_NAMES, WHOLE_NAMES
+from tokenmill.models.rope import RopeConfig
+from tokenmill.models.tensor_names import GLOBAL_NAMES, WHOLE_NAMES, global_names
 from tokenmill.ops.api import SIGMOID
 from tokenmill.ops.reference_weights import dequantise as dequantise_raw
 
@@ -56,6 +57,11 @@ ARCHITECTURES = {
     "Glm4Moe": "glm4moe",
     "GptOss": "gpt-oss",
     "Ernie4_5_Moe": "ernie4_5-moe",
+    "MiniMaxM2": "minimax-m2",
+    "HunYuanMoEV1": "hunyuan-moe",
+    "BailingMoeV2": "bailingmoe2",
+    "ExaoneMoe": "exaone-moe",
+    "Afmoe": "afmoe",
 }
 """Class of transformers, less 'ForCausalLM' -> GGUF architecture."""
 
@@ -67,7 +73,7 @@ def convert(folder: Path, family: str, path: Path, form: str = STACKED) -> Path:
     checkpoint = open_checkpoint(folder)
     config, architecture = config_from_checkpoint(checkpoint), ARCHITECTURES[family]
     target = GGUF_FAMILIES[architecture]
-    names = {name: GLOBAL_NAMES["gguf"][role] for role, name in GLOBAL_NAMES["hf"].items()}
+    names = {name: GLOBAL_NAMES["gguf"][role] for role, name in global_names("hf", config.family.names).items()}
     interleaved: dict[str, int] = {}
     for layer in range(config.num_layers):
         theirs = layer_names("hf", config, layer)
@@ -163,12 +169,15 @@ def _rope_tensors(config: ModelConfig) -> dict[str, Any]:
     if rope.scaling == "longrope":
         return {"rope_factors_short.weight": rope.short_divisors, "rope_factors_long.weight": rope.long_divisors}
     if rope.scaling == "llama3":
-        from tokenmill.models.config import RopeConfig
         from tokenmill.models.rope import rope_frequencies
 
         plain = rope_frequencies(RopeConfig(rope.base), config.rotary_dim)
         return {"rope_freqs.weight": plain / rope_frequencies(rope, config.rotary_dim)}
     return {}
+
+
+def _stretched_base(rope: RopeConfig, num_turned: int) -> float:
+    return float(rope.base * (rope.factor ** (num_turned / (num_turned - 2)) if rope.scaling == "ntk" else 1))
 
 
 def _metadata(config: ModelConfig, architecture: str) -> dict[str, Any]:
@@ -187,7 +196,7 @@ def _metadata(config: ModelConfig, architecture: str) -> dict[str, Any]:
         "attention.value_length": config.head_dim,
         f"attention.{norm}": config.norm_eps,
         "rope.dimension_count": config.rotary_dim,
-        "rope.freq_base": float(rope.base),
+        "rope.freq_base": _stretched_base(rope, config.rotary_dim),
         "vocab_size": config.vocab_size,
     }
     windows = [layer.window for layer in config.layers]

@@ -80,7 +80,7 @@ with those of numpy that rounds alike (1e-2 of the largest), which without round
 a checkpoint that guess tokens further ahead (`num_nextn_predict_layers`) are not read. DeepSeek-V3.2 and GLM-5
 attend to `index_topk` positions (2,048), which an indexer chooses: up to so many it chooses all. That is the longest
 context served, a note says so, and the indexer's weights are not read. Step-3, which transformers has
-no class for, is compared with its published equations.
+no class for, is compared with its published equations; Ling 2, which is GLM-4.5 by other names, with that.
 
 ## Hybrid models
 
@@ -297,6 +297,7 @@ def _families() -> str:
     cases = defaultdict(list)
     for case in (*CASES, *MOE_CASES, *LATENT_CASES, *HYBRID_CASES):
         cases[f"{case.family}ForCausalLM"].append(case.title)
+    cases["BailingMoeV2ForCausalLM"].append("Ling 2, as GLM-4.5 of the same weights")
     cases["Step3TextForCausalLM"].append("Step-3, by its published equations")
     for name in set(WRAPPERS) & set(HF_FAMILIES):
         cases[name].append(f"{WRAPPERS[name]}, text (logits)")

@@ -26,6 +26,8 @@ _SKIPPED = {
     "EXAONE 4, a window that no layer has": "GGUF has no such pattern",
     "Mixtral, sliding window": "the architecture 'llama' has no windows",
     "Qwen3-MoE, dense layers, sliding window": "the architecture 'qwen3moe' has no windows",
+    "K-EXAONE, listed layers, weights as they are": "GGUF has no such pattern",
+    "AFMoE, experts everywhere, biases, every other layer with a window": "GGUF has no such pattern",
     "GPT-OSS, tight limits, no YaRN, no biases, other windows": "GGUF has no such keys",
     "Qwen2-MoE, every other layer, no biases, weights of sum 1": "'qwen2moe' takes weights as they are",
 }

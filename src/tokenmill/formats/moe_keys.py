@@ -2,9 +2,9 @@
 config_keys.py.
 
 Where a type has two names for one thing (its class gives one the value of the other), both are listed; the one without
-a default is the other name. The keys of Kimi-K2 are DeepSeek-V3's. Of Step-3, which transformers has
-no class for, the keys and what missing ones mean are those of the published configuration class; `moe_layers_enum` must
-be there, as implementations differ in what its absence means.
+a default is the other name. The keys of Kimi-K2 are DeepSeek-V3's. Of Step-3 and Ling 2, which transformers has no
+classes for, the keys and what missing ones mean are those of the published configuration classes; `moe_layers_enum`
+must be there, as implementations differ in what its absence means.
 """
 
 from __future__ import annotations
@@ -17,6 +17,13 @@ GRANITE = {
     **DECODER, **sizes(32_000, 4096, 11_008, 32, 32, None, 2048), **ends(1, 2), "attention_bias": False,
     "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
     "attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2,
+}  # fmt: skip
+_LING = {
+    **DECODER, **sizes(157_184, 2048, 5120, 20, 16, 4, 32_768), **ends(None, 156_892), "head_dim": OrNull(128),
+    "rope_theta": 6e5, "partial_rotary_factor": 1.0, "use_qk_norm": True, "use_bias": False, "use_qkv_bias": False,
+    "num_experts": 256, "num_experts_per_tok": 8, "num_shared_experts": 1, "moe_intermediate_size": 512,
+    "first_k_dense_replace": 1, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 1.0,
+    "num_nextn_predict_layers": 0,
 }  # fmt: skip
 MOE_KEYS: Mapping[str, Keys] = {
     "mixtral": keys(
@@ -169,6 +176,8 @@ MOE_KEYS: Mapping[str, Keys] = {
         moe_topk=1,
         num_experts_per_tok=DERIVED,
     ),
+    "bailing_moe": keys(**_LING),
+    "bailing_moe_v2": keys(**_LING),
     "exaone_moe": keys(
         **DECODER | sizes(102_400, 4096, 16_384, 32, 32, 32, 2048) | ends(1, 53) | {"rms_norm_eps": 1e-5},
         sliding_window=4096,
@@ -243,6 +252,8 @@ MOE_ARCHITECTURES: dict[str, str] = {
     "dots1": "Dots1ForCausalLM",
     "solar_open": "SolarOpenForCausalLM",
     "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
+    "bailing_moe": "BailingMoeV2ForCausalLM",
+    "bailing_moe_v2": "BailingMoeV2ForCausalLM",
     "exaone_moe": "ExaoneMoeForCausalLM",
     "afmoe": "AfmoeForCausalLM",
     "gpt_oss": "GptOssForCausalLM",

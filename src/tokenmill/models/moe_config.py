@@ -33,11 +33,11 @@ _SHARED_WIDTHS = ("shared_expert_intermediate_size", "shared_intermediate_size",
 _NORMALISE = ("norm_topk_prob", "norm_expert_weight")
 _MTP_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
 
-_ROUTER_WORDS = ("expert", "router", "routed", "topk", "moe", "scoring", "gating", "n_group")
+_ROUTER_WORDS = ("expert", "router", "routed", "topk", "moe", "scoring", "score_func", "gating", "n_group")
 _WITHOUT_EFFECT = frozenset({
     "router_aux_loss_coef", "output_router_logits", "router_jitter_noise", "router_z_loss_coef", "aux_loss_alpha",
     "moe_capacity", "moe_gate", "moe_use_aux_free", "moe_aux_loss_coef", "experts_implementation", "moe_layer_freq",
-    "shared_moe_mode", "use_mixed_mlp_moe",
+    "shared_moe_mode", "use_mixed_mlp_moe", "router_dtype",
 })  # fmt: skip
 """Of training, or of how a pass is run; of these, `moe_gate` and `moe_layer_freq` only as _ONLY says."""
 _ONLY: Mapping[str, tuple[Any, ...]] = {"moe_gate": ("topk", "top2", None), "moe_layer_freq": (1, None)}
@@ -45,6 +45,7 @@ _WITH_BIAS = "noaux_tc"
 _METHODS = {"greedy": SOFTMAX, "group_limited_greedy": SOFTMAX, _WITH_BIAS: SIGMOID}
 """`topk_method` -> how scores are made."""
 _SAID_ANYWAY: Mapping[str, Any] = {"n_group": 1, "topk_group": 1, "num_expert_groups": 1, "num_limited_groups": 1}
+_SCORE_KEYS = ("scoring_func", "score_function", "score_func")
 """What a file may say by keys that its type does not read: what is so anyway."""
 _SAID_TWICE = {"experts_per_token": "num_experts_per_tok"}
 """Keys that may say again what the one that is read says."""
@@ -177,8 +178,9 @@ def _has_experts(fields: Fields, family: MoeFamily, layer: int, num_layers: int)
 
 def _refuse_other_routers(fields: Fields, family: MoeFamily, width: int, is_moe: list[bool]) -> None:
     same = {
-        **_SAID_ANYWAY, "scoring_func": family.scores[0], "norm_topk_prob": family.normalise, "is_moe_layer": is_moe,
-        "moe_intermediate_size": width, "num_shared_expert": family.num_shared,
+        **_SAID_ANYWAY, **dict.fromkeys(_SCORE_KEYS, family.scores[0]), "norm_topk_prob": family.normalise,
+        "is_moe_layer": is_moe, "num_shared_expert": family.num_shared, "moe_intermediate_size": width,
+        "moe_shared_expert_intermediate_size": width, "moe_router_enable_expert_bias": family.choice_bias,
     }  # fmt: skip
     if family.choice_bias and family.scores[0] == _METHODS[_WITH_BIAS]:
         same["topk_method"] = _WITH_BIAS
