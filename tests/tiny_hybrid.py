@@ -37,6 +37,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "mamba_d_state": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32,
         "shared_intermediate_size": 64,
     },
+    "Mamba-2": {
+        "vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "model_type": "mamba2",
+        "architectures": ["Mamba2ForCausalLM"], "num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 2,
+    },
+    "Nemotron-H": {
+        **{key: value for key, value in _COMMON.items() if key != "num_hidden_layers"},
+        "model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "M-*EM",
+        "head_dim": 32, "mamba_num_heads": 4, "mamba_head_dim": 32, "ssm_state_size": 16, "n_groups": 2,
+        "n_routed_experts": 4, "moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 32,
+    },
 }  # fmt: skip
 """config.json of each."""
 

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define TM_ABI_VERSION 21
+#define TM_ABI_VERSION 22
 
 #define TM_NOT_FINITE (-1) /* in place of a token: the logits are not finite */
 #define TM_MASK_LATE (-2)  /* the mask has not come in time */
@@ -44,7 +44,9 @@ enum tm_kind {
   TM_IQ4_NL = 20 /* 4-bit codes of a table, a scale for 32 */
 };
 
-enum tm_activation { TM_SILU = 0, TM_GELU = 1, TM_GELU_ERF = 2, TM_SWIGLU = 3 }; /* the last: of experts, with limit and alpha */
+/* TM_SWIGLU: of experts alone, with limit and alpha. TM_RELU2: max(x, 0)^2, where nothing is gated. */
+enum tm_activation { TM_SILU = 0, TM_GELU = 1, TM_GELU_ERF = 2, TM_SWIGLU = 3, TM_RELU2 = 4 };
+enum tm_decay { TM_DECAY_BY_HEAD = 0, TM_DECAY_BY_KEY = 1, TM_DECAY_BY_VALUE = 2 }; /* ops/api.py, StateGeometry */
 
 enum tm_score { TM_SCORE_SOFTMAX = 0, TM_SCORE_SOFTMAX_CHOSEN = 1, TM_SCORE_SIGMOID = 2 };
 
@@ -127,7 +129,7 @@ typedef struct {
   float floor, scale, min_share;
   float limit, alpha; /* of TM_SWIGLU */
   const float* bias;         /* [num_experts], of the choice; null for none */
-  const float* gate_up_bias; /* [num_experts][2 * FFN width]; null for none */
+  const float* gate_up_bias; /* [num_experts][2 * FFN width]; null for none, as where nothing is gated */
   const float* down_bias;    /* [num_experts][width]; null for none */
   int64_t* tally;            /* [num_experts]: rows computed are added; null where nobody counts */
 } tm_moe;
@@ -138,13 +140,13 @@ typedef struct {
 } tm_latent;
 
 /* Layers that keep a state: see ops/api.py, StateGeometry. A block of such a pool is, for each layer in turn, float32
- * [taps - 1][conv_width] inputs and then [num_heads][key_dim][value_dim]; num_kv_heads is 0. rates, dt_bias, skip: [num_heads] */
+ * [taps - 1][conv_width] inputs and then [num_heads][key_dim][value_dim]; num_kv_heads is 0. */
 typedef struct {
-  int32_t conv_width, taps, num_heads, num_key_heads, key_dim, value_dim, is_delta;
+  int32_t conv_width, taps, num_heads, num_key_heads, key_dim, value_dim, is_delta, decay;
   float low, high; /* of steps */
-  const float* rates;
-  const float* dt_bias;
-  const float* skip; /* null for none */
+  const float* rates;   /* one for each decay; by value of state_scan: [key_dim][num_heads][value_dim] */
+  const float* dt_bias; /* one for each step */
+  const float* skip;    /* [num_heads], by value [num_heads][value_dim]; null for none */
 } tm_state;
 
 /* An operation of a program. `kind` is its name in the tables of native/src/op_*.cpp, which say what each takes: in0, in1 and
@@ -164,7 +166,7 @@ typedef struct {
   const tm_kv* kv;
   const tm_lora* lora;
   const int32_t* order; /* [width] */
-  const tm_stack* stack;  /* of experts: gate rows, then up rows */
+  const tm_stack* stack;  /* of experts: gate rows, where they are gated, then up rows */
   const tm_stack* stack2; /* of experts: down */
   const tm_moe* moe;
   const tm_latent* latent;

@@ -27,7 +27,8 @@ constexpr int kWideStep = 64;     // values of a row in a tile
 constexpr int kRoundedPanel = 32;   // rows of bf16 that pass weights together
 constexpr int kRoundedSums = 1024;  // theirs with two tiles, or those of half as many with four
 
-enum Activation : int { kSilu = 0, kGelu = 1, kGeluErf = 2 };
+enum Activation : int { kSilu = 0, kGelu = 1, kGeluErf = 2, kRelu2 = 4 };
+enum Decay : int { kByHead = 0, kByKey = 1, kByValue = 2 };
 
 // 1.5 * 2^23: a float32 whose low mantissa bits count integers, so that adding an int to its bits adds it to its value.
 constexpr float kMagic = 12582912.0f;
@@ -314,9 +315,12 @@ static inline int64_t latent_room(int64_t key_dim) {
 struct ScanArgs {
   int num_tokens, key_dim, num_columns;
   bool is_delta;
+  int decay;  // of a position, `decays` holds one, or by key one for each channel of keys; by value it is e^(rate * factor)
   int64_t ld_keys, ld_values, ld_gates, ld_out;  // floats from one position to the next
-  const float *q, *k, *v, *decays, *factors;
-  const float* skip;     // null, or what times v is added to the output
+  const float *q, *k, *v, *decays;
+  const float* factors;  // one of a position; by value one for each column
+  const float* rates;    // by value: [key_dim][ld_values]
+  const float* skip;     // null, or what times v is added to the output: one, or by value one for each column
   float* state;          // [key_dim][state_stride]
   int64_t state_stride;
   float* out;
@@ -348,8 +352,8 @@ struct Kernels {
   void (*multiply)(const float* x, const float* y, int n, float* out);
   void (*convolve)(const float* const* taps, const float* weights, int64_t ld, const float* bias, int num_taps, bool is_activated,
                    int n, float* out);
-  void (*scan_gates)(const float* x, const float* y, const float* rates, const float* bias, float low, float high, int n,
-                     float* decays, float* factors);
+  void (*scan_gates)(const float* x, const float* rates, const float* bias, float low, float high, int n, float* decays,
+                     float* steps);
   void (*scan)(const ScanArgs*);
   void (*softmax)(const float* x, int n, float* out);
   void (*sigmoid)(const float* x, int n, float* out);

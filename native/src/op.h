@@ -67,7 +67,8 @@ void run_rows(Workspace& w, const Op& op, int unit, int thread) {
   for (int row = begin; row < end; row++) Row(w, op, row, thread);
 }
 
-// Gates and what they are multiplied by, of some rows and groups of inner values: row counts from the first of the call.
+// Gates and what they are multiplied by, of some rows and groups of inner values: row counts from the first of the call. Where
+// nothing is gated, `gate` has all there is.
 struct GateUp {
   alignas(64) float gate[kPanel][kGatedGroups * kGroup], up[kPanel][kGatedGroups * kGroup];
   int row, num_rows, group, num_groups;
@@ -75,8 +76,8 @@ struct GateUp {
   static constexpr int64_t kStride = kGatedGroups * kGroup;  // from one row to the next
 };
 
-// `use(GateUp*)` for the groups [begin, end) of a weight of `width` gates and then as many ups, and all rows of the arguments, of
-// which it makes the rest. Weights that come from memory are read in long runs; what passes again comes from a cache, where less
+// `use(GateUp*)` for the groups [begin, end) of a weight of `width` gates and then as many ups (0: of one that is not gated), and
+// all rows of the arguments, of which it makes the rest. Weights that come from memory are read in long runs; what passes again comes from a cache, where less
 // at a time is better.
 template <class Use>
 void each_gate_up(const Kernels& kernels, LinearArgs args, int width, int begin, int end, const Use& use) {
@@ -93,9 +94,11 @@ void each_gate_up(const Kernels& kernels, LinearArgs args, int width, int begin,
       args.tile0 = both.group * (kGroup / kLanes);
       args.out = both.gate[0];
       kernels.linear(&args);
-      args.tile0 += width / kLanes;
-      args.out = both.up[0];
-      kernels.linear(&args);
+      if (width > 0) {
+        args.tile0 += width / kLanes;
+        args.out = both.up[0];
+        kernels.linear(&args);
+      }
       use(&both);
     }
   }
@@ -119,7 +122,8 @@ std::string check_weight(const Workspace& w, const tm_op& o);
 
 inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
-inline bool is_activation(int32_t code) { return code == TM_SILU || code == TM_GELU || code == TM_GELU_ERF; }
+// Of a gate, which something is multiplied by.
+inline bool is_gating(int32_t code) { return code == TM_SILU || code == TM_GELU || code == TM_GELU_ERF; }
 
 inline std::string say(const char* what, int64_t got, int64_t bound) {
   return std::string(what) + " (" + std::to_string(got) + " against " + std::to_string(bound) + ")";

@@ -58,7 +58,7 @@ std::string check_linear_gated(const Workspace& w, const tm_op& o) {
   if (!wrong.empty()) return wrong;
   const int32_t kind = o.weight->parts[0].kind;
   const bool rounded = kind == kBF16 && w.kernels->has_tiles;
-  return unless(is_activation(o.activation) && o.weight->num_parts == 1 && (is_quantised(kind) || rounded) &&
+  return unless(is_gating(o.activation) && o.weight->num_parts == 1 && (is_quantised(kind) || rounded) &&
                 o.width % kGroup == 0 && o.weight->num_rows == 2 * o.width &&
                 w.fits(rounded ? o.in0 : o.in1, o.rows, o.weight->num_cols, form_of(kind)) &&
                 w.fits(o.out, o.rows, o.width, rounded || is_integer(kind) ? TM_FORM_F32 : TM_FORM_QUANTISED));

@@ -123,6 +123,9 @@ void moe_route_row(Workspace& w, const Op& op, int row, int thread) {
 
 int inner_width(const tm_op& o) { return o.stack2->num_cols; }
 
+// Whether a stack has gates above ups, or ups alone.
+bool is_gated(const tm_op& o) { return o.activation != TM_RELU2; }
+
 std::string check_moe_ffn(const Workspace& w, const tm_op& o) {
   for (const tm_stack* stack : {o.stack, o.stack2}) {
     const std::string wrong = check_stack(stack, true);
@@ -134,8 +137,10 @@ std::string check_moe_ffn(const Workspace& w, const tm_op& o) {
   if (up.num_matrices != down.num_matrices || m.num_experts != up.num_matrices || m.num_experts > kMostExperts)
     return say("experts in one stack", up.num_matrices, down.num_matrices);
   if (m.top_k < 1 || m.top_k > m.num_experts) return say("experts of a row", m.top_k, m.num_experts);
-  if (up.num_rows != 2 * static_cast<int64_t>(down.num_cols)) return say("inner values", up.num_rows, 2 * static_cast<int64_t>(down.num_cols));
-  if (o.activation == TM_SWIGLU ? !(m.limit > 0) || !std::isfinite(m.alpha) : !is_activation(o.activation)) return "bad activation";
+  const int64_t both = static_cast<int64_t>(is_gated(o) ? 2 : 1) * down.num_cols;
+  if (up.num_rows != both) return say("inner values", up.num_rows, both);
+  if (o.activation == TM_SWIGLU ? !(m.limit > 0) || !std::isfinite(m.alpha) : is_gated(o) && !is_gating(o.activation)) return "bad activation";
+  if (!is_gated(o) && m.gate_up_bias != nullptr) return "biases of experts that are not gated";
   const bool takes_codes = is_quantised(up.kind), inner_codes = is_quantised(down.kind);
   const int64_t inner = static_cast<int64_t>(inner_codes ? 2 : 1) * m.top_k * down.num_cols;
   const std::string apart = check_experts_store(o);
@@ -243,15 +248,16 @@ void run_groups(Workspace& w, const tm_op& o, const ExpertInputs& in, LinearArgs
   const float* bias = m.gate_up_bias == nullptr ? nullptr : m.gate_up_bias + static_cast<int64_t>(run.expert) * 2 * width;
   const Quantised out = inner_codes(w, o);
   args.row0 = in.row0;
-  each_gate_up(*w.kernels, args, width, begin, end, [&](GateUp* both) {
+  each_gate_up(*w.kernels, args, is_gated(o) ? width : 0, begin, end, [&](GateUp* both) {
     const int columns = both->num_groups * kGroup;
     for (int r = 0; bias != nullptr && r < both->num_rows; r++) {
       w.kernels->add(both->gate[r], bias + both->group * kGroup, columns, both->gate[r]);
       w.kernels->add(both->up[r], bias + width + both->group * kGroup, columns, both->up[r]);
     }
-    if (o.activation != TM_SWIGLU) return gate_into_codes(*w.kernels, o.activation, *both, out, slot);
+    if (is_gating(o.activation)) return gate_into_codes(*w.kernels, o.activation, *both, out, slot);
     for (int r = 0; r < both->num_rows; r++) {
-      w.kernels->swiglu(both->gate[r], both->up[r], columns, m.limit, m.alpha, both->gate[r]);
+      if (is_gated(o)) w.kernels->swiglu(both->gate[r], both->up[r], columns, m.limit, m.alpha, both->gate[r]);
+      else w.kernels->activate(o.activation, both->gate[r], columns, both->gate[r]);
       w.kernels->quantise_row(both->gate[r], &out, slot + both->row + r, both->group, both->num_groups);
     }
   });
@@ -267,9 +273,9 @@ void run_columns(Workspace& w, const tm_op& o, LinearArgs args, const ExpertRun&
   args.ld_out = 2 * inner;
   args.out = room;
   args.tile0 = begin / kLanes;
-  args.num_tiles = ceil_div(is_whole ? 2 * width : inner, kLanes);
+  args.num_tiles = ceil_div(is_whole && is_gated(o) ? 2 * width : inner, kLanes);
   w.kernels->linear(&args);
-  if (!is_whole) {
+  if (!is_whole && is_gated(o)) {
     args.tile0 += width / kLanes;
     args.out = room + inner;
     w.kernels->linear(&args);
@@ -284,6 +290,7 @@ void run_columns(Workspace& w, const tm_op& o, LinearArgs args, const ExpertRun&
     }
     float* to = to_codes ? one : inner_row(w, o, run.first + first + r) + begin;
     if (o.activation == TM_SWIGLU) w.kernels->swiglu(gate, up, inner, m.limit, m.alpha, to);
+    else if (!is_gated(o)) w.kernels->activate(o.activation, gate, inner, to);
     else w.kernels->gated(o.activation, gate, up, inner, to);
     if (!to_codes) continue;
     const Quantised out = inner_codes(w, o);

@@ -109,7 +109,7 @@ std::string check_layer_norm(const Workspace& w, const tm_op& o) {
 }
 
 std::string check_activate(const Workspace& w, const tm_op& o) {
-  return is_activation(o.activation) ? check_source(w, o) : unless(false);
+  return is_gating(o.activation) || o.activation == TM_RELU2 ? check_source(w, o) : unless(false);
 }
 
 bool always(const Workspace&, const Op&) { return true; }
@@ -164,7 +164,7 @@ void soft_cap_row(Workspace& w, const Op& op, int row, int) {
 // ---- gated: in0 [2 * width]; activation; out [width]
 
 std::string check_gated(const Workspace& w, const tm_op& o) {
-  return unless(is_activation(o.activation) && w.fits(o.in0, o.rows, 2 * static_cast<int64_t>(o.width)) &&
+  return unless(is_gating(o.activation) && w.fits(o.in0, o.rows, 2 * static_cast<int64_t>(o.width)) &&
                 w.fits(o.out, o.rows, o.width));
 }
 

@@ -18,6 +18,11 @@ int64_t head_values(const tm_state& state) { return static_cast<int64_t>(state.k
 int64_t values_of(const tm_state& state) { return inputs_of(state) + state.num_heads * head_values(state); }
 int64_t keys_width(const tm_state& state) { return static_cast<int64_t>(state.num_key_heads) * state.key_dim; }
 int64_t values_width(const tm_state& state) { return static_cast<int64_t>(state.num_heads) * state.value_dim; }
+// Steps of a row: of each head, of each channel of its keys, or of each of its values, which have no other factor.
+int64_t num_steps(const tm_state& state) {
+  return static_cast<int64_t>(state.num_heads) * (state.decay == kByKey ? state.key_dim : state.decay == kByValue ? state.value_dim : 1);
+}
+int64_t gates_width(const tm_state& state) { return num_steps(state) + (state.decay == kByValue ? 0 : state.num_heads); }
 
 std::string check_state(const tm_op& o) {
   if (o.state == nullptr || o.rows != TM_ROWS_TOKENS) return unless(false);
@@ -25,6 +30,7 @@ std::string check_state(const tm_op& o) {
   for (const int size : {state.conv_width, state.num_heads, state.num_key_heads, state.key_dim, state.value_dim})
     if (size < 0 || size > kMostSize) return say("bad size of states", size, kMostSize);
   if (state.taps < 1 || state.taps > kMostTaps) return say("bad number of taps", state.taps, kMostTaps);
+  if (state.decay < TM_DECAY_BY_HEAD || state.decay > TM_DECAY_BY_VALUE) return say("unknown decay", state.decay, TM_DECAY_BY_VALUE);
   if (state.num_heads == 0) return "";
   const bool fits = state.num_key_heads > 0 && state.num_heads % state.num_key_heads == 0 && state.key_dim > 0 && state.value_dim > 0;
   return fits && state.key_dim % 4 == 0 && state.value_dim % kLanes == 0 ? "" : "bad heads of states";
@@ -131,22 +137,28 @@ void run_conv(Workspace& w, const Op& op, int unit, int) {
   }
 }
 
-// ---- scan_gates: in0 [num_heads] what steps are made of, in1 the same of factors or -1; state; out [2 * num_heads] decays, factors
+// ---- scan_gates: in0 what steps are made of, in1 [num_heads] the same of factors, or -1 where these are the steps of heads or
+// there are none; state; out decays and then factors, or by value steps
 
 std::string check_gates(const Workspace& w, const tm_op& o) {
   const std::string wrong = check_state(o);
   if (!wrong.empty()) return wrong;
-  const int64_t heads = o.state->num_heads;
-  return unless(heads > 0 && o.state->rates != nullptr && o.state->dt_bias != nullptr && w.fits(o.in0, o.rows, heads) &&
-                (o.in1 < 0 || w.fits(o.in1, o.rows, heads)) && o.width == 2 * heads && w.fits(o.out, o.rows, 2 * heads));
+  const tm_state& state = *o.state;
+  const bool by_value = state.decay == kByValue, has_factors = o.in1 >= 0 && w.fits(o.in1, o.rows, state.num_heads);
+  return unless(state.num_heads > 0 && (state.rates != nullptr) != by_value && state.dt_bias != nullptr &&
+                w.fits(o.in0, o.rows, num_steps(state)) && (o.in1 < 0 ? state.decay != kByKey : has_factors && !by_value) &&
+                o.width == gates_width(state) && w.fits(o.out, o.rows, o.width));
 }
 
 void gates_row(Workspace& w, const Op& op, int row, int) {
   const tm_op& o = op.op;
   const tm_state& state = *o.state;
+  const int num = static_cast<int>(num_steps(state));
   float* out = w.rows_of(o.out, row);
-  w.kernels->scan_gates(w.rows_of(o.in0, row), o.in1 < 0 ? nullptr : w.rows_of(o.in1, row), state.rates, state.dt_bias, state.low,
-                        state.high, state.num_heads, out, out + state.num_heads);
+  float* decays = state.decay == kByValue ? nullptr : out;
+  float* steps = o.in1 >= 0 ? nullptr : decays == nullptr ? out : out + num;
+  w.kernels->scan_gates(w.rows_of(o.in0, row), state.rates, state.dt_bias, state.low, state.high, num, decays, steps);
+  if (o.in1 >= 0) w.kernels->sigmoid(w.rows_of(o.in1, row), state.num_heads, out + num);
 }
 
 // ---- state_scan: in0 queries, then keys [num_key_heads][key_dim] each; in1 values [num_heads][value_dim]; in2 of scan_gates;
@@ -157,14 +169,15 @@ std::string check_scan(const Workspace& w, const tm_op& o) {
   if (!wrong.empty()) return wrong;
   const int64_t width = values_width(*o.state);
   return unless(o.state->num_heads > 0 && o.width == width && w.fits(o.in0, o.rows, 2 * keys_width(*o.state)) && w.fits(o.in1, o.rows, width) &&
-                w.fits(o.in2, o.rows, 2 * static_cast<int64_t>(o.state->num_heads)) && w.fits(o.out, o.rows, width));
+                (o.state->decay != kByValue || o.state->rates != nullptr) && w.fits(o.in2, o.rows, gates_width(*o.state)) &&
+                w.fits(o.out, o.rows, width));
 }
 
 int units_per_head(const tm_state& state) { return ceil_div(state.value_dim, kUnitColumns); }
 
 int plan_scan(Workspace& w, const Op& op, double* cost_ns) {
   const tm_state& state = *op.op.state;
-  *cost_ns = 0.05 * state.num_heads * head_values(state) * (w.step.num_tokens + 2.0 * w.step.num_seqs);
+  *cost_ns = (state.decay == kByValue ? 0.2 : 0.05) * state.num_heads * head_values(state) * (w.step.num_tokens + 2.0 * w.step.num_seqs);
   return w.step.num_seqs * state.num_heads * units_per_head(state);
 }
 
@@ -192,8 +205,12 @@ void run_scan(Workspace& w, const Op& op, int unit, int thread) {
   args.is_delta = state.is_delta != 0;
   args.ld_keys = 2 * keys_width(state);
   args.ld_values = args.ld_out = o.width;
-  args.ld_gates = 2 * state.num_heads;
-  args.skip = state.skip == nullptr ? nullptr : state.skip + head;
+  args.ld_gates = gates_width(state);
+  const bool by_value = state.decay == kByValue;
+  const int64_t of_head = by_value ? value_at : head;
+  args.decay = state.decay;
+  args.rates = by_value ? state.rates + value_at : nullptr;
+  args.skip = state.skip == nullptr ? nullptr : state.skip + of_head;
   args.state = columns;
   args.state_stride = count;
   while (walk.next()) {
@@ -201,8 +218,9 @@ void run_scan(Workspace& w, const Op& op, int unit, int thread) {
     args.q = w.rows_of(o.in0, walk.row) + key_at;
     args.k = args.q + keys_width(state);
     args.v = w.rows_of(o.in1, walk.row) + value_at;
-    args.decays = w.rows_of(o.in2, walk.row) + head;
-    args.factors = args.decays + state.num_heads;
+    const float* gates = w.rows_of(o.in2, walk.row);
+    args.decays = gates + (state.decay == kByKey ? static_cast<int64_t>(head) * state.key_dim : head);
+    args.factors = gates + (by_value ? 0 : num_steps(state)) + of_head;
     args.out = w.rows_of(o.out, walk.row) + value_at;
     w.kernels->scan(&args);
     for (const int32_t block : walk.blocks)

@@ -89,8 +89,8 @@ class Layer {
     const int value_bytes = kv_dtype == TM_KV_F32 ? 4 : kv_dtype == TM_KV_INT8 ? 1 : 2;
     const int scale_bytes = kv_dtype == TM_KV_INT8 ? 4 : 0;
     kv_.bytes_per_block = 2 * kKvHeads * kBlockSize * (value_bytes * kHeadDim + scale_bytes);
-    pool_ = &bytes_.emplace_back(kBlocks * kv_.bytes_per_block);
-    kv_.pool = pool_->data();
+    pools_.push_back(&bytes_.emplace_back(kBlocks * kv_.bytes_per_block));
+    kv_.pool = pools_[0]->data();
     kv_.num_blocks = kBlocks;
     kv_.num_layers = 1;
     kv_.num_kv_heads = kKvHeads;
@@ -168,7 +168,8 @@ class Layer {
     }
     tm_op& sum = op("add", x, x, width_);
     sum.in1 = middle;
-    states(middle);
+    for (const int decay : {TM_DECAY_BY_HEAD, TM_DECAY_BY_KEY, TM_DECAY_BY_VALUE}) states(middle, decay);
+    op("activate", middle, middle, width_).activation = TM_RELU2;
     op("gather", x, last, width_).rows = TM_ROWS_LOGITS;
     op("quantise", last, last_codes, width_).rows = TM_ROWS_LOGITS;
     linear(last, last_codes, -1, logits_, table);
@@ -218,30 +219,37 @@ class Layer {
       const uint8_t* data = static_cast<const uint8_t*>(b.data);
       seen->insert(seen->end(), data, data + b.num_bytes);
     }
-    for (Bytes* pool : {pool_, state_pool_}) seen->insert(seen->end(), pool->data(), pool->data() + pool->size());
+    for (Bytes* pool : pools_) seen->insert(seen->end(), pool->data(), pool->data() + pool->size());
     sample(seen);
   }
 
  private:
   // A layer that keeps a state, of the first columns of `from`.
-  void states(int from) {
+  void states(int from, int decay) {
     constexpr int kHeads = 2, kKeys = 16, kValues = 32, kWidth = 2 * kKeys + kHeads * kValues;
-    state_ = {kWidth, 4, kHeads, 1, kKeys, kValues, quantised_, 0.001f, 5.0f, vector(kHeads), vector(kHeads), quantised_ ? nullptr : vector(kHeads)};
-    state_kv_ = {};
-    state_kv_.bytes_per_block = 4 * (3 * kWidth + kHeads * kKeys * kValues);
-    state_pool_ = &bytes_.emplace_back(kBlocks * state_kv_.bytes_per_block);
-    state_kv_.pool = state_pool_->data();
-    state_kv_.num_blocks = kBlocks;
-    state_kv_.num_layers = state_kv_.table = 1;
-    state_kv_.block_size = kBlockSize;
+    const bool by_value = decay == TM_DECAY_BY_VALUE, by_head = decay == TM_DECAY_BY_HEAD;
+    const int num_steps = kHeads * (by_head ? 1 : by_value ? kValues : kKeys), num_gates = by_value ? num_steps : num_steps + kHeads;
+    const int num_skips = by_value ? num_steps : kHeads;
+    tm_state& state = states_.emplace_back();
+    state = {kWidth, 4, kHeads, 1, kKeys, kValues, quantised_, decay, 0.001f, 5.0f, nullptr, vector(num_steps), quantised_ ? nullptr : vector(num_skips)};
+    const int num_rates = by_value ? kKeys * num_steps : num_steps;
+    state.rates = vector(num_rates);
+    for (int i = 0; i < num_rates; i++) const_cast<float*>(state.rates)[i] *= -0.1f;
+    tm_kv& state_kv = state_kvs_.emplace_back();
+    state_kv.bytes_per_block = 4 * (3 * kWidth + kHeads * kKeys * kValues);
+    pools_.push_back(&bytes_.emplace_back(kBlocks * state_kv.bytes_per_block));
+    state_kv.pool = pools_.back()->data();
+    state_kv.num_blocks = kBlocks;
+    state_kv.num_layers = state_kv.table = 1;
+    state_kv.block_size = kBlockSize;
     const int wide = buffer(kWidth), mixed = buffer(kWidth), keys = buffer(2 * kKeys), values = buffer(kHeads * kValues);
-    const int steps = buffer(kHeads), factors = buffer(kHeads), gates = buffer(2 * kHeads), out = buffer(kHeads * kValues);
+    const int steps = buffer(num_steps), factors = buffer(kHeads), gates = buffer(num_gates), out = buffer(kHeads * kValues);
     const int normed = buffer(kHeads * kValues), product = buffer(kHeads * kValues), gated = buffer(kHeads * kValues);
     const auto cut = [&](int in, int to, int first, int count) { op("columns", in, to, count).window = first; };
     cut(from, wide, 0, kWidth);
     tm_op& conv = op("causal_conv", wide, mixed, kWidth);
-    conv.kv = &state_kv_;
-    conv.state = &state_;
+    conv.kv = &state_kv;
+    conv.state = &state;
     conv.vector = vector(4 * kWidth);
     conv.vector_rows = 4;
     conv.vector2 = vector(kWidth);
@@ -249,17 +257,18 @@ class Layer {
     conv.whole = 1;
     cut(mixed, keys, 0, 2 * kKeys);
     cut(mixed, values, 2 * kKeys, kHeads * kValues);
-    cut(from, steps, 1, kHeads);
+    cut(from, steps, 1, num_steps);
     cut(from, factors, 5, kHeads);
-    tm_op& made = op("scan_gates", steps, gates, 2 * kHeads);
-    made.in1 = quantised_ ? factors : -1;
-    made.state = &state_;
-    for (int i = 0; i < kHeads; i++) const_cast<float*>(state_.rates)[i] *= -0.1f;
+    tm_op& made = op("scan_gates", steps, gates, num_gates);
+    made.in1 = by_value || (by_head && !quantised_) ? -1 : factors;
+    tm_state& of_gates = states_.emplace_back(state);
+    if (by_value) of_gates.rates = nullptr;
+    made.state = &of_gates;
     tm_op& scan = op("state_scan", keys, out, kHeads * kValues);
     scan.in1 = values;
     scan.in2 = gates;
-    scan.kv = &state_kv_;
-    scan.state = &state_;
+    scan.kv = &state_kv;
+    scan.state = &state;
     tm_op& norm = op("norm_groups", out, normed, kHeads * kValues);
     norm.vector = vector(kHeads * kValues);
     norm.vector_rows = kHeads * kValues;
@@ -364,8 +373,9 @@ class Layer {
   int width_ = 96, heads_ = 4, ffn_ = 64, qkv_;
   int logits_ = 0;
   tm_program* program_ = nullptr;
-  tm_kv kv_, state_kv_;
-  tm_state state_ = {};
+  tm_kv kv_;
+  std::deque<tm_kv> state_kvs_;
+  std::deque<tm_state> states_;
   tm_lora lora_ = {}, of_tokens_ = {};
   tm_low_rank changes_[2] = {};
   int32_t columns_[2] = {};
@@ -375,7 +385,7 @@ class Layer {
   std::deque<tm_weight> weights_;
   std::vector<tm_op> ops_;
   std::vector<tm_buffer> buffers_;
-  Bytes *pool_, *state_pool_;
+  std::vector<Bytes*> pools_;
   Bytes* scratch_;
 };
 

@@ -72,17 +72,23 @@ BASE: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 16},
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_state": 16, "num_local_experts": 4}
     | {"layer_types": [LINEAR, "full_attention", LINEAR, LINEAR], "shared_intermediate_size": 48},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2},
+    "nemotron_h": {"layers_block_type": [LINEAR, "moe", "full_attention", "mlp"], "n_routed_experts": 8, "head_dim": 32}
+    | {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 24}
+    | {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2},
     "solar_open": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
 }
 WITHOUT_A_CLASS = ("kimi_k2", "step3_text", "bailing_moe", "bailing_moe_v2")
 """Types that transformers has no class for; their tests are in test_latent_keys.py and test_ling.py."""
 WITH_EXPERTS = (
-    *MOE_KEYS, "granitemoehybrid", "lfm2_moe", "qwen3_next", "deepseek_v2", "deepseek_v3", "deepseek_v32",
+    *MOE_KEYS, "granitemoehybrid", "lfm2_moe", "nemotron_h", "qwen3_next", "deepseek_v2", "deepseek_v3", "deepseek_v32",
     "glm_moe_dsa", "glm4_moe_lite",
 )  # fmt: skip
 TYPES = tuple(kind for kind in ARCHITECTURES if kind not in WITHOUT_A_CLASS)
 INSIDE = tuple(kind for kind in TYPES if kind.endswith("_text") and not kind.startswith("gemma"))
 """Types of language models that transformers has no head for."""
+WITHOUT_ROPE = ("mamba2", "nemotron_h")
+"""Types none of whose layers has positions."""
 OWN_ROPE = ("llama", "phi3", "gemma3_text", "gemma4_text", "olmo3", "glm4", "qwen2_vl_text", "hunyuan_v1_moe")
 """Types that read RoPE settings each in their way; the others do as Llama does."""
 _NESTED = {_FULL: {"rope_type": "linear", "factor": 4.0}, _SLIDING: {"rope_theta": 77.0}}
@@ -202,7 +208,26 @@ PRESENT: dict[str, list[Any]] = {
     "mamba_expand": [1, 3],
     "time_step_limit": [[0.0, 0.5], [0.1]],
     "position_embedding_type": ["rope", "unheard"],
+    "mlp_hidden_act": ["relu2", "silu", "gelu_new"],
+    "mamba_hidden_act": ["silu", "gelu"],
+    "use_conv_bias": [True, False],
+    "mamba_num_heads": [2],
+    "num_heads": [4],
+    "state_size": [8],
+    "expand": [3],
+    "mamba_head_dim": [32],
+    "ssm_state_size": [8],
+    "n_groups": [1],
+    "conv_kernel": [2, 5],
+    "time_step_min": [0.1],
+    "layer_norm_epsilon": [0.1],
+    "moe_shared_expert_intermediate_size": [40],
+    "moe_latent_size": [16],
 }  # fmt: skip
+NEMOTRON_KEYS: dict[str, list[Any]] = {
+    "layers_block_type": [["mlp", LINEAR, "full_attention"], ["moe", "attention", "mamba"], [], ["unheard"]],
+    "hybrid_override_pattern": ["M*-E", "MM*", "M?"],
+}
 WINDOW_KEYS: dict[str, list[Any]] = {
     "sliding_window": [5, 0],
     "use_sliding_window": [True, False],
@@ -254,9 +279,12 @@ def cases(kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """(name, config.json) of every key of a type, present, null and absent. Shapes are small where they are not the
     key in question."""
     base = {"model_type": kind, "architectures": [ARCHITECTURES[kind]], **SHAPE, **BASE.get(kind, {})}
-    keys = {key: PRESENT.get(key, []) for key in (*PRESENT, *CONFIG_KEYS[kind]) if key not in WINDOW_KEYS | ROPE_KEYS}
-    yield from _states(base, "plain", keys | WINDOW_KEYS | ROPE_KEYS)
+    others = WINDOW_KEYS | ROPE_KEYS | ({} if kind == "nemotron_h" else NEMOTRON_KEYS)
+    keys = {key: (PRESENT | NEMOTRON_KEYS).get(key, []) for key in (*PRESENT, *CONFIG_KEYS[kind]) if key not in others}
+    yield from _states(base, "plain", keys | WINDOW_KEYS | ({} if kind in WITHOUT_ROPE else ROPE_KEYS))
     yield from _states(base, "windows", WINDOW_KEYS)
+    if kind in WITHOUT_ROPE:
+        return
     yarn = "scaled queries" if kind == "ministral3" else "old yarn"
     for context in CONTEXTS.keys() - {"plain", "windows"} if kind in OWN_ROPE else (yarn,):
         yield from _states(base, context, ROPE_KEYS)
@@ -297,7 +325,7 @@ def ours(config: dict[str, Any]) -> dict[str, Any]:
         "ropes": [_our_rope(model, layer) for layer in range(model.num_layers)],
         "queries": [_our_query_scale(layer) for layer in model.layers],
         "activation": model.activation,
-        "scaling": model.attention_scale,
+        "scaling": model.attention_scale if any(layer.attends for layer in model.layers) else None,
         "eps": model.norm_eps,
         "caps": (model.attention_cap, model.logit_cap),
         "multipliers": (
@@ -343,11 +371,10 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
     name = type(made).__name__.removesuffix("Config") + "Model" if inside else ARCHITECTURES[kind]
     with torch.device("meta"):
         model = getattr(transformers, name)(made)
-    body = model if inside else model.model
-    layer = next((each for each in body.layers if getattr(each, "self_attn", None) is not None), None)
-    if layer is None:
-        raise ValueError("no layer attends")
-    if not getattr(made, "is_causal", True) or not layer.self_attn.is_causal:
+    body = model if inside else model.base_model
+    layer = next((each for each in body.layers if _attention_of(each) is not None), body.layers[0])
+    attention = _attention_of(layer)
+    if not getattr(made, "is_causal", True) or not getattr(attention, "is_causal", True):
         raise NotImplementedError("not causal")
     state = model.state_dict() if kind not in WITH_EXPERTS else revert_weight_conversion(model, model.state_dict())
     shapes = {
@@ -359,7 +386,8 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
     shapes = _split(shapes) if kind in ("qwen3_vl_moe_text", "glm4v_moe_text", "qwen3_5_moe_text") else shapes
     if not inside and made.tie_word_embeddings:
         shapes.pop("lm_head.weight")
-    norm = next(getattr(body, name) for name in ("norm", "embedding_norm", "final_layernorm") if hasattr(body, name))
+    norms = ("norm", "embedding_norm", "final_layernorm", "norm_f")
+    norm = next(getattr(body, name) for name in norms if hasattr(body, name))
     listed = "layer_types" in type(made).__dataclass_fields__
     kinds = (
         made.layer_types
@@ -371,10 +399,11 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
     if windowed and _SLIDING in kinds and not made.sliding_window:
         raise ValueError("layers with a window need one")
     blocks = [_ffn_of(kind, each) for each in body.layers]
-    mlp = getattr(blocks[0], "experts", blocks[0])
+    mlp = next((getattr(block, "experts", block) for block in blocks if block is not None), None)
     names = ("act_fn", "activation_fn", "act")
     activation = next(
-        (getattr(mlp, name) for name in names if hasattr(mlp, name)), transformers.activations.SiLUActivation()
+        (getattr(mlp, name) for name in names if hasattr(mlp, name)),
+        transformers.activations.ACT2FN[made.mlp_hidden_act if kind == "nemotron_h" else "silu"],
     )
     name_of_activation = getattr(activation, "__name__", type(activation).__name__)
     eps = next(getattr(norm, name) for name in ("variance_epsilon", "eps") if hasattr(norm, name))
@@ -383,10 +412,8 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
         "windows": [made.sliding_window if windowed and each == _SLIDING else 0 for each in kinds],
         "ropes": _their_ropes(made, body, kinds),
         "queries": [_their_query_scale(made)] * len(body.layers),
-        "activation": {"SiLUActivation": "silu", "SiLU": "silu", "GELUTanh": "gelu", "NewGELUActivation": "gelu"}.get(
-            name_of_activation, name_of_activation
-        ),
-        "scaling": layer.self_attn.scaling,
+        "activation": _ACTIVATIONS.get(name_of_activation, name_of_activation),
+        "scaling": None if attention is None else attention.scaling,
         "eps": eps,
         "caps": tuple(
             (getattr(made, key) or 0.0) if key in CONFIG_KEYS[kind] else 0.0
@@ -397,9 +424,13 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
             getattr(layer, "residual_multiplier", getattr(layer, "residual_scale", 1.0)),
             made.logits_scaling if made.model_type.startswith(("granite", "minicpm3")) else 1.0,
         ),
-        "context": min(made.max_position_embeddings, made.index_topk if indexed else made.max_position_embeddings),
+        "context": min(_their_context(kind, made), made.index_topk if indexed else _their_context(kind, made)),
         "experts": [_their_experts(kind, block) for block in blocks],
     }  # fmt: skip
+
+
+def _their_context(kind: str, made: Any) -> int:
+    return made.max_position_embeddings if "max_position_embeddings" in CONFIG_KEYS[kind] else 0
 
 
 def _their_embed_scale(kind: str, made: Any, body: Any) -> float:
@@ -408,7 +439,22 @@ def _their_embed_scale(kind: str, made: Any, body: Any) -> float:
     return made.scale_emb if kind == "minicpm3" else getattr(body, "embedding_multiplier", 1.0)
 
 
+_ACTIVATIONS = {
+    "SiLUActivation": "silu", "SiLU": "silu", "GELUTanh": "gelu", "NewGELUActivation": "gelu",
+    "ReLUSquaredActivation": "relu2",
+}  # fmt: skip
+
+
+def _attention_of(layer: Any) -> Any:
+    """None for a layer without."""
+    if not hasattr(layer, "mixer"):
+        return getattr(layer, "self_attn", None)
+    return layer.mixer if getattr(layer, "block_type", "") == "full_attention" else None
+
+
 def _ffn_of(kind: str, layer: Any) -> Any:
+    if hasattr(layer, "mixer"):
+        return layer.mixer if getattr(layer, "block_type", "") in ("mlp", "moe") else None
     if kind.startswith("granitemoe"):
         return layer.shared_mlp if layer.block_sparse_moe is None else layer.block_sparse_moe
     return layer.feed_forward if kind in ("lfm2", "lfm2_moe", "bamba") else layer.mlp
@@ -462,7 +508,7 @@ def _their_experts(kind: str, block: Any) -> Any:
 
 
 def _their_ropes(made: Any, body: Any, kinds: list[str]) -> list[Any]:
-    rotary = body.pos_emb if hasattr(body, "pos_emb") else body.rotary_emb
+    rotary = getattr(body, "pos_emb", None) or getattr(body, "rotary_emb", None)
     if rotary is None:
         return [None] * len(kinds)
     rotary = type(rotary)(made)

@@ -22,6 +22,15 @@ _LFM2_MOE = {
     "num_experts_per_tok": 2, "moe_intermediate_size": 32,
 }  # fmt: skip
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_NEMOTRON = {
+    "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "head_dim": 32,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
+}  # fmt: skip
+_NEMOTRON_EXPERTS = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "mlp"],
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "n_group": 4, "topk_group": 2,
+    "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 2.5,
+}  # fmt: skip
 HYBRID_CASES = (
     Case("LFM2", "Lfm2", {"full_attn_idxs": [1], "conv_bias": True, "block_multiple_of": 16}),
     Case(
@@ -62,4 +71,11 @@ HYBRID_CASES = (
         "GraniteMoeHybrid",
         {**_GRANITE, **_EXPERTS, "mamba_n_groups": 1, "position_embedding_type": "rope"},
     ),
+    Case(
+        "Mamba-2",
+        "Mamba2",
+        {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "use_bias": True},
+    ),
+    Case("Nemotron-H", "NemotronH", {**_NEMOTRON, "mlp_bias": True, "use_bias": True}),
+    Case("Nemotron 3, experts", "NemotronH", {**_NEMOTRON, **_NEMOTRON_EXPERTS}),
 )  # fmt: skip

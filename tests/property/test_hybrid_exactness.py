@@ -72,6 +72,9 @@ KERNELS = [
         ("Bamba", "avx2", None, "f32"),
         ("Granite 4", "avx512", "q4_1", "int8"),
         ("Granite 4", "scalartiles", "q8_0", "bf16"),
+        ("Mamba-2", "avx2", "q8_0", "f16"),
+        ("Nemotron-H", "avx512bf16", "q4_0", "f16"),
+        ("Nemotron-H", "scalar", None, "f32"),
     )
 ]
 
@@ -110,7 +113,7 @@ def turns(worker: Worker, interval: int, num_states: int = NUM_STATES) -> tuple[
 
 
 @needs_native
-@pytest.mark.parametrize("name", ["Qwen3.5", "Bamba"])
+@pytest.mark.parametrize("name", ["Qwen3.5", "Bamba", "Mamba-2"])
 def test_turns_of_a_conversation_hit(make_worker: Callable[..., Worker], name: str) -> None:
     """The states behind prompts and answers serve who comes next; so does, for the second, that where a prompt left
     another one. Few states are enough for that, however long they are apart."""
@@ -124,10 +127,11 @@ def test_turns_of_a_conversation_hit(make_worker: Callable[..., Worker], name: s
     assert all(is_equal) and few < hits, "with room for two states some are given up"
 
 
+@pytest.mark.parametrize("name", ["Qwen3.5", "Mamba-2"])
 @pytest.mark.parametrize("make_ops", BACKENDS)
-def test_kept_and_read_again(make_ops: type, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_kept_and_read_again(make_ops: type, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Blocks go to a folder and back into another life's pool: what is computed again is less than two blocks."""
-    monkeypatch.setattr(test_saved_kv, "tiny_checkpoint", lambda **_: hybrid_checkpoint())
+    monkeypatch.setattr(test_saved_kv, "tiny_checkpoint", lambda **_: hybrid_checkpoint(name))
     live, prompts, size = test_saved_kv.live, test_saved_kv.PROMPTS, test_saved_kv.SIZE
     groups = (*test_saved_kv.FULL, state_group(20, 100))
     first, saved = live(make_ops, tmp_path, groups)
@@ -137,15 +141,15 @@ def test_kept_and_read_again(make_ops: type, monkeypatch: pytest.MonkeyPatch, tm
     assert [output.num_cached for output in second] == [(len(prompt) - 1) // size * size for prompt in prompts]
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "int8"])
+@pytest.mark.parametrize(("name", "kv_dtype"), [("Qwen3.5", "f32"), ("Qwen3.5", "int8"), ("Mamba-2", "f16")])
 @pytest.mark.parametrize("is_remote", [False, True], ids=["memory", "tcp"])
-def test_handed_over_and_moved(is_remote: bool, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handed_over_and_moved(is_remote: bool, name: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a worker that computes prompts to one that goes on, and away in the middle: the bits of one worker."""
 
     def new_worker(groups: tuple[KVGroupSpec, ...], dtype: str) -> Worker:
         config = EngineConfig(groups, 128, block_size=test_moved_kv.SIZE, max_num_seqs=4, max_num_batched_tokens=32)
         ops = NativeOps() if available() is None else ReferenceOps()
-        return build.build_worker(hybrid_checkpoint(), ops, WorkerSpec(config, dtype))
+        return build.build_worker(hybrid_checkpoint(name), ops, WorkerSpec(config, dtype))
 
     monkeypatch.setattr(test_moved_kv, "new_worker", new_worker)
     groups = (*test_moved_kv.FULL, state_group(30, 3))

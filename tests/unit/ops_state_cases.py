@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.core.block import NO_BLOCK, STATE, STATE_WINDOW, KVGroup
-from tokenmill.ops.api import StateGeometry, StepBatch
+from tokenmill.ops.api import BY_HEAD, BY_KEY, BY_VALUE, StateGeometry, StepBatch
 
 Run = Callable[[Any], np.ndarray]
 
@@ -18,6 +18,9 @@ GEOMETRIES = (
     StateGeometry(70, 4, 5, 1, 12, 48),
     StateGeometry(600, 3),
     StateGeometry(33, 1, 2, 2, 128, 128, is_delta=True),
+    StateGeometry(70, 4, 4, 2, 12, 48, is_delta=True, decay=BY_KEY),
+    StateGeometry(48, 4, 1, 1, 16, 80, decay=BY_VALUE),
+    StateGeometry(48, 4, 3, 3, 4, 16, decay=BY_VALUE),
 )
 SIZE = 4
 
@@ -60,9 +63,9 @@ def state_cases() -> Iterator[tuple[str, str, Run]]:
         for silu in (False, True):
             yield "conv", f"causal_conv {shape} silu={silu}", partial(_convolve, state, silu)
         if state.num_heads:
-            for is_delta in (False, True):
-                yield "gates", f"scan_gates {shape} y={is_delta}", partial(_gates, state, is_delta)
-            yield "scan", f"state_scan {shape} delta={state.is_delta}", partial(_scan, state)
+            for has_y in {BY_HEAD: (False, True), BY_KEY: (True,), BY_VALUE: (False,)}[state.decay]:
+                yield "gates", f"scan_gates {shape} by {state.decay}, y={has_y}", partial(_gates, state, has_y)
+            yield "scan", f"state_scan {shape} by {state.decay}, delta={state.is_delta}", partial(_scan, state)
     yield "row", "multiply", _multiply
     yield "row", "gate_rows by value", _gate
     yield "row", "norm_groups 48", partial(_norm, 48)
@@ -84,10 +87,11 @@ def _convolve(state: StateGeometry, silu: bool, ops: Any) -> np.ndarray:
 
 
 def _gates(state: StateGeometry, has_y: bool, ops: Any) -> np.ndarray:
-    rng = np.random.default_rng(state.num_heads)
-    x_TH, y_TH = (8 * rng.standard_normal((9, state.num_heads)).astype(np.float32) for _ in range(2))
-    rates, bias = ops.vector(-rng.uniform(0.01, 3, state.num_heads)), ops.vector(rng.standard_normal(state.num_heads))
-    made: np.ndarray = ops.scan_gates(x_TH, y_TH if has_y else None, rates, bias, state, limits=(1e-3, 9.0))
+    rng, num_steps = np.random.default_rng(state.num_heads), state.num_steps
+    x_TN, y_TH = (8 * rng.standard_normal((9, width)).astype(np.float32) for width in (num_steps, state.num_heads))
+    rates, bias = ops.vector(-rng.uniform(0.01, 3, num_steps)), ops.vector(rng.standard_normal(num_steps))
+    rates = None if state.decay == BY_VALUE else rates
+    made: np.ndarray = ops.scan_gates(x_TN, y_TH if has_y else None, rates, bias, state, limits=(1e-3, 9.0))
     return made
 
 
@@ -97,9 +101,12 @@ def _scan(state: StateGeometry, ops: Any) -> np.ndarray:
     kv, num = ops.bind_kv(pool, state_group(state)), len(batch.tokens_T)
     keys_TX = (rng.standard_normal((num, 2 * state.keys_width)) * state.key_dim**-0.5).astype(np.float32)
     values_TX = rng.standard_normal((num, state.values_width)).astype(np.float32)
-    gates_T2H = rng.uniform(0.1, 1, (num, 2 * state.num_heads)).astype(np.float32)
-    skip = None if state.is_delta else ops.vector(rng.standard_normal(state.num_heads))
-    return _with_pool(ops.state_scan(kv, 1, keys_TX, values_TX, gates_T2H, batch, state, skip_H=skip), pool)
+    gates_TG = rng.uniform(0.1, 1, (num, state.gates_width)).astype(np.float32)
+    by_value = state.decay == BY_VALUE
+    skip = ops.vector(rng.standard_normal(state.values_width if by_value else state.num_heads))
+    rates = ops.vector(-rng.uniform(0.01, 3, (state.key_dim, state.values_width)))
+    more = {"skip": None if state.is_delta else skip, "rates_KX": rates if by_value else None}
+    return _with_pool(ops.state_scan(kv, 1, keys_TX, values_TX, gates_TG, batch, state, **more), pool)
 
 
 def _rows(width: int) -> tuple[np.ndarray, np.ndarray]:

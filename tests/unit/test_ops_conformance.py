@@ -115,6 +115,9 @@ def _row_cases() -> Iterator[Case]:
         def run_gelu_erf(ops: Any, width=width) -> np.ndarray:
             return ops.gelu_erf(np.random.default_rng(width).normal(0, 4, (9, width)).astype(np.float32))
 
+        def run_relu2(ops: Any, width=width) -> np.ndarray:
+            return ops.relu2(np.random.default_rng(width).normal(0, 4, (9, width)).astype(np.float32))
+
         def run_gelu_mul(ops: Any, width=width) -> np.ndarray:
             return ops.gelu_mul(np.random.default_rng(width).normal(0, 4, (9, 2 * width)).astype(np.float32))
 
@@ -135,6 +138,7 @@ def _row_cases() -> Iterator[Case]:
         yield Case(f"layer_norm D={width}", 1e-6, run_layer_norm)
         yield Case(f"gelu F={width}", 4 * ROUNDED_ONCE, run_gelu)
         yield Case(f"gelu_erf F={width}", 4 * ROUNDED_ONCE, run_gelu_erf)
+        yield Case(f"relu2 F={width}", EQUAL, run_relu2)
         yield Case(f"gelu_mul F={width}", 4 * ROUNDED_ONCE, run_gelu_mul)
         yield Case(f"gelu_erf_mul F={width}", 4 * ROUNDED_ONCE, run_gelu_erf_mul)
         yield Case(f"soft_cap D={width}", 2 * ROUNDED_ONCE, run_soft_cap)

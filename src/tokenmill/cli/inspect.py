@@ -44,12 +44,14 @@ def layer_facts(config: ModelConfig) -> Iterator[tuple[str, str]]:
     """What `inspect` says of a decoder's layers, as (name, value) of each line: attention, FFN, experts and their
     router."""
     num_moe = sum(layer.is_moe for layer in config.layers)
-    if config.moe is None or num_moe < config.num_layers:
-        where = "" if config.moe is None else f" in {config.num_layers - num_moe} of them"
+    num_dense = sum(layer.has_ffn and not layer.is_moe for layer in config.layers)
+    if num_dense:
+        where = "" if num_dense == config.num_layers else f" in {num_dense} of them"
         yield "shape", f"{config.num_layers} layers of {config.width}, FFN {config.ffn_width}{where}"
     else:
         yield "shape", f"{config.num_layers} layers of {config.width}"
-    yield "heads", _heads(config)
+    if config.num_heads:
+        yield "heads", _heads(config)
     if config.moe is not None:
         yield "experts", _experts(config.moe, num_moe)
         yield "router", router_words(config.moe)
@@ -259,7 +261,7 @@ def _decoder_facts(config: ModelConfig) -> Iterator[tuple[str, str]]:
     yield from layer_facts(config)
     yield "vocabulary", f"{config.vocab_size:,}{tied}"
     yield "context", f"{config.max_context:,} tokens{_windows(config)}"
-    ropes = dict.fromkeys(layer.rope for layer in config.layers if not layer.keeps_state)
+    ropes = dict.fromkeys(layer.rope for layer in config.layers if layer.attends)
     yield "RoPE", "; ".join("none" if rope is None else f"base {rope.base:g}, {rope.scaling}" for rope in ropes)
 
 

@@ -175,7 +175,7 @@ class KVGroup:
     """Layers that share one block table, and what the bytes of one block mean.
 
     window     positions that a query of any of these layers sees at most, its own included; 0: all
-    layers     which of the model's layers they are, in order; empty: all
+    layers     which of the model's layers they are, in order; empty: all, or none where num_layers is 0
     table      place of their block table among a sequence's tables
     value_dim  of a latent group: channels of a key, the first ones, that are the value too; 0: values are apart
     state_values   of a group of states: float32 values that a layer keeps
@@ -198,6 +198,9 @@ class KVGroup:
 
     A group of states holds, for each layer in turn, what ops.api.StateGeometry says, float32; dtype is f32, and there
     are no KV heads. It is that of one position, not of block_size.
+
+    A group without layers holds nothing: its blocks say which prefixes are there, of a model that keeps states alone.
+    They have four bytes a token, so that they can be moved and kept as others.
     """
 
     name: str
@@ -243,7 +246,11 @@ class KVGroup:
 
     @property
     def bytes_per_block(self) -> int:
-        return self.num_layers * self.bytes_per_layer_block
+        return self.num_layers * self.bytes_per_layer_block or 4 * self.block_size
+
+    def layers_of(self, num_layers: int) -> Sequence[int]:
+        """Numbers of its layers, in a model of so many."""
+        return self.layers if len(self.layers) == self.num_layers else range(num_layers)
 
     @property
     def bytes_per_token(self) -> int:

@@ -19,7 +19,7 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.config_key import REQUIRED, keys
 from ..ops.api import HeadGeometry, LatentGeometry
 from .config_json import ROPE_KEYS, read_object
-from .family import HEADS, LATENT_HEADS, Family
+from .family import HEADS, LATENT_HEADS, NO_HEADS, Family
 from .fields import Fields
 
 INNER_EPS = 1e-6
@@ -42,7 +42,9 @@ class AttentionConfig:
 
 
 def hf_attention(fields: Fields, family: Family, width: int, num_heads: int) -> AttentionConfig:
-    """From config.json. Raises BadCheckpoint."""
+    """From config.json. num_heads: of queries, 0 where no layer attends. Raises BadCheckpoint."""
+    if family.attention == NO_HEADS:
+        return AttentionConfig(0, 0, 0, 1.0)
     if family.attention == LATENT_HEADS:
         latent = hf_latent(fields, width, num_heads)
         if fields.count("num_key_value_heads", num_heads) != num_heads:

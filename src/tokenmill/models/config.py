@@ -22,39 +22,63 @@ from ..ops.api import HeadGeometry, LatentGeometry
 from ..plugins.groups import FAMILIES as PLUGINS
 from ..plugins.load import plugin_names
 from .attention_config import gguf_attention, hf_attention, hf_layer_attention
-from .config_json import NORM_KEYS, LayerKinds, read_activation, read_ffn_width, read_layers, read_ropes, read_tied
+from .config_json import (
+    MAX_LAYERS,
+    NORM_KEYS,
+    LayerKinds,
+    read_activation,
+    read_ffn_width,
+    read_layers,
+    read_num_layers,
+    read_ropes,
+    read_tied,
+)
 from .families import GGUF_FAMILIES, HF_FAMILIES, gguf_family, hf_family
-from .family import LATENT_HEADS, Family
+from .family import LATENT_HEADS, NO_HEADS, Family
 from .fields import Fields
 from .mixer import MixerConfig, gguf_mixer, gguf_state_layers, hf_mixer
 from .moe import MoeConfig
 from .moe_config import Mixtures, gguf_experts, hf_experts, num_mtp_layers
 from .rope import RopeConfig
-from .tensor_names import GLOBAL_NAMES, LAYER_NAMES, WHOLE_NAMES
+from .tensor_names import LAYER_NAMES, WHOLE_NAMES, global_names
 from .unsupported_keys import refuse_what_is_not_done
-
-MAX_LAYERS = 10_000
-"""More than any model has; a damaged count must not be turned into a list of that length."""
 
 _COMPARED_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """window: positions a token sees, its own included; 0 for all. rope: None for a layer without positions. is_moe:
-    its FFN is a mixture of experts. keeps_state: it has a mixer in place of attention. heads: None for those of most
-    layers. kv_layer: the layer whose keys and values it sees, in place of its own (KV sharing between layers, arXiv
-    2405.12981). keys_are_values: its values are made of what its keys are made of. ffn_width: 0 for that of most
-    layers."""
+    """What one layer is made of: attention or a mixer that keeps a state, or both side by side, then an FFN, each where
+    it has one.
+
+    window           positions a token sees, its own included; 0 for all
+    rope             None for a layer without positions
+    is_moe           its FFN is a mixture of experts
+    keeps_state      it has a mixer
+    attends          it has attention
+    has_ffn          it has an FFN
+    heads            None for those of most layers
+    kv_layer         the layer whose keys and values it sees, in place of its own (KV sharing between layers, arXiv
+                     2405.12981)
+    keys_are_values  its values are made of what its keys are made of
+    ffn_width        0 for that of most layers
+    """
 
     window: int
     rope: RopeConfig | None
     is_moe: bool = False
     keeps_state: bool = False
+    attends: bool = True
+    has_ffn: bool = True
     heads: HeadGeometry | None = None
     kv_layer: int | None = None
     keys_are_values: bool = False
     ffn_width: int = 0
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a token sees others here."""
+        return self.attends or self.keeps_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +306,7 @@ def _gguf_kinds(fields: Fields, family: Family, num_layers: int) -> LayerKinds:
     without_rope = _gguf_no_rope(family, windows)
     if family.rope_if and fields.get(family.rope_if[0], family.rope_if[1]) != family.rope_if[1]:
         without_rope = frozenset(range(num_layers))
-    return LayerKinds(windows, without_rope, with_state)
+    return LayerKinds(windows, without_rope, with_state, with_state)
 
 
 def _gguf_windows(fields: Fields, family: Family, num_layers: int) -> list[int]:
@@ -318,8 +342,9 @@ def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
     refuse_what_is_not_done(fields, family)
     if fields.reads("rope_interleave") and not fields.flag("rope_interleave"):
         family = replace(family, interleaved_heads=False)
-    width, num_heads = fields.count("hidden_size"), fields.count("num_attention_heads")
-    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
+    width = fields.count("hidden_size")
+    num_heads = 0 if family.attention == NO_HEADS else fields.count("num_attention_heads")
+    num_layers = read_num_layers(fields, family)
     shape, scales = hf_attention(fields, family, width, num_heads), hf_scales(fields, family, width, num_layers)
     eps = fields.number(next(filter(fields.reads, NORM_KEYS)))
     ropes, activation = read_ropes(fields, family), read_activation(fields, family)
@@ -342,7 +367,7 @@ def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
             rotary_dim=int(shape.turned_dim * ropes.fraction),
             norm_eps=eps,
             max_context=ropes.max_context,
-            tied_embeddings=read_tied(fields) and not _has_own_head(checkpoint),
+            tied_embeddings=read_tied(fields) and not _has_own_head(checkpoint, family),
             activation=activation,
             biases=frozenset(biases),
             attention_scale=shape.scale,
@@ -401,10 +426,10 @@ def _without_use(layers: tuple[LayerConfig, ...]) -> list[str]:
     return [f"model.layers.{index}.self_attn.{part}." for index in shared for part in parts]
 
 
-def _has_own_head(checkpoint: Checkpoint) -> bool:
+def _has_own_head(checkpoint: Checkpoint, family: Family) -> bool:
     """Whether the file holds a head that differs from its embeddings: though it says that they are tied, what it holds
     counts. Reads both where they begin alike."""
-    names = GLOBAL_NAMES["hf"]
+    names = global_names("hf", family.names)
     head, embed = (checkpoint.tensors.get(f"{names[name]}.weight") for name in ("head", "embed"))
     if head is None or embed is None:
         return False
@@ -430,28 +455,26 @@ def _layers(
     kinds: LayerKinds, rope: RopeConfig, windowed_rope: RopeConfig, mixtures: Mixtures
 ) -> tuple[LayerConfig, ...]:
     def turns(layer: int, window: int) -> RopeConfig | None:
-        if layer in kinds.without_rope or layer in kinds.with_state:
+        if layer in kinds.without_rope or layer in kinds.without_attention:
             return None
         return windowed_rope if window else rope
 
     return tuple(
-        LayerConfig(window, turns(layer, window), layer in mixtures.layers, layer in kinds.with_state)
+        LayerConfig(
+            window,
+            turns(layer, window),
+            is_moe=layer in mixtures.layers,
+            keeps_state=layer in kinds.with_state,
+            attends=layer not in kinds.without_attention,
+            has_ffn=layer not in kinds.without_ffn,
+        )
         for layer, window in enumerate(kinds.windows)
     )
 
 
 def _checked(config: ModelConfig, fields: Fields) -> ModelConfig:
-    for heads in {config.heads_of(layer) for layer in range(config.num_layers)} | {config.heads}:
-        if heads.num_heads % heads.num_kv_heads:
-            raise BadCheckpoint(
-                f"{fields.where}: {heads.num_heads} heads do not divide into {heads.num_kv_heads} KV heads."
-            )
-        if heads.head_dim < 2 or heads.head_dim % 2:
-            raise BadCheckpoint(f"{fields.where}: head size {heads.head_dim} must be even for RoPE.")
-    if not 2 <= config.rotary_dim <= config.head_dim or config.rotary_dim % 2:
-        raise BadCheckpoint(
-            f"{fields.where}: RoPE on {config.rotary_dim} of {config.head_dim} channels is not supported."
-        )
+    if config.num_heads:
+        _check_heads(config, fields)
     scales = [config.embed_scale, config.residual_scale, config.logit_scale, config.attention_scale]
     if min(config.norm_eps, config.attention_cap, config.logit_cap) < 0 or not all(map(math.isfinite, scales)):
         raise BadCheckpoint(f"{fields.where}: the norm epsilon and soft caps must not be negative, and scales finite.")
@@ -470,6 +493,20 @@ def _checked(config: ModelConfig, fields: Fields) -> ModelConfig:
         if rope.scaling == "longrope" and not (rope.short_divisors and rope.long_divisors):
             raise BadCheckpoint(f"{fields.where}: longrope needs short and long factors.")
     return config
+
+
+def _check_heads(config: ModelConfig, fields: Fields) -> None:
+    for heads in {config.heads_of(layer) for layer in range(config.num_layers)} | {config.heads}:
+        if heads.num_heads % heads.num_kv_heads:
+            raise BadCheckpoint(
+                f"{fields.where}: {heads.num_heads} heads do not divide into {heads.num_kv_heads} KV heads."
+            )
+        if heads.head_dim < 2 or heads.head_dim % 2:
+            raise BadCheckpoint(f"{fields.where}: head size {heads.head_dim} must be even for RoPE.")
+    if not 2 <= config.rotary_dim <= config.head_dim or config.rotary_dim % 2:
+        raise BadCheckpoint(
+            f"{fields.where}: RoPE on {config.rotary_dim} of {config.head_dim} channels is not supported."
+        )
 
 
 @dataclass(frozen=True, slots=True)

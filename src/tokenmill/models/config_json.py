@@ -17,22 +17,37 @@ from .family import Family
 from .fields import Fields
 from .rope import RopeConfig
 
-NORM_KEYS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")
+NORM_KEYS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
 """Of which every type reads one."""
+
+MAX_LAYERS = 10_000
+"""More than any model has; a damaged count must not be turned into a list of that length."""
+
+UNBOUNDED_CONTEXT = 1 << 17
+"""What a model is taken to be made for whose states know no positions and whose files say nothing."""
 
 _CONTEXT_KEYS = ("max_position_embeddings", "max_position_embedding")
 
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu"}
-"""Names in config.json -> what the decoder calls them: gelu is the tanh form."""
+_ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "relu2": "relu2",
+}  # fmt: skip
+"""Names in config.json -> what the decoder calls them: gelu is the tanh form, relu2 the square of what is positive."""
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+_ACTIVATION_KEYS = ("hidden_activation", "mlp_hidden_act", "hidden_act")
+_GATED, _UNGATED = ("silu", "gelu"), ("gelu", "relu2")
+"""Of which there are kernels."""
+
+_SLIDING, _FULL, _LINEAR, _MLP, _MOE = "sliding_attention", "full_attention", "linear_attention", "mlp", "moe"
 _INDEXED = "indexed_attention"
 """What layers of a family with an indexer are called."""
-_OLDER_KINDS = {"mamba": "linear_attention", "attention": _FULL}
+_OLDER_KINDS = {"mamba": _LINEAR, "attention": _FULL}
 """What layer_types of older files call them."""
 
 PROPORTIONAL = "proportional"
 """A RoPE scaling: see RopeConfig."""
+
+_SUBLAYERS = {"M": _LINEAR, "*": _FULL, "-": _MLP, "E": _MOE, **_OLDER_KINDS}
+"""Signs of `hybrid_override_pattern`, and older names -> what a layer has alone."""
 
 ROPE_KEYS = {
     "rope_type": Key(None, False),
@@ -70,13 +85,12 @@ class Ropes:
 
 
 def read_activation(fields: Fields, family: Family) -> str:
-    key = "hidden_activation" if fields.reads("hidden_activation") else "hidden_act"
+    key = next(filter(fields.reads, _ACTIVATION_KEYS), "hidden_act")
     if family.activation is not None:
         return family.activation
     name = fields.text(key, "")
     known = _ACTIVATIONS | {"gelu": "gelu"} if family.legacy_gelu else _ACTIVATIONS
-    if not family.gated:  # where nothing is gated there is one kernel
-        known = {name: activation for name, activation in known.items() if activation == "gelu"}
+    known = {name: kind for name, kind in known.items() if kind in (_GATED if family.gated else _UNGATED)}
     if name not in known:
         raise BadCheckpoint(
             f"{fields.where}: activation {name!r} ({key}) is not supported (supported: {', '.join(known)})."
@@ -86,11 +100,34 @@ def read_activation(fields: Fields, family: Family) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LayerKinds:
-    """Each layer's window, 0 for none; layers without positions; those that keep a state."""
+    """Each layer's window, 0 for none; layers without positions; those that keep a state, that do not attend, that have
+    no FFN."""
 
     windows: list[int]
     without_rope: frozenset[int]
     with_state: frozenset[int] = frozenset()
+    without_attention: frozenset[int] = frozenset()
+    without_ffn: frozenset[int] = frozenset()
+
+
+def read_num_layers(fields: Fields, family: Family) -> int:
+    return len(read_sublayers(fields)) if family.one_sublayer else fields.count("num_hidden_layers", most=MAX_LAYERS)
+
+
+def read_sublayers(fields: Fields) -> list[str]:
+    """What each layer has, of a family whose layers have one thing alone: "linear_attention", "full_attention", "mlp"
+    or "moe"."""
+    if not fields.reads("layers_block_type"):
+        return [_LINEAR] * fields.count("num_hidden_layers", most=MAX_LAYERS)
+    listed = fields.get("layers_block_type")
+    if listed is None:
+        listed = list(fields.text("hybrid_override_pattern", "ME*-"))
+    kinds = [_SUBLAYERS.get(str(kind), str(kind)) for kind in listed] if isinstance(listed, list) else []
+    if not kinds or not set(kinds) <= {_LINEAR, _FULL, _MLP, _MOE}:
+        raise BadCheckpoint(f"{fields.where}: layer_types {listed!r} of such layers are not supported.")
+    if fields.get("num_hidden_layers", len(kinds)) != len(kinds):
+        raise BadCheckpoint(f"{fields.where}: num_hidden_layers is not the number of layer_types, {len(kinds)}.")
+    return kinds
 
 
 def read_layers(fields: Fields, family: Family, num_layers: int) -> LayerKinds:
@@ -112,18 +149,23 @@ def read_layers(fields: Fields, family: Family, num_layers: int) -> LayerKinds:
     if family.full_last:
         kinds = [*kinds[:-1], _FULL]
     with_state = frozenset(layer for layer, kind in enumerate(kinds) if family.mixer and kind == family.mixer_layers)
-    if len(with_state) == num_layers:
-        raise BadCheckpoint(f"{fields.where}: models without a layer of attention are not supported.")
-    unknown = set(map(str, kinds)) - {_SLIDING, _FULL, *([family.mixer_layers] if family.mixer else ())}
-    if unknown:
+    known = {_SLIDING, _FULL, *([family.mixer_layers] if family.mixer else ())}
+    known |= {_MLP, _MOE} if family.one_sublayer else set()
+    if unknown := set(map(str, kinds)) - known:
         raise BadCheckpoint(f"{fields.where}: layer_types has {sorted(unknown)}, which are not supported.")
     if _SLIDING in kinds and not has_window:
         raise BadCheckpoint(f"{fields.where}: layers of sliding_attention need a sliding_window; there is none.")
     if family.no_rope_on_full and has_window:
         no_rope = frozenset(layer for layer, kind in enumerate(kinds) if kind == _FULL)
-    if family.rope_if and fields.get(family.rope_if[0]) != family.rope_if[1]:
+    if not family.rope or (family.rope_if and fields.get(family.rope_if[0]) != family.rope_if[1]):
         no_rope = frozenset(range(num_layers))
-    return LayerKinds([window if kind == _SLIDING else 0 for kind in kinds], no_rope, with_state)
+    windows = [window if kind == _SLIDING else 0 for kind in kinds]
+    if not family.one_sublayer:
+        return LayerKinds(windows, no_rope, with_state, with_state)
+    attending, mixing = (
+        {layer for layer, kind in enumerate(kinds) if kind in some} for some in ((_FULL,), (_FULL, _LINEAR))
+    )
+    return LayerKinds(windows, no_rope, with_state, frozenset(range(num_layers)) - attending, frozenset(mixing))
 
 
 def read_ffn_width(fields: Fields) -> int:
@@ -133,8 +175,8 @@ def read_ffn_width(fields: Fields) -> int:
     elif fields.reads("mamba_n_heads") and fields.reads("shared_intermediate_size"):  # Granite 4, without experts too
         shared = fields.count("shared_intermediate_size")
         return fields.count("intermediate_size") if fields.count("num_local_experts", least=0) else shared
-    else:  # where all layers have experts there may be no other width
-        width = fields.count("intermediate_size" if fields.reads("intermediate_size") else "moe_intermediate_size")
+    else:  # where all layers have experts there may be no other width; a model may have no FFN
+        width = fields.count(next(filter(fields.reads, ("intermediate_size", "moe_intermediate_size")), ""), 0, least=0)
     if not fields.flag("block_auto_adjust_ff_dim"):
         return width
     width = int(2 * width / 3)
@@ -181,6 +223,8 @@ def _kinds(fields: Fields, family: Family, has_window: bool, no_rope: frozenset[
 
 def _mixer_kinds(fields: Fields, family: Family, num_layers: int) -> list[str]:
     """Which layers attend, of a file that says so by their numbers or by their distance; else none does, or all."""
+    if family.one_sublayer:
+        return read_sublayers(fields)
     for key in ("full_attn_idxs", "attn_layer_indices"):
         if fields.reads(key):
             listed = fields.get(key, None if key == "full_attn_idxs" else [])
@@ -193,7 +237,10 @@ def _mixer_kinds(fields: Fields, family: Family, num_layers: int) -> list[str]:
 
 
 def read_ropes(fields: Fields, family: Family) -> Ropes:
-    max_positions = fields.count(next(filter(fields.reads, _CONTEXT_KEYS)))
+    context_key = next(filter(fields.reads, _CONTEXT_KEYS), None)
+    max_positions = UNBOUNDED_CONTEXT if context_key is None else fields.count(context_key)
+    if not family.rope:
+        return Ropes(RopeConfig(10000.0), RopeConfig(10000.0), 1.0, max_positions)
     parameters, scaling = read_object(fields, "rope_parameters"), read_object(fields, "rope_scaling")
     if fields.get("rope_parameters") is None:
         parameters = family.rope_default

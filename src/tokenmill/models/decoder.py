@@ -2,8 +2,8 @@
 
 A backend may run this once on a recorder and replay what it saw, so nothing here may branch on a batch's content, and
 fusing neighbours is the backend's business. What a family has differently is seen here as a weight that is there or
-not, or a number of the config. A layer is `attention` then `ffn`: the border between them is where a layer can be cut
-across machines.
+not, or a number of the config. A layer is `attention` then `ffn`, or one of them: the border between them is where a
+layer can be cut across machines.
 
     T tokens  L rows that want logits  D model width  W fused qkv width  F FFN width  V vocabulary
     X channels of latents, or of all heads  E experts  k experts of a token  r channels that queries go through
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -97,9 +98,11 @@ def hidden(
     for index, layer in enumerate(weights.layers):
         if aux is not None:
             aux.keep(ops, index, x_TD)
-        mixed_TD = attention(ops, config, index, layer, ropes[index], kvs[index], batch, x_TD)
-        x_TD = ops.add(x_TD, _scaled(ops, mixed_TD, config.residual_scale))
-        x_TD = ops.add(x_TD, _scaled(ops, ffn(ops, config, layer, batch, x_TD), config.residual_scale))
+        if config.layers[index].mixes:
+            mixed_TD = attention(ops, config, index, layer, ropes[index], kvs[index], batch, x_TD)
+            x_TD = ops.add(x_TD, _scaled(ops, mixed_TD, config.residual_scale))
+        if config.layers[index].has_ffn:
+            x_TD = ops.add(x_TD, _scaled(ops, ffn(ops, config, layer, batch, x_TD), config.residual_scale))
         if inputs_TX is not None:
             input_TI = ops.columns(inputs_TX, index * config.input_width, config.input_width)
             x_TD = ops.add(x_TD, _take_input(ops, config, layer, batch, x_TD, input_TI))
@@ -140,17 +143,26 @@ def attention(
     batch: Any,
     x_TD: Array,
 ) -> Array:
-    """[T, D] to be added to x. Every token's KV is written before any is read."""
-    qkv_TW = _linear(ops, layer.qkv, batch, _norm(ops, config, layer.attn_norm, x_TD))
+    """[T, D] to be added to x, by attention or a mixer, or the sum of both. Every token's KV is written before any is
+    read."""
+    x_TD = _norm(ops, config, layer.attn_norm, x_TD)
+    mixed: list[Array] = []
     if layer.mixer is not None:
-        assert config.mixer is not None
-        mixed_TX = mix(ops, config.mixer, layer.mixer, layer_kv, batch, qkv_TW)
-    elif layer.latent is not None:
-        assert rope is not None, "latent attention has positions"
-        mixed_TX = _latent_attention(ops, config, layer, rope.turns_PR, layer_kv, batch, qkv_TW)
-    else:
-        mixed_TX = _head_attention(ops, config, index, layer, rope, layer_kv, batch, qkv_TW)
-    return _norm(ops, config, layer.attn_post_norm, _linear(ops, layer.output, batch, mixed_TX))
+        assert config.mixer is not None and layer_kv.state is not None
+        assert layer.mixer_in is not None and layer.mixer_out is not None
+        in_TX = _linear(ops, layer.mixer_in, batch, x_TD)
+        out_TX = mix(ops, config.mixer, layer.mixer, layer_kv.state, batch, in_TX)
+        mixed.append(_linear(ops, layer.mixer_out, batch, out_TX))
+    if layer.qkv is not None:
+        assert layer_kv.kv is not None and layer.output is not None
+        qkv_TW = _linear(ops, layer.qkv, batch, x_TD)
+        if layer.latent is not None:
+            assert rope is not None, "latent attention has positions"
+            out_TX = _latent_attention(ops, config, layer, rope.turns_PR, layer_kv.kv, batch, qkv_TW)
+        else:
+            out_TX = _head_attention(ops, config, index, layer, rope, layer_kv.kv, batch, qkv_TW)
+        mixed.append(_linear(ops, layer.output, batch, out_TX))
+    return _norm(ops, config, layer.attn_post_norm, reduce(ops.add, mixed))
 
 
 def _head_attention(
@@ -159,7 +171,7 @@ def _head_attention(
     index: int,
     layer: LayerWeights,
     rope: RopeTables | None,
-    layer_kv: LayerKV,
+    layer_kv: tuple[Any, int],
     batch: Any,
     qkv_TW: Array,
 ) -> Array:
@@ -225,7 +237,7 @@ def _latent_attention(
     config: ModelConfig,
     layer: LayerWeights,
     rope_PR: Array,
-    layer_kv: LayerKV,
+    layer_kv: tuple[Any, int],
     batch: Any,
     qc_TW: Array,
 ) -> Array:
@@ -272,7 +284,7 @@ def _dense_ffn(ops: ForwardOps, config: ModelConfig, layer: LayerWeights, batch:
         return None
     hidden = _linear(ops, layer.gate_up, batch, x_TD)
     if not config.family.gated:
-        hidden_TF = ops.gelu(hidden)
+        hidden_TF = ops.relu2(hidden) if config.activation == "relu2" else ops.gelu(hidden)
     else:
         hidden_TF = ops.gelu_mul(hidden) if config.activation == "gelu" else ops.silu_mul(hidden)
     return _linear(ops, layer.down, batch, hidden_TF)

@@ -41,7 +41,7 @@ from ..ops.api import NEVER, Array, Ops, Weight
 from ..ops.forward import ForwardOps
 from . import decoder
 from .config import ModelConfig, config_from_checkpoint
-from .kv_groups import kv_groups
+from .kv_groups import LayerKV, kv_groups
 from .loader import Model, load_ropes
 from .repack import as_matrix
 from .roles import expected_shapes
@@ -252,7 +252,7 @@ class Eagle3Model:
         x_TD = ops.load_rows(states, batch.tokens_T)
         h_TD = ops.rms_norm(x_TD, self.hidden_norm, config.norm_eps)
         both_T2D, layer = ops.join_columns([e_TD, h_TD]), replace(layer, attn_norm=None)
-        mixed_TD = decoder.attention(ops, config, 0, layer, self.rope, (kv, 0), batch, both_T2D)
+        mixed_TD = decoder.attention(ops, config, 0, layer, self.rope, LayerKV((kv, 0)), batch, both_T2D)
         x_TD = ops.add(h_TD if self.norm_before_residual else x_TD, mixed_TD)
         x_TD = ops.add(x_TD, decoder.ffn(ops, config, layer, batch, x_TD))
         if self.norm_output:

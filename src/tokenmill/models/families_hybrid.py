@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..ops.api import SIGMOID, SOFTMAX_CHOSEN
 from .families_moe import GRANITE_MOE, GRANITE_NAMES, SHARED_EXPERT_NAMES
-from .family import Family
+from .family import NO_HEADS, Family
 from .mixer import GATED_DELTA, MAMBA2, SHORT_CONV
 from .moe import MoeFamily
 
@@ -23,6 +23,13 @@ _MAMBA_NAMES = {
     "mixer_out": "model.layers.{}.mamba.out_proj",
 }
 
+_BACKBONE = "backbone.layers.{}."
+_BACKBONE_NAMES = {
+    "embed": "backbone.embeddings",
+    "final_norm": "backbone.norm_f",
+    "attn_norm": f"{_BACKBONE}norm",
+    **{role: name.replace("model.layers.{}.mamba", f"{_BACKBONE}mixer") for role, name in _MAMBA_NAMES.items()},
+}
 _LFM2 = Family(
     "LFM2",
     qk_norm="head",
@@ -101,6 +108,47 @@ HYBRID_HF_FAMILIES: Mapping[str, Family] = {
             **_MAMBA_NAMES,
             "gate_up": "model.layers.{}.shared_mlp.input_linear",
             "down": "model.layers.{}.shared_mlp.output_linear",
+        },
+    ),
+    "Mamba2ForCausalLM": Family(
+        "Mamba-2, Mamba-Codestral",
+        attention=NO_HEADS,
+        activation="silu",
+        mixer=MAMBA2,
+        one_sublayer=True,
+        rope=False,
+        bias_keys={"use_conv_bias": ("conv",), "use_bias": ("mixer_in", "mixer_out")},
+        names=_BACKBONE_NAMES,
+    ),
+    "NemotronHForCausalLM": Family(
+        "Nemotron-H, Nemotron Nano 2 and 3",
+        gated=False,
+        mixer=MAMBA2,
+        one_sublayer=True,
+        rope=False,
+        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        bias_keys={
+            "mlp_bias": ("up", "down", "shared_up", "shared_down"),
+            "use_conv_bias": ("conv",),
+            "use_bias": ("mixer_in", "mixer_out"),
+        },
+        refused=(
+            ("attention_bias", "biases"),
+            ("sliding_window", "windows"),
+            ("moe_latent_size", "experts of fewer channels"),
+        ),
+        unread=("mtp.",),
+        names={
+            **_BACKBONE_NAMES,
+            "ffn_norm": f"{_BACKBONE}norm",
+            **{role: f"{_BACKBONE}mixer.{role}_proj" for role in ("q", "k", "v", "up", "down")},
+            "output": f"{_BACKBONE}mixer.o_proj",
+            "router": f"{_BACKBONE}mixer.gate",
+            "choice_bias": f"{_BACKBONE}mixer.gate.e_score_correction_bias",
+            "expert_up": f"{_BACKBONE}mixer.experts.{{e}}.up_proj",
+            "expert_down": f"{_BACKBONE}mixer.experts.{{e}}.down_proj",
+            "shared_up": f"{_BACKBONE}mixer.shared_experts.up_proj",
+            "shared_down": f"{_BACKBONE}mixer.shared_experts.down_proj",
         },
     ),
 }

@@ -14,7 +14,7 @@ from typing import Any
 from ..formats.config_key import Keys
 from .moe import MoeFamily
 
-HEADS, LATENT_HEADS, LOW_RANK = "heads", "latent", "low_rank"
+HEADS, LATENT_HEADS, LOW_RANK, NO_HEADS = "heads", "latent", "low_rank", "none"
 """Kinds of attention."""
 
 
@@ -29,11 +29,11 @@ class Family:
     norm_after_rope    these norms come after RoPE
     v_norm             values are normed too, head by head and without weights
     may_lack_qk_norm   a GGUF file may be without these norms, as its tensors tell
-    activation         "silu" or "gelu"; None: the file says
+    activation         "silu", "gelu" or "relu2"; None: the file says
     legacy_gelu        the file says "gelu" where the tanh form is meant
     gated              whether the FFN multiplies activation(gate) by up
-    attention          HEADS, LATENT_HEADS (DeepSeek-V2's: latent keys and values) or LOW_RANK (Step-3's: queries
-                       through fewer channels)
+    attention          HEADS, LATENT_HEADS (DeepSeek-V2's: latent keys and values), LOW_RANK (Step-3's: queries
+                       through fewer channels) or NO_HEADS: no layer attends
     indexed            a layer attends to the positions that an indexer chooses (DeepSeek sparse attention, arXiv
                        2512.02556), `index_topk` of them: so many are the longest context, of which all are chosen
     gated_attention    what attention gives is multiplied by gates, which stand beside each head's query
@@ -44,6 +44,7 @@ class Family:
     tiled_values       a mixer's heads of values are stored in turns: the first of each head of keys, then the second of
                        each (llama.cpp's tiled order)
     mixer_layers       what layer_types calls these
+    one_sublayer       a layer has a mixer, attention or an FFN alone
     moe                its layers, or some, are mixtures of experts
     fused              roles stored as one matrix: "qkv", "gate_up", "shared_gate_up"; "mixer_qkvz" and "mixer_ba", with
                        the rows of each head of keys and its heads of values together
@@ -63,7 +64,8 @@ class Family:
     whole_yarn_pairs   YaRN's ramp begins and ends at whole pairs in a GGUF file, which has no key for it
     rope_alpha         RoPE settings may have an `alpha`, by which the base is stretched
     scaled_queries     queries grow with their position, as the RoPE settings say (RopeConfig.query_beta)
-    rope_if            (key, value) without which no layer has positions; where a GGUF file lacks the key, all have
+    rope               whether any layer has positions
+    rope_if            (key, value) without which no layer has them; where a GGUF file lacks the key, all have
     rope_default       RoPE settings of a config.json that has none
     rope_names         what names of RoPE scalings in config.json mean, where that is not what they say; others are
                        then refused
@@ -99,6 +101,7 @@ class Family:
     mixer: str = ""
     tiled_values: bool = False
     mixer_layers: str = "linear_attention"
+    one_sublayer: bool = False
     moe: MoeFamily | None = None
     fused: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
@@ -116,6 +119,7 @@ class Family:
     whole_yarn_pairs: bool = True
     rope_alpha: bool = False
     scaled_queries: bool = False
+    rope: bool = True
     rope_if: tuple[str, str | bool] | None = None
     rope_default: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     rope_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -9,7 +9,7 @@ channels of their keys.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,19 @@ import numpy as np
 from ..core.block import FULL, LATENT, STATE, STATE_WINDOW, WINDOW, KVGroup
 from ..ops.api import HeadGeometry
 from .config import ModelConfig
-from .mixer import MixerConfig
 from .weights import LayerWeights
 
-LayerKV = tuple[Any, int]
-"""A layer's bound pool, and the layer's place in it."""
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """Where what a layer keeps lies: bound pools, and the layer's place in each.
+
+    kv      of keys and values, of a layer that attends
+    state   of a layer that keeps one
+    """
+
+    kv: tuple[Any, int] | None = None
+    state: tuple[Any, int] | None = None
 
 
 def kv_groups(
@@ -30,29 +38,43 @@ def kv_groups(
     """The groups of a model, in the order of a sequence's block tables: layers that see everything, then those of each
     window, the smallest first. `windows`: which windows have a group of their own (default: all shorter than the
     model's context) beside apart_windows; layers with another one are taken for layers that see everything. Latent
-    attention has one group of latents. Layers that keep a state are the last group."""
-    if config.mixer is not None:
-        return _with_states(config, config.mixer, windows, block_size, dtype)
+    attention has one group of latents. Layers that keep a state are the last group; where no layer attends, a group
+    without layers goes before it."""
+    attending = tuple(index for index, layer in enumerate(config.layers) if layer.attends and layer.kv_layer is None)
+    with_state = tuple(index for index, layer in enumerate(config.layers) if layer.keeps_state)
+    groups = _attention_groups(config, attending, windows, block_size, dtype)
+    if with_state:
+        assert config.mixer is not None
+        num_values = config.mixer.state.num_values
+        states = KVGroup(STATE, len(with_state), 0, 0, block_size, "f32", STATE_WINDOW, state_values=num_values)
+        groups.append(replace(states, layers=with_state, table=len(groups)))
+    return tuple(groups)
+
+
+def _attention_groups(
+    config: ModelConfig, attending: tuple[int, ...], windows: Collection[int] | None, block_size: int, dtype: str
+) -> list[KVGroup]:
+    """attending: layers with KV of their own."""
+    if not attending:
+        return [KVGroup(FULL, 0, 1, 1, block_size)]
+    listed = attending if len(attending) < config.num_layers else ()
     if config.latent is not None:
         latent = config.latent
-        return (KVGroup(LATENT, config.num_layers, 1, latent.key_dim, block_size, dtype, value_dim=latent.latent_dim),)
+        group = KVGroup(LATENT, len(attending), 1, latent.key_dim, block_size, dtype, value_dim=latent.latent_dim)
+        return [replace(group, layers=listed)]
     if windows is None:
         windows = {layer.window for layer in config.layers if layer.window < config.max_context}
     windows = apart_windows(config).union(windows)
-    seen = {
-        index: layer.window if layer.window in windows else 0
-        for index, layer in enumerate(config.layers)
-        if layer.kv_layer is None
-    }
-    if len(seen) == config.num_layers and not any(seen.values()):
-        return (KVGroup(FULL, config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype),)
+    seen = {index: config.layers[index].window for index in attending}
+    seen = {index: window if window in windows else 0 for index, window in seen.items()}
     groups: list[KVGroup] = []
     for window in sorted(set(seen.values())):
         layers = tuple(index for index, other in seen.items() if other == window)
         name, heads = WINDOW if window else FULL, config.heads_of(layers[0])
         group = KVGroup(name, len(layers), heads.num_kv_heads, heads.head_dim, block_size, dtype)
+        layers = layers if any(seen.values()) else listed
         groups.append(replace(group, window=window, layers=layers, table=len(groups)))
-    return tuple(groups)
+    return groups
 
 
 def apart_windows(config: ModelConfig) -> frozenset[int]:
@@ -66,39 +88,16 @@ def _kv_heads(heads: HeadGeometry) -> tuple[int, int]:
     return heads.num_kv_heads, heads.head_dim
 
 
-def _with_states(
-    config: ModelConfig, mixer: MixerConfig, windows: Collection[int] | None, block_size: int, dtype: str
-) -> tuple[KVGroup, ...]:
-    with_state = tuple(index for index, layer in enumerate(config.layers) if layer.keeps_state)
-    attending = tuple(index for index in range(config.num_layers) if index not in with_state)
-    alone = replace(config, mixer=None, layers=tuple(config.layers[index] for index in attending))
-    groups = [
-        replace(group, layers=tuple(attending[index] for index in group.layers or range(len(attending))))
-        for group in kv_groups(alone, windows=windows, block_size=block_size, dtype=dtype)
-    ]
-    states = KVGroup(
-        name=STATE,
-        num_layers=len(with_state),
-        num_kv_heads=0,
-        head_dim=0,
-        block_size=block_size,
-        dtype="f32",
-        window=STATE_WINDOW,
-        layers=with_state,
-        table=len(groups),
-        state_values=mixer.state.num_values,
-    )
-    return (*groups, states)
-
-
 def layer_kvs(groups: Sequence[KVGroup], kvs: Sequence[Any], config: ModelConfig) -> tuple[LayerKV, ...]:
-    """Of each layer, where the KV lies that it sees; `kvs` are the bound pools of `groups`."""
-    places: dict[int, LayerKV] = {}
+    """Of each layer, where what it keeps, and the KV that it sees, lies; `kvs` are the bound pools of `groups`."""
+    found = [LayerKV()] * config.num_layers
     for group, kv in zip(groups, kvs, strict=True):
-        for place, layer in enumerate(group.layers or range(config.num_layers)):
-            places[layer] = (kv, place)
+        for place, layer in enumerate(group.layers_of(config.num_layers)):
+            where = (kv, place)
+            found[layer] = replace(found[layer], **({"state": where} if group.state_values else {"kv": where}))
     return tuple(
-        places[index if layer.kv_layer is None else layer.kv_layer] for index, layer in enumerate(config.layers)
+        found[index] if layer.kv_layer is None else replace(found[index], kv=found[layer.kv_layer].kv)
+        for index, layer in enumerate(config.layers)
     )
 
 
@@ -114,7 +113,7 @@ def with_key_exponents(
     found: list[KVGroup] = []
     for group in groups:
         if group.dtype == "int8" and not group.value_dim:
-            own = group.layers or range(config.num_layers)
+            own = group.layers_of(config.num_layers)
             exponents = tuple(_key_exponents(config, index, layers[index]) for index in own)
             group = replace(group, key_exponents=exponents if any(map(any, exponents)) else ())
         found.append(group)
@@ -131,7 +130,7 @@ def _key_exponents(config: ModelConfig, index: int, layer: LayerWeights) -> tupl
     width, num_turned = heads.head_dim, heads.head_dim * config.rotary_dim // config.head_dim
     if layer.q_norm is not None and layer.k_norm is not None:
         q_X, k_X = np.square(layer.q_norm, dtype=np.float64), np.square(layer.k_norm, dtype=np.float64)
-    elif layer.qkv.bias is not None and layer.q_up is None:
+    elif layer.qkv is not None and layer.qkv.bias is not None and layer.q_up is None:
         q_end, k_end = heads.num_heads * width, (heads.num_heads + heads.num_kv_heads) * width
         q_X, k_X, _ = np.split(1 + np.square(layer.qkv.bias, dtype=np.float64), (q_end, k_end))
     else:

@@ -29,13 +29,13 @@ from .config import ModelConfig
 from .mixer import GATED_DELTA, MAMBA2, SHORT_CONV
 from .roles import layer_names, role_shapes, stacked_roles
 from .row_order import inputs_in_order, parts_in_order, rows_in_order
-from .tensor_names import GLOBAL_NAMES
+from .tensor_names import global_names
 from .weights import LayerWeights, Linear, ModelWeights, as_run, quantization_of_ends
 
 HEAD, EMBED = "head", "embed"
 ENDS = -1
 """Stands for the number of a layer where the head and the embedding are meant."""
-LINEARS = ("qkv", "q_up", "output", "gate_up", "down")
+LINEARS = ("qkv", "q_up", "output", "mixer_in", "mixer_out", "gate_up", "down")
 """Fields of LayerWeights. In a layer that is a mixture of experts, those of attention alone can be changed."""
 _ROLES = {
     "self_attn.q_proj": "q", "self_attn.k_proj": "k", "self_attn.v_proj": "v", "self_attn.qkv_proj": "qkv",
@@ -95,7 +95,7 @@ class Base:
         checkpoint, config = self.checkpoint, self.config
         if layer == ENDS:
             of_head = role == HEAD and not config.tied_embeddings
-            name = GLOBAL_NAMES[checkpoint.kind]["head" if of_head else "embed"]
+            name = global_names(checkpoint.kind, config.family.names)["head" if of_head else "embed"]
             quantization = quantization_of_ends(self.quantization)
         else:
             name = layer_names(checkpoint.kind, config, layer)[role]
@@ -135,13 +135,12 @@ def _with_linears(layer: LayerWeights, linears: Mapping[str, Any]) -> LayerWeigh
 
 def changed_linears(config: ModelConfig, layer: int) -> dict[str, tuple[str, ...]]:
     """The linears of a layer that adapters may change, with the roles that are stacked in each."""
-    names = {"qkv": "qkv", "output": "output", "gate_up": "gate_up", "down": "down"}
-    if config.layers[layer].keeps_state:
-        names |= {"qkv": "mixer_in", "output": "mixer_out"}
-    if config.layers[layer].is_moe:
-        del names["gate_up"], names["down"]
-    found = {name: stacked_roles(config, stacked, layer) for name, stacked in names.items()}
-    return found | ({"q_up": ("q_b",)} if config.query_rank else {})
+    kind = config.layers[layer]
+    names: tuple[str, ...] = ("qkv", "output") if kind.attends else ()
+    names += ("mixer_in", "mixer_out") if kind.keeps_state else ()
+    names += ("gate_up", "down") if kind.has_ffn and not kind.is_moe else ()
+    found = {name: stacked_roles(config, name, layer) for name in names}
+    return found | ({"q_up": ("q_b",)} if config.query_rank and kind.attends else {})
 
 
 def most_bytes(config: ModelConfig, limits: LoraLimits) -> int:

@@ -30,6 +30,18 @@ KEY_EPS = 1e-6
 _INFINITY = {"{'__float__': 'Infinity'}": math.inf, "inf": math.inf, "Infinity": math.inf}
 """How transformers writes it."""
 
+_MAMBA_KEYS = {
+    "heads": ("mamba_n_heads", "mamba_num_heads", "num_heads"),
+    "head_dim": ("mamba_d_head", "mamba_head_dim", "head_dim"),
+    "groups": ("mamba_n_groups", "n_groups"),
+    "state": ("mamba_d_state", "ssm_state_size", "state_size"),
+    "taps": ("mamba_d_conv", "conv_kernel"),
+    "expand": ("mamba_expand", "expand"),
+}
+"""Names of one setting, of which a type reads one, or none where it follows from others."""
+_OLDER_KEYS = ("mamba_n_groups", "mamba_d_conv", "mamba_dt_min", "mamba_conv_bias")
+"""That go before the names which Nemotron-H has now."""
+
 ROLES: Mapping[str, tuple[str, ...]] = {
     SHORT_CONV: ("mixer_in", "conv"),
     GATED_DELTA: ("mixer_qkv", "mixer_z", "mixer_b", "mixer_a", "conv", "dt_bias", "a_log", "mixer_norm"),
@@ -192,12 +204,15 @@ def _mamba2(
     )
     gates_T2H = ops.scan_gates(dt_TH, None, weights.rates, weights.dt_bias, state, limits=mixer.limits)
     keys_TX = ops.join_columns([c_TX, b_TX])
-    out_TX = ops.state_scan(*layer_kv, keys_TX, values_TX, gates_T2H, batch, state, skip_H=weights.skip)
+    out_TX = ops.state_scan(*layer_kv, keys_TX, values_TX, gates_T2H, batch, state, skip=weights.skip)
     return ops.norm_groups(ops.multiply(out_TX, ops.silu(z_TX)), weights.norm, mixer.group, mixer.eps)
 
 
 def hf_mixer(fields: Fields, kind: str, width: int, eps: float) -> MixerConfig:
     """From config.json. Raises BadCheckpoint."""
+    act = fields.get("mamba_hidden_act" if fields.reads("mamba_hidden_act") else "hidden_act", "silu")
+    if kind != SHORT_CONV and act not in ("silu", "swish"):
+        raise BadCheckpoint(f"{fields.where}: activation {act!r} of a mixer is not supported (supported: silu).")
     if kind == SHORT_CONV:
         return _checked(MixerConfig(kind, StateGeometry(width, fields.count("conv_L_cache"))), fields)
     if kind == GATED_DELTA:
@@ -211,22 +226,31 @@ def hf_mixer(fields: Fields, kind: str, width: int, eps: float) -> MixerConfig:
             is_delta=True,
         )
         return _checked(MixerConfig(kind, _with_width(state), eps, group=state.value_dim), fields)
-    heads, groups = fields.count("mamba_n_heads"), fields.count("mamba_n_groups")
-    values = fields.count("mamba_expand") * width
-    head_dim = values // heads if fields.get("mamba_d_head") == "auto" else fields.count("mamba_d_head")
+    return _mamba2_config(fields, width, eps)
+
+
+def _mamba2_config(fields: Fields, width: int, eps: float) -> MixerConfig:
+    key = {what: next(filter(fields.reads, names), "") for what, names in _MAMBA_KEYS.items()}
+    is_older = fields.reads("mamba_num_heads")
+    older = [name for name in _OLDER_KEYS if is_older and name in fields.metadata]
+    if older:
+        raise BadCheckpoint(f"{fields.where}: older names of settings are not supported: {', '.join(older)}.")
+    heads, groups = fields.count(key["heads"]), fields.count(key["groups"])
+    values = fields.count(key["expand"]) * width if key["expand"] else heads * fields.count(key["head_dim"])
+    head_dim = values // heads if fields.get(key["head_dim"]) == "auto" else fields.count(key["head_dim"])
     if heads * head_dim != values or values % groups:
         raise BadCheckpoint(
             f"{fields.where}: {heads} heads of {head_dim} in {groups} groups are not {values} channels."
         )
     state = StateGeometry(
         conv_width=0,
-        taps=fields.count("mamba_d_conv"),
+        taps=fields.count(key["taps"]),
         num_heads=heads,
         num_key_heads=groups,
-        key_dim=fields.count("mamba_d_state"),
+        key_dim=fields.count(key["state"]),
         value_dim=head_dim,
     )
-    return _checked(MixerConfig(kind, _with_width(state), eps, _step_limits(fields), values // groups), fields)
+    return _checked(MixerConfig(MAMBA2, _with_width(state), eps, _step_limits(fields), values // groups), fields)
 
 
 def gguf_mixer(fields: Fields, kind: str, width: int, eps: float) -> MixerConfig:
@@ -268,6 +292,8 @@ def gguf_state_layers(fields: Fields, kind: str, num_layers: int) -> frozenset[i
 
 
 def _step_limits(fields: Fields) -> tuple[float, float]:
+    if not fields.reads("time_step_limit"):
+        return fields.number("time_step_min"), math.inf
     given = fields.get("time_step_limit", (0.0, math.inf))
     limits: list[Any] = [_INFINITY.get(str(each), each) for each in given] if isinstance(given, (list, tuple)) else []
     if (

@@ -16,6 +16,7 @@ from ..core.errors import BadCheckpoint
 from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import Tensor
 from ..ops.api import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN, ExpertActivation, Routing
+from .config_json import read_sublayers
 from .family import LATENT_HEADS, Family
 from .fields import Fields
 from .moe import MERGED, SPLIT, STACKED, MoeConfig, MoeFamily
@@ -29,7 +30,12 @@ _TOP_KS = ("num_experts_per_tok", "moe_k", "moe_top_k", "moe_topk")
 _SCALES = ("routed_scaling_factor", "route_scale")
 _NUM_DENSE = ("first_k_dense_replace", "num_dense_layers")
 _SHARED_COUNTS = ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts")
-_SHARED_WIDTHS = ("shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim")
+_SHARED_WIDTHS = (
+    "shared_expert_intermediate_size",
+    "shared_intermediate_size",
+    "share_expert_dim",
+    "moe_shared_expert_intermediate_size",
+)
 _NORMALISE = ("norm_topk_prob", "norm_expert_weight")
 _MTP_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
 
@@ -37,7 +43,7 @@ _ROUTER_WORDS = ("expert", "router", "routed", "topk", "moe", "scoring", "score_
 _WITHOUT_EFFECT = frozenset({
     "router_aux_loss_coef", "output_router_logits", "router_jitter_noise", "router_z_loss_coef", "aux_loss_alpha",
     "moe_capacity", "moe_gate", "moe_use_aux_free", "moe_aux_loss_coef", "experts_implementation", "moe_layer_freq",
-    "shared_moe_mode", "use_mixed_mlp_moe", "router_dtype",
+    "shared_moe_mode", "use_mixed_mlp_moe", "router_dtype", "moe_shared_expert_overlap",
 })  # fmt: skip
 """Of training, or of how a pass is run; of these, `moe_gate` and `moe_layer_freq` only as _ONLY says."""
 _ONLY: Mapping[str, tuple[Any, ...]] = {"moe_gate": ("topk", "top2", None), "moe_layer_freq": (1, None)}
@@ -75,7 +81,10 @@ def hf_experts(fields: Fields, family: Family, num_layers: int, activation: str)
     """What a config.json says of experts. Raises BadCheckpoint, naming the key at fault."""
     if family.moe is None or (family.mixer and fields.get("num_local_experts") == 0):
         return Mixtures(unread=family.unread)
-    layers = frozenset(layer for layer in range(num_layers) if _has_experts(fields, family.moe, layer, num_layers))
+    if family.one_sublayer:
+        layers = frozenset(layer for layer, kind in enumerate(read_sublayers(fields)) if kind == "moe")
+    else:
+        layers = frozenset(layer for layer in range(num_layers) if _has_experts(fields, family.moe, layer, num_layers))
     width = fields.count("moe_intermediate_size" if fields.reads("moe_intermediate_size") else "intermediate_size")
     _refuse_other_routers(fields, family.moe, width, [layer in layers for layer in range(num_layers)])
     routing = _routing(
@@ -144,6 +153,8 @@ def _count(fields: Fields, names: tuple[str, ...], *, least: int = 1, most: int 
 def _shared_width(fields: Fields, width: int) -> int:
     for name in _SHARED_WIDTHS:
         if fields.reads(name):
+            if name == "moe_shared_expert_intermediate_size":  # of one; implementations differ in what more would be
+                fields.must_equal("n_shared_experts", 1)
             return fields.count(name, least=0)
     return width * _count(fields, _SHARED_COUNTS, least=0) if any(map(fields.reads, _SHARED_COUNTS)) else 0
 

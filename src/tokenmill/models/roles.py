@@ -4,7 +4,7 @@
     latent attention           q_a, q_a_norm, q_b (or q), kv_a, kv_a_norm, kv_b (or k_b and v_b)
     low-rank queries           q_a, q_a_norm, q_b, k, v
     all of these               output; q_norm, k_norm, sinks where the family has them
-    layer that keeps a state   those of mixer.ROLES, mixer_out
+    mixer                      those of mixer.ROLES, mixer_out
     FFN                        gate, up (or gate_up), down
     mixture of experts         router, choice_bias; expert_gate, expert_up (or expert_gate_up), expert_down;
                                shared_gate, shared_up (or shared_gate_up), shared_down,
@@ -54,20 +54,22 @@ _FUSED = {
 
 def layer_roles(config: ModelConfig, layer: int) -> tuple[str, ...]:
     """Roles that this layer has a tensor for."""
-    family = config.family
-    if config.layers[layer].keeps_state:
-        roles: tuple[str, ...] = (*MIXER_ROLES[family.mixer], "mixer_out")
-    else:
-        roles = (*_attention_roles(config, config.layers[layer]), "output")
+    family, kind = config.family, config.layers[layer]
+    roles: tuple[str, ...] = ()
+    if kind.attends:
+        roles += (*_attention_roles(config, kind), "output")
         roles += ("sinks",) if family.sinks else ()
-        norms = ("q_norm", "k_norm") if config.layers[layer].kv_layer is None else ("q_norm",)
+        norms = ("q_norm", "k_norm") if kind.kv_layer is None else ("q_norm",)
         roles += norms if config.qk_norm else ()
-    if config.layers[layer].is_moe:
+    if kind.keeps_state:
+        roles += (*MIXER_ROLES[family.mixer], "mixer_out")
+    if kind.is_moe:
         roles += _moe_roles(config)
-    else:
+    elif kind.has_ffn:
         roles += ("gate", "up", "down") if family.gated else ("up", "down")
-    roles += ("attn_norm", "ffn_norm") if family.pre_norm else ()
-    roles += ("attn_post_norm", "ffn_post_norm") if family.post_norm else ()
+    for norm, is_there in (("attn", kind.mixes), ("ffn", kind.has_ffn)):
+        roles += (f"{norm}_norm",) if family.pre_norm and is_there else ()
+        roles += (f"{norm}_post_norm",) if family.post_norm and is_there else ()
     roles += ("input_gate", "input_up", "input_norm") if config.input_width else ()
     roles += ("layer_scale",) if family.layer_scales else ()
     wholes = {part: whole for whole in family.fused for part in _FUSED[whole]}
@@ -93,10 +95,11 @@ def _moe_roles(config: ModelConfig) -> tuple[str, ...]:
     moe = config.moe
     assert moe is not None
     roles: tuple[str, ...] = ("router",) + (("choice_bias",) if moe.choice_bias else ())
-    roles += ("expert_gate_up",) if moe.form in (MERGED, PAIRED) else ("expert_gate", "expert_up")
+    gate = ("gate",) if config.family.gated else ()
+    roles += ("expert_gate_up",) if moe.form in (MERGED, PAIRED) else tuple(f"expert_{each}" for each in (*gate, "up"))
     roles += ("expert_down",)
     if moe.shared_width:
-        roles += ("shared_gate", "shared_up", "shared_down")
+        roles += tuple(f"shared_{each}" for each in (*gate, "up", "down"))
     return roles + (("shared_mix",) if moe.shared_mix else ())
 
 

@@ -24,7 +24,7 @@ from .kv_groups import kv_groups
 from .moe import MoeConfig
 from .repack import DENSE_KINDS, packed_kind
 from .roles import EXPERT_ROLES, expected_shapes, expert_names, layer_names
-from .tensor_names import GLOBAL_NAMES, WHOLE_NAMES
+from .tensor_names import WHOLE_NAMES, global_names
 from .vectors import body_of, is_bare_decoder, vector_config
 from .weights import check_tensors
 
@@ -200,7 +200,7 @@ def _groups(
 
 def _parts(kind: str, config: ModelConfig) -> Iterator[tuple[str, str]]:
     """(part, tensor name) of everything the model has."""
-    names = GLOBAL_NAMES[kind]
+    names = global_names(kind, config.family.names)
     part_of = {f"{names['embed']}.weight": _EMBEDDINGS, f"{names['head']}.weight": "head"}
     part_of[f"{names['layer_embed']}.weight"] = _LAYER_EMBEDDINGS
     part_of[f"{names['layer_inputs']}.weight"] = _LAYER_INPUTS

@@ -36,7 +36,8 @@ WITHOUT_EFFECT = frozenset({
     "classifier_dropout", "dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds",
     "gradient_checkpointing", "router_aux_loss_coef", "output_router_logits", "router_jitter_noise",
     "mlp_dropout", "use_mup", "z_loss_coefficient",
-    "aux_loss_alpha", "seq_aux",
+    "aux_loss_alpha", "seq_aux", "rescale_prenorm_residual", "time_step_min", "time_step_max",
+    "time_step_floor", "time_step_rank",
     "pretraining_tp", "problem_type", "summary_type", "summary_activation", "summary_first_dropout",
     "summary_proj_to_labels", "summary_use_proj", "attn_pdrop", "initializer_cutoff_factor",
     # how a forward pass is run or returned
@@ -45,6 +46,7 @@ WITHOUT_EFFECT = frozenset({
     "tf_legacy_loss", "dtype", "torch_dtype", "is_encoder_decoder", "tie_encoder_decoder",
     "cross_attention_hidden_size", "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad",
     "use_flash_attn", "fused_bias_fc", "fused_dropout_add_ln", "dense_seq_output", "reorder_and_upcast_attn",
+    "use_mamba_kernels", "mamba_ssm_cache_dtype", "chunk_size", "residual_in_fp32",
     "scale_attn_weights", "pad_vocab_size_multiple", "ep_size", "mamba_chunk_size", "num_logits_to_keep",
     # of heads of masked language models, which are not read
     "decoder_bias", "sparse_prediction", "sparse_pred_ignore_index", "use_xentropy",
@@ -59,7 +61,8 @@ WITHOUT_EFFECT = frozenset({
     "hidden_act", "hidden_activation", "activation_function", "norm_type", "mlp_type", "max_window_layers",
     "perceiver_config", "pixel_shuffle_factor", "use_resampler", "qk_layer_norms", "neftune_noise_alpha", "output_past",
     # what follows from others
-    "qk_head_dim", "max_seq_len",
+    "qk_head_dim", "max_seq_len", "expand", "mtp_layers_block_type", "mtp_hybrid_override_pattern",
+    "mamba_proj_bias", "moe_shared_expert_overlap", "time_step_limit",
     # of indexers, which choose all positions of a context as long as is served
     "index_head_dim", "index_n_heads", "indexer_types", "index_topk_freq", "index_topk_pattern",
     "index_skip_topk_offset",

@@ -27,7 +27,7 @@ from .encoder import load_encoder_weights
 from .encoder_config import EncoderConfig, encoder_config, is_encoder
 from .families import HF_FAMILIES, hf_family
 from .heads import CLASSIFIER, load_head, scores_with, without_head
-from .kv_groups import layer_kvs
+from .kv_groups import LayerKV, layer_kvs
 from .loader import load_model, load_ropes
 from .rope import rope_frequencies, rope_table
 from .tensor_names import GLOBAL_NAMES
@@ -147,7 +147,7 @@ def _load_seeing_ahead(
     head = load_head(checkpoint, sentence, config.width, ops)
 
     def forward(ops: ForwardOps, pools: Sequence[Any], batch: Any) -> Array:
-        return decoder.hidden(ops, config, weights, ropes, [(pools[0], 0)] * config.num_layers, batch)
+        return decoder.hidden(ops, config, weights, ropes, [LayerKV((pools[0], 0))] * config.num_layers, batch)
 
     return VectorModel(
         config,

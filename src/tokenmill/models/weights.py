@@ -90,9 +90,10 @@ class LayerWeights:
     """What a family or a layer lacks is None.
 
     qkv      all that attention makes of the layer's input: queries (or the fewer channels that they go through; gated
-             ones with their gates), then keys and values (or latents); or what a mixer does (MixerConfig.widths)
+             ones with their gates), then keys and values (or latents)
     gate_up  the up matrix alone where nothing is gated; in a layer that is a mixture of experts, gate_up and down are
              of its shared experts
+    mixer_in what a mixer makes of the layer's input (MixerConfig.widths)
     q_up     queries of those fewer channels, which are normed by q_up_norm before
     v_norm   ones, for each channel of the values
     input_.. what the layer does with its input beside the residual stream
@@ -100,10 +101,10 @@ class LayerWeights:
     """
 
     attn_norm: Norm | None
-    qkv: Linear
+    qkv: Linear | None
     q_norm: Array | None
     k_norm: Array | None
-    output: Linear
+    output: Linear | None
     attn_post_norm: Norm | None
     ffn_norm: Norm | None
     gate_up: Linear | None
@@ -114,6 +115,8 @@ class LayerWeights:
     latent: LatentWeights | None = None
     sinks: Array | None = None
     moe: MoeWeights | None = None
+    mixer_in: Linear | None = None
+    mixer_out: Linear | None = None
     mixer: MixerWeights | None = None
     v_norm: Array | None = None
     input_gate: Linear | None = None
@@ -201,8 +204,8 @@ class _Loader:
 
     def layer(self, layer: int) -> LayerWeights:
         at = layer_names(self._kind, self._config, layer)
-        is_moe, has_own_q = self._config.layers[layer].is_moe, "q_b" in at
-        keeps_state = self._config.layers[layer].keeps_state
+        kind = self._config.layers[layer]
+        is_moe, attends, keeps_state = kind.is_moe, kind.attends, kind.keeps_state
 
         def norm(role: str) -> Norm | None:
             return self._norm(at[role]) if role in at else None
@@ -215,23 +218,25 @@ class _Loader:
 
         heads = self._config.heads_of(layer)
         norms_values = self._config.family.v_norm and "k" in at
-        has_ffn = not is_moe or "shared_down" in at
+        has_ffn = "down" in at or "shared_down" in at
         return LayerWeights(
             attn_norm=norm("attn_norm"),
-            qkv=linear("mixer_in" if keeps_state else "qkv"),
+            qkv=linear("qkv") if attends else None,
             q_norm=vector("q_norm"),
             k_norm=vector("k_norm"),
-            output=linear("mixer_out" if keeps_state else "output"),
+            output=linear("output") if attends else None,
             attn_post_norm=norm("attn_post_norm"),
             ffn_norm=norm("ffn_norm"),
             gate_up=linear("shared_gate_up" if is_moe else "gate_up") if has_ffn else None,
             down=linear("shared_down" if is_moe else "down") if has_ffn else None,
             ffn_post_norm=norm("ffn_post_norm"),
-            q_up=linear("q_b") if has_own_q else None,
+            q_up=linear("q_b") if "q_b" in at else None,
             q_up_norm=vector("q_a_norm"),
-            latent=self._latent(at) if self._config.latent is not None and not keeps_state else None,
+            latent=self._latent(at) if self._config.latent is not None and attends else None,
             sinks=self._vector(at["sinks"]) if "sinks" in at else None,
             moe=self._moe(at, layer) if is_moe else None,
+            mixer_in=linear("mixer_in") if keeps_state else None,
+            mixer_out=linear("mixer_out") if keeps_state else None,
             mixer=self._mixer(at) if keeps_state else None,
             v_norm=self._keep(np.ones(heads.num_kv_heads * heads.head_dim, np.float32)) if norms_values else None,
             input_gate=linear("input_gate") if "input_gate" in at else None,

@@ -459,6 +459,7 @@ def model_facts(
         gives_vectors,
         num_experts,
         has_latents=model.latent is not None,
+        attends=any(layer.attends for layer in model.layers),
         state_bytes=sum(group.bytes_per_block for group in groups if group.state_values),
         drafter=None if drafter is None else _drafter_facts(drafter, model, block_size, dtype),
         apart=apart,

@@ -120,11 +120,19 @@ _USUAL_TOKENS = 1024
 _MOST_STATES = 1 / 2
 _CHECKPOINTS = 1 / 5
 """Of the KV of a sequence, what its states may take that are kept at equal distances."""
+_STATES_ALONE = 15 / 16
+_APART_TOKENS = 4096
+"""From one of these to the next, where there is no KV beside them."""
 
 
-def split_states(pool_bytes: int, state_bytes: int, kv_block_bytes: int, block_size: int) -> KVGroupSpec:
+def split_states(pool_bytes: int, model: ModelFacts, kv_block_bytes: int, block_size: int) -> KVGroupSpec:
     """The pool of states within KV memory: as many as sequences of a usual length have, beside their KV, and half of
-    the memory at most. One is kept every so many blocks (a power of two) that these take a fifth of the KV at most."""
+    the memory at most. One is kept every so many blocks (a power of two) that these take a fifth of the KV at most.
+    Where no layer attends nearly all of the memory is for states."""
+    state_bytes = model.state_bytes
+    if not model.attends:
+        most = max(_STATES_HELD, int(pool_bytes * _STATES_ALONE) // state_bytes)
+        return state_group(most, max(1, _APART_TOKENS // block_size), state_bytes)
     usual = (_STATES_HELD + _STATES_KEPT) * state_bytes
     share = min(_MOST_STATES, usual / (usual + kv_block_bytes * _USUAL_TOKENS / block_size))
     interval = 1
@@ -153,9 +161,10 @@ class ModelFacts:
     whole prompt in one step. weights_bytes: on disk. advised_len: what the model's makers cut inputs to, if they do.
     windows: (positions seen, their part of the KV) for each window that layers have, the smallest first. gives_vectors:
     instead of tokens. num_experts: routed ones of a layer that is a mixture; 0: none is. has_latents: these are kept in
-    place of keys and values. drafter: the model that drafts for it; None: none does. state_bytes: what layers keep of a
-    sequence that keep a state; 0: none does. apart: the windows whose layers have other heads than those that see
-    everything, so that they never share a pool."""
+    place of keys and values. attends: whether any layer does; where none does, KV is what says which prefixes are
+    there. drafter: the model that drafts for it; None: none does. state_bytes: what layers keep of a sequence that keep
+    a state; 0: none does. apart: the windows whose layers have other heads than those that see everything, so that they
+    never share a pool."""
 
     max_context: int
     kv_bytes_per_token: int
@@ -165,6 +174,7 @@ class ModelFacts:
     gives_vectors: bool = False
     num_experts: int = 0
     has_latents: bool = False
+    attends: bool = True
     drafter: DrafterFacts | None = None
     state_bytes: int = 0
     apart: frozenset[int] = frozenset()
@@ -461,14 +471,12 @@ def _groups(
             param="kv_cache_memory_bytes",
         )
     whole = pool = int(usable * KV_SHARE) if asked is None else asked
-    states = split_states(pool, model.state_bytes, block_bytes, block_size) if model.state_bytes else None
-    pool -= 0 if states is None else states.num_bytes + _num_draft_states(options) * states.bytes_per_block
+    pool -= _num_draft_states(options) * model.state_bytes
+    states = split_states(pool, model, block_bytes, block_size) if model.state_bytes else None
+    pool = _beside_states(pool, states, model, options.max_model_len or model.max_context, block_size)
     if pool // block_bytes < 2:
         _refuse_pool(whole, block_bytes, states)
-    headroom = machine.cgroup_headroom
-    is_whole = headroom is None or headroom // machine.num_sharing > usable
-    where = ("free" if is_whole else "left in the container") + each
-    reason = "as asked" if asked is not None else f"{KV_SHARE:.0%} of the {format_bytes(usable)} {where}"
+    reason = "as asked" if asked is not None else _share_of(machine) + each
     windows = [(window, num_bytes * block_size) for window, num_bytes in model.windows]
     max_num_seqs = options.max_num_seqs or MAX_NUM_SEQS
     groups = split_pools(
@@ -500,6 +508,23 @@ def _groups(
             Decision("memory", f"{format_bytes(max(0, left))} spare", "weights and pool nearly fill memory")
         )
     return groups
+
+
+def _share_of(machine: MachineFacts) -> str:
+    headroom, usable = machine.cgroup_headroom, machine.usable_memory
+    is_whole = headroom is None or headroom // machine.num_sharing > usable
+    return f"{KV_SHARE:.0%} of the {format_bytes(usable)} {'free' if is_whole else 'left in the container'}"
+
+
+def _beside_states(
+    pool_bytes: int, states: KVGroupSpec | None, model: ModelFacts, max_model_len: int, block_size: int
+) -> int:
+    """What the other pools get. Where no layer attends that is what prefixes of as many sequences need."""
+    if states is None:
+        return pool_bytes
+    most = -(-(max_model_len + states.num_blocks * _USUAL_TOKENS) // block_size) * block_size
+    left = pool_bytes - states.num_bytes
+    return left if model.attends else min(left, most * model.kv_bytes_per_token)
 
 
 def _refuse_pool(pool_bytes: int, block_bytes: int, states: KVGroupSpec | None) -> NoReturn:

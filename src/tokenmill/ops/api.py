@@ -81,11 +81,16 @@ class LatentGeometry:
         return self.nope_dim + self.rope_dim
 
 
+BY_HEAD, BY_KEY, BY_VALUE = "head", "key", "value"
+"""What of a state decays by a factor of its own: each head; each channel of its keys (Kimi Linear, arXiv 2510.26692);
+or each value of it, by the step of its column (Mamba, arXiv 2312.00752)."""
+
+
 @dataclass(frozen=True, slots=True)
 class StateGeometry:
     """What a layer keeps of a sequence that has a state of fixed size: the last `taps` - 1 inputs of a convolution over
     `conv_width` channels, and of each of H heads a matrix S [key_dim, value_dim]; H = 0: none. Heads share queries and
-    keys in runs of H / num_key_heads. How S changes: ForwardOps.state_scan."""
+    keys in runs of H / num_key_heads. How S changes: ForwardOps.state_scan; decay: BY_HEAD, BY_KEY or BY_VALUE."""
 
     conv_width: int
     taps: int
@@ -94,6 +99,17 @@ class StateGeometry:
     key_dim: int = 0
     value_dim: int = 0
     is_delta: bool = False
+    decay: str = BY_HEAD
+
+    @property
+    def num_steps(self) -> int:
+        """Of a token: those that its decays are made of."""
+        return self.num_heads * {BY_HEAD: 1, BY_KEY: self.key_dim, BY_VALUE: self.value_dim}[self.decay]
+
+    @property
+    def gates_width(self) -> int:
+        """Columns of what ForwardOps.scan_gates gives."""
+        return self.num_steps if self.decay == BY_VALUE else self.num_steps + self.num_heads
 
     @property
     def num_values(self) -> int:
@@ -149,7 +165,8 @@ class Routing:
 @dataclass(frozen=True, slots=True)
 class ExpertActivation:
     """What an expert makes of gate and up. kind: "silu" or "gelu": act(gate) * up. "swiglu": gate is cut to at most
-    `limit` and up to [-limit, limit], then gate * sigmoid(alpha * gate) * (up + 1)."""
+    `limit` and up to [-limit, limit], then gate * sigmoid(alpha * gate) * (up + 1). "relu2": of an expert without a
+    gate, max(up, 0)^2."""
 
     kind: str = "silu"
     limit: float = 0.0
@@ -158,8 +175,9 @@ class ExpertActivation:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A layer's E routed experts, each of FFN width F: two stacks, and biases [E, 2F] and [E, D] where it has them.
-    tally: int64 [E], to which each step adds the rows that each expert computed; None where nobody counts."""
+    """A layer's E routed experts, each of FFN width F: two stacks, of which the first has 2F rows, or F without gates,
+    and biases [E, 2F] and [E, D] where it has them. tally: int64 [E], to which each step adds the rows that each expert
+    computed; None where nobody counts."""
 
     gate_up: Stack
     down: Stack

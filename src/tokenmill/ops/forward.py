@@ -108,6 +108,10 @@ class ForwardOps(Protocol):
         """The form by the error function: x / 2 * (1 + erf(x / sqrt(2)))."""
         ...
 
+    def relu2(self, x_TF: Array) -> Array:
+        """max(x, 0)^2 (Primer, arXiv 2109.08668)."""
+        ...
+
     def rope(self, qkv_TW: Array, positions_T: Array, table_PR: Array, heads: HeadGeometry) -> Array:
         """Rotate the first R channels of every q and k head; pairs are (i, i + R/2) and channels from R on stay.
         table_PR row p: cos of R/2 pairs, then sin."""
@@ -237,16 +241,17 @@ class ForwardOps(Protocol):
 
     def scan_gates(
         self,
-        x_TH: Array,
+        x_TN: Array,
         y_TH: Array | None,
-        rates_H: Array,
-        bias_H: Array,
+        rates_N: Array | None,
+        bias_N: Array,
         state: StateGeometry,
         *,
         limits: tuple[float, float] = (0.0, float("inf")),
     ) -> Array:
-        """[T, 2H]: of each head its decay e^(rate * step), with step = softplus(x + bias) held within limits, then its
-        factor: sigmoid(y), or without y the step."""
+        """[T, state.gates_width], with steps softplus(x + bias) held within limits, N = state.num_steps: the decays
+        e^(rate * step), of heads or of channels of their keys, then of each head its factor: sigmoid(y), or without y
+        the step. BY_VALUE, without y and rates: the steps, which are the factors of columns."""
         ...
 
     def state_scan(
@@ -255,17 +260,19 @@ class ForwardOps(Protocol):
         layer: int,
         keys_TX: Array,
         values_TX: Array,
-        gates_T2H: Array,
+        gates_TG: Array,
         batch: Any,
         state: StateGeometry,
         *,
-        skip_H: Array | None = None,
+        skip: Array | None = None,
+        rates_KX: Array | None = None,
     ) -> Array:
         """[T, H*value_dim]: of each head, position by position, S = decay * S + k (x) u and out = q S (+ skip * v),
         where u = factor * v or, with is_delta, factor * (v - k S) of the decayed S. The delta rule with gates: Yang,
-        Kautz and Hatamizadeh, arXiv 2412.06464; without: Mamba-2, arXiv 2405.21060. keys: queries [num_key_heads,
-        key_dim], then keys. S is 0 before the sequence; it stays where a block ends that has a place in the table, and
-        behind the step's last row."""
+        Kautz and Hatamizadeh, arXiv 2412.06464; without: Mamba-2, arXiv 2405.21060. BY_VALUE, decay is
+        e^(rates * factor) with rates [key_dim, H*value_dim], and factor and skip are [H*value_dim], else [H]. keys:
+        queries [num_key_heads, key_dim], then keys; gates: of scan_gates. S is 0 before the sequence; it stays where a
+        block ends that has a place in the table, and behind the step's last row."""
         ...
 
     def gather_rows(self, x_TD: Array, rows_L: Array) -> Array: ...

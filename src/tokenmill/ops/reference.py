@@ -247,6 +247,9 @@ class ReferenceOps(AllInMemory):
         gate_TF, up_TF = np.split(gate_up_T2F, 2, axis=1)
         return self.gelu_erf(gate_TF) * up_TF
 
+    def relu2(self, x_TF: np.ndarray) -> Array:
+        return np.square(np.maximum(x_TF, np.float32(0)))
+
     def silu(self, x_TF: np.ndarray) -> Array:
         with np.errstate(over="ignore"):  # exp(-x) may be inf, whose reciprocal is the right 0
             return x_TF / (1 + np.exp(-x_TF))
@@ -363,15 +366,15 @@ class ReferenceOps(AllInMemory):
 
     def scan_gates(
         self,
-        x_TH: np.ndarray,
+        x_TN: np.ndarray,
         y_TH: np.ndarray | None,
-        rates_H: np.ndarray,
-        bias_H: np.ndarray,
+        rates_N: np.ndarray | None,
+        bias_N: np.ndarray,
         state: StateGeometry,
         *,
         limits: tuple[float, float] = (0.0, float("inf")),
     ) -> Array:
-        return reference_state.gates(x_TH, y_TH, rates_H, bias_H, limits)
+        return reference_state.gates(x_TN, y_TH, rates_N, bias_N, limits)
 
     def state_scan(
         self,
@@ -379,13 +382,14 @@ class ReferenceOps(AllInMemory):
         layer: int,
         keys_TX: np.ndarray,
         values_TX: np.ndarray,
-        gates_T2H: np.ndarray,
+        gates_TG: np.ndarray,
         batch: StepBatch,
         state: StateGeometry,
         *,
-        skip_H: np.ndarray | None = None,
+        skip: np.ndarray | None = None,
+        rates_KX: np.ndarray | None = None,
     ) -> Array:
-        return reference_state.scan(kv, layer, keys_TX, values_TX, gates_T2H, batch, state, skip_H)
+        return reference_state.scan(kv, layer, keys_TX, values_TX, gates_TG, batch, state, skip, rates_KX)
 
     def linear_heads(self, x_TX: np.ndarray, stack: reference_moe.ReferenceStack) -> Array:
         parts = np.split(x_TX, stack.num_matrices, axis=1)

@@ -121,6 +121,8 @@ def ffn(ops: ForwardOps, x_TD: np.ndarray, routes_T2k: np.ndarray, experts: Expe
 
 def _activated(ops: ForwardOps, gate_up_T2F: np.ndarray, how: ExpertActivation) -> Array:
     """See ExpertActivation."""
+    if how.kind == "relu2":
+        return ops.relu2(gate_up_T2F)
     if how.kind != "swiglu":
         return ops.gelu_mul(gate_up_T2F) if how.kind == "gelu" else ops.silu_mul(gate_up_T2F)
     limit = np.float32(how.limit)

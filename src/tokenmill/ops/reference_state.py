@@ -1,6 +1,7 @@
 """Layers that keep a state, in numpy: where it lies in a block, the convolution and the recurrence.
 
-T tokens  H heads  K taps  W channels of the convolution  X columns of keys or values
+T tokens  H heads  K taps, or channels of keys  W channels of the convolution  X columns of keys or values  N steps
+G columns of gates
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..core.block import NO_BLOCK
-from .api import StateGeometry, StepBatch
+from .api import BY_HEAD, BY_VALUE, StateGeometry, StepBatch
 from .reference_kv import ReferenceKV
 
 
@@ -41,13 +42,19 @@ def convolve(
 
 
 def gates(
-    x_TH: np.ndarray, y_TH: np.ndarray | None, rates_H: np.ndarray, bias_H: np.ndarray, limits: tuple[float, float]
+    x_TN: np.ndarray,
+    y_TH: np.ndarray | None,
+    rates_N: np.ndarray | None,
+    bias_N: np.ndarray,
+    limits: tuple[float, float],
 ) -> np.ndarray:
     """See ForwardOps.scan_gates."""
-    step_TH = np.clip(np.logaddexp(np.float32(0), x_TH + bias_H), *limits)
+    step_TN = np.clip(np.logaddexp(np.float32(0), x_TN + bias_N), *limits).astype(np.float32)
+    if rates_N is None:
+        return step_TN
     with np.errstate(over="ignore"):  # exp may be inf, whose reciprocal is the right 0
-        factor_TH = step_TH if y_TH is None else 1 / (1 + np.exp(-y_TH))
-    return np.concatenate([np.exp(rates_H * step_TH), factor_TH], axis=1, dtype=np.float32)
+        factor_TH = step_TN if y_TH is None else 1 / (1 + np.exp(-y_TH))
+    return np.concatenate([np.exp(rates_N * step_TN), factor_TH], axis=1, dtype=np.float32)
 
 
 def scan(
@@ -55,10 +62,11 @@ def scan(
     layer: int,
     keys_TX: np.ndarray,
     values_TX: np.ndarray,
-    gates_T2H: np.ndarray,
+    gates_TG: np.ndarray,
     batch: StepBatch,
     state: StateGeometry,
-    skip_H: np.ndarray | None,
+    skip: np.ndarray | None,
+    rates_KX: np.ndarray | None,
 ) -> np.ndarray:
     """See ForwardOps.state_scan."""
     heads, first_value = state.num_heads, (state.taps - 1) * state.conv_width
@@ -73,18 +81,33 @@ def scan(
         kept = _before(kv, layer, position, table, state)[first_value:]
         S_Hdv = kept.reshape(heads, state.key_dim, state.value_dim).copy()
         for index, row in enumerate(range(first, end)):
-            decay_H, factor_H = np.split(gates_T2H[row], 2)
-            S_Hdv *= decay_H[:, None, None]
+            decay, factor = _decay_and_factor(gates_TG[row], state, rates_KX)
+            S_Hdv *= decay
             u_Hv = values_THv[row]
             if state.is_delta:
                 u_Hv = u_Hv - np.einsum("hd,hdv->hv", keys_THd[row], S_Hdv)
-            S_Hdv += keys_THd[row][:, :, None] * (u_Hv * factor_H[:, None])[:, None]
+            S_Hdv += keys_THd[row][:, :, None] * (u_Hv * factor)[:, None]
             out_THv[row] = np.einsum("hd,hdv->hv", queries_THd[row], S_Hdv)
             for block in _stays(kv, batch, row, position + index, end - row == 1, table):
                 _values(kv, layer, block, state)[first_value:] = S_Hdv.reshape(-1)
-    if skip_H is not None:
-        out_THv += skip_H[:, None] * values_THv
+    if skip is not None:
+        out_THv += skip.reshape(heads, -1) * values_THv
     return out_THv.reshape(len(out_THv), -1)
+
+
+def _decay_and_factor(
+    gates_G: np.ndarray, state: StateGeometry, rates_KX: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of a token: what S [H, key_dim, value_dim] is multiplied by, and u [H, value_dim]."""
+    heads = state.num_heads
+    if state.decay == BY_VALUE:
+        assert rates_KX is not None, "decays by value have rates"
+        rates_HKv = rates_KX.reshape(state.key_dim, heads, -1).swapaxes(0, 1)
+        factor_Hv = gates_G.reshape(heads, -1)
+        return np.exp(rates_HKv * factor_Hv[:, None]), factor_Hv
+    decay_N, factor_H = np.split(gates_G, (state.num_steps,))
+    shape = (heads, 1, 1) if state.decay == BY_HEAD else (heads, state.key_dim, 1)
+    return decay_N.reshape(shape), factor_H[:, None]
 
 
 def _sequences(kv: ReferenceKV, batch: StepBatch) -> Iterator[tuple[int, int, int, np.ndarray]]:

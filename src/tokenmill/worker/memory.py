@@ -115,6 +115,8 @@ def _values_per_token(config: ModelConfig | EncoderConfig) -> int:
         latent = config.latent
         heads = latent.query_dim + latent.key_dim + latent.latent_dim + latent.value_dim
         attention = config.query_rank + latent.num_heads * heads + 2 * latent.key_dim
+    if isinstance(config, ModelConfig) and config.mixer is not None:
+        attention = max(attention, 3 * sum(config.mixer.widths))
     if isinstance(config, ModelConfig) and config.moe is not None:
         moe, routing = config.moe, config.moe.routing
         own = routing.num_experts + routing.top_k * (2 + 3 * moe.expert_width + config.width)

@@ -113,9 +113,9 @@ class _Once:
 
 def _linears(ops: NativeOps, model: Model) -> Iterator[Case]:
     layers = model.weights.layers
-    for name in ("qkv", "output", "gate_up", "down"):
+    for name in ("qkv", "output", "mixer_in", "mixer_out", "gate_up", "down"):
         linears = [getattr(layer, name) for layer in layers]
-        weights = [linear.weight for linear in linears if linear is not None]  # experts have none
+        weights = [linear.weight for linear in linears if linear is not None]
         shapes = dict.fromkeys((weight.num_rows, weight.num_cols) for weight in weights)
         for shape in shapes:  # a dense layer's FFN may be wider than shared experts
             equal = [weight for weight in weights if (weight.num_rows, weight.num_cols) == shape]

@@ -268,7 +268,7 @@ def operation_names(program: NativeProgram, model: Model) -> list[str]:
     roles = {id(model.weights.head): "linear lm_head"}
     for layer in model.weights.layers:
         of_experts = "shared " if layer.moe is not None else ""
-        linears = {"qkv": layer.qkv, "q_up": layer.q_up, "output": layer.output}
+        linears = {name: getattr(layer, name) for name in ("qkv", "q_up", "output", "mixer_in", "mixer_out")}
         linears |= {f"{of_experts}gate_up": layer.gate_up, f"{of_experts}down": layer.down}
         if layer.moe is not None:
             linears |= {"router": layer.moe.router, "shared gate": layer.moe.mix}

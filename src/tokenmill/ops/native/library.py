@@ -55,7 +55,7 @@ STORE_SIGNATURES = {
 }
 
 
-ABI_VERSION = 21
+ABI_VERSION = 22
 _REBUILD = "build it again (pip install -e .)"
 
 KINDS = {
@@ -217,6 +217,7 @@ class StateStruct(ctypes.Structure):
         ("key_dim", c_int32),
         ("value_dim", c_int32),
         ("is_delta", c_int32),
+        ("decay", c_int32),
         ("low", c_float),
         ("high", c_float),
         ("rates", c_void_p),

@@ -25,7 +25,7 @@ from .library import (
     WeightStruct,
 )
 
-SILU, GELU, GELU_ERF = 0, 1, 2
+SILU, GELU, GELU_ERF, RELU2 = 0, 1, 2, 4
 
 TOKEN_ROWS, LOGIT_ROWS = 0, 1
 F32, QUANTISED, WIDE = 0, 1, 2

@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..api import (
+    BY_HEAD,
+    BY_KEY,
+    BY_VALUE,
     GROUP,
     SIGMOID,
     SOFTMAX,
@@ -31,6 +34,7 @@ from .operation import (
     GELU_ERF,
     LOGIT_ROWS,
     QUANTISED,
+    RELU2,
     SILU,
     TOKEN_ROWS,
     NativeKV,
@@ -139,6 +143,9 @@ class Recorder:
 
     def gelu_erf(self, x_TF: Any) -> Value:
         return self._activated(x_TF, GELU_ERF)
+
+    def relu2(self, x_TF: Any) -> Value:
+        return self._activated(x_TF, RELU2)
 
     def _activated(self, x_TF: Any, activation: int) -> Value:
         x = self._value(x_TF)
@@ -252,22 +259,23 @@ class Recorder:
 
     def scan_gates(
         self,
-        x_TH: Any,
+        x_TN: Any,
         y_TH: Any | None,
-        rates_H: np.ndarray,
-        bias_H: np.ndarray,
+        rates_N: np.ndarray | None,
+        bias_N: np.ndarray,
         state: StateGeometry,
         *,
         limits: tuple[float, float] = (0.0, float("inf")),
     ) -> Value:
-        x, y = self._value(x_TH), None if y_TH is None else self._value(y_TH)
-        heads = (state.num_heads,)
-        assert (x.width,) == heads and (y is None or (y.rows, y.width) == (x.rows, x.width)), (x, y, state)
+        x, y = self._value(x_TN), None if y_TH is None else self._value(y_TH)
+        steps = (state.num_steps,)
+        assert (x.width,) == steps and (y is None or (y.rows, y.width) == (x.rows, state.num_heads)), (x, y, state)
+        assert (rates_N is None) == (state.decay == BY_VALUE), state
         struct = _state_struct(state)
         struct.low, struct.high = limits
-        struct.rates, struct.dt_bias = (_address(vector, np.float32, heads) for vector in (rates_H, bias_H))
-        details = {"state": struct, "keep": (rates_H, bias_H)}
-        return self._emit("scan_gates", x.rows, (x, y), 2 * state.num_heads, **details)
+        struct.rates, struct.dt_bias = (_address(vector, np.float32, steps) for vector in (rates_N, bias_N))
+        details = {"state": struct, "keep": (rates_N, bias_N)}
+        return self._emit("scan_gates", x.rows, (x, y), state.gates_width, **details)
 
     def state_scan(
         self,
@@ -275,19 +283,22 @@ class Recorder:
         layer: int,
         keys_TX: Any,
         values_TX: Any,
-        gates_T2H: Any,
+        gates_TG: Any,
         batch: Any,
         state: StateGeometry,
         *,
-        skip_H: np.ndarray | None = None,
+        skip: np.ndarray | None = None,
+        rates_KX: np.ndarray | None = None,
     ) -> Value:
-        keys, values, gates = (self._value(x) for x in (keys_TX, values_TX, gates_T2H))
+        keys, values, gates = (self._value(x) for x in (keys_TX, values_TX, gates_TG))
         assert batch is self.batch and keys.rows == values.rows == gates.rows == TOKEN_ROWS, (keys, values, gates)
         assert (keys.width, values.width) == (2 * state.keys_width, state.values_width), (keys, values, state)
-        assert gates.width == 2 * state.num_heads, (gates, state)
+        by_value = state.decay == BY_VALUE
+        assert gates.width == state.gates_width and (rates_KX is not None) == by_value, (gates, state)
         struct = _state_struct(state)
-        struct.skip = _address(skip_H, np.float32, (state.num_heads,))
-        details = {"kv": kv, "layer": layer, "state": struct, "keep": (skip_H,)}
+        struct.skip = _address(skip, np.float32, (state.values_width if by_value else state.num_heads,))
+        struct.rates = _address(rates_KX, np.float32, (state.key_dim, state.values_width))
+        details = {"kv": kv, "layer": layer, "state": struct, "keep": (skip, rates_KX)}
         return self._emit("state_scan", keys.rows, (keys, values, gates), values.width, **details)
 
     def linear_heads(self, x_TX: Any, stack: NativeStack) -> Value:
@@ -402,11 +413,12 @@ def _state_struct(state: StateGeometry) -> StateStruct:
         key_dim=state.key_dim,
         value_dim=state.value_dim,
         is_delta=state.is_delta,
+        decay=(BY_HEAD, BY_KEY, BY_VALUE).index(state.decay),
     )
 
 
 _SCORES = {SOFTMAX: 0, SOFTMAX_CHOSEN: 1, SIGMOID: 2}
-_ACTIVATIONS = {"silu": SILU, "gelu": GELU, "swiglu": 3}
+_ACTIVATIONS = {"silu": SILU, "gelu": GELU, "swiglu": 3, "relu2": RELU2}
 
 
 def routing_struct(routing: Routing, bias_E: np.ndarray | None) -> MoeStruct:
@@ -429,7 +441,8 @@ def routing_struct(routing: Routing, bias_E: np.ndarray | None) -> MoeStruct:
 def experts_struct(experts: Experts, top_k: int) -> tuple[MoeStruct, int]:
     """Of moe_ffn, and the number of its activation. The arrays must live as long."""
     num_experts, width, inner = experts.down.num_matrices, experts.down.num_rows, experts.down.num_cols
-    assert (experts.gate_up.num_matrices, experts.gate_up.num_rows) == (num_experts, 2 * inner), experts
+    num_rows = inner if experts.activation.kind == "relu2" else 2 * inner
+    assert (experts.gate_up.num_matrices, experts.gate_up.num_rows) == (num_experts, num_rows), experts
     struct = MoeStruct(
         num_experts=num_experts,
         top_k=top_k,
