@@ -64,13 +64,15 @@ _EXPERT_NAMES = {
 }  # fmt: skip
 
 
-def convert_hybrid(folder: Path, path: Path, *, is_quantised: bool = False) -> Path:
-    """Write the folder's model to `path`, with no vocabulary: as f32, or with matrices as Q8_0 whose rows allow it."""
+def convert_hybrid(folder: Path, path: Path, *, is_quantised: bool = False, is_early: bool = False) -> Path:
+    """Write the folder's model to `path`, with no vocabulary: as f32, or with matrices as Q8_0 whose rows allow it.
+    is_early: as the first converter of Qwen3-Next did, which took nothing apart."""
     config = json.loads((folder / "config.json").read_text())
     kind = {"qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}.get(config["model_type"], config["model_type"])
     architecture = {"granitemoehybrid": "granitehybrid"}.get(kind, kind.replace("_", ""))
     tensors = {}
-    for name, values in _tensors(config, load_file(folder / "model.safetensors"), architecture):
+    stored_tensors = load_file(folder / "model.safetensors")
+    for name, values in _tensors(config, stored_tensors, architecture, is_early):
         stored = _F32
         if is_quantised and values.ndim > 1 and values.shape[-1] % 32 == 0 and not name.endswith("norm.weight"):
             stored = _Q8_0
@@ -88,7 +90,7 @@ def tiled(values: np.ndarray, num_keys: int, num_values: int, axis: int = 0) -> 
 
 
 def _tensors(
-    config: dict[str, Any], stored: dict[str, np.ndarray], architecture: str
+    config: dict[str, Any], stored: dict[str, np.ndarray], architecture: str, is_early: bool
 ) -> Iterator[tuple[str, np.ndarray]]:
     experts: dict[str, list[tuple[int, np.ndarray]]] = {}
     for name, values in stored.items():
@@ -106,6 +108,9 @@ def _tensors(
             continue
         if architecture.startswith("qwen35") and "linear_attn." in within:
             values = _in_turns(config, within, values)
+        if is_early and "in_proj_qkvz" in within:
+            yield f"blk.{layer}.ssm_in.weight", values
+            continue
         yield from ((f"blk.{layer}.{one}", part) for one, part in _of_layer(config, architecture, within, values))
     for target, parts in experts.items():
         yield target, np.stack([values for _, values in sorted(parts, key=lambda part: part[0])])

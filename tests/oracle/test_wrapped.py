@@ -75,6 +75,11 @@ CASES = {
     "InternVL": ("Qwen2", {}, TILES),
     "InternVL over GPT-OSS": ("GptOss", EXPERTS | {"sliding_window": 8, "max_position_embeddings": 8192}, TILES),
     "InternVL over Qwen3-MoE": ("Qwen3Moe", EXPERTS | {"num_experts": 6, "moe_intermediate_size": 32}, TILES),
+    "Lfm2Vl": (
+        "Lfm2",
+        {"full_attn_idxs": [1], "block_multiple_of": 16},
+        {"model_type": "siglip2_vision_model", **EYES, "num_patches": 16},
+    ),
     "Llava": ("Llama", {"tie_word_embeddings": False}, {"model_type": "clip_vision_model", **EYES}),
     "LlavaNext": ("Mistral", {"tie_word_embeddings": False}, {"model_type": "clip_vision_model", **EYES}),
     "Mistral3": ("Mistral", {"head_dim": 32}, {"model_type": "pixtral", **EYES}),

@@ -20,7 +20,7 @@ from .tensor import Tensor
 _INSIDE = {
     **{kind: kind for kind in ("gemma3_text", "granite", "llama", "mistral", "ministral3", "qwen2", "qwen3")},
     **{kind: kind for kind in ("qwen3_vl_text", "qwen3_vl_moe_text", "glm4v_moe_text", "gpt_oss", "qwen3_moe")},
-    **{kind: kind for kind in ("gemma4_text", "gemma4_unified_text", "qwen3_5_text", "qwen3_5_moe_text")},
+    **{kind: kind for kind in ("gemma4_text", "gemma4_unified_text", "qwen3_5_text", "qwen3_5_moe_text", "lfm2")},
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_vl_text": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
@@ -35,6 +35,7 @@ WRAPPERS = {
     "Glm4vMoeForConditionalGeneration": "GLM-4.5V",
     "Idefics3ForConditionalGeneration": "Idefics 3",
     "InternVLForConditionalGeneration": "InternVL",
+    "Lfm2VlForConditionalGeneration": "LFM2-VL",
     "LlavaForConditionalGeneration": "LLaVA",
     "LlavaNextForConditionalGeneration": "LLaVA-NeXT",
     "Mistral3ForConditionalGeneration": "Mistral Small 3.1 and later, Ministral 3",
@@ -50,7 +51,7 @@ WRAPPERS = {
 
 _TIED = {
     "Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration",
-    "InternVLForConditionalGeneration", "Mistral3ForConditionalGeneration",
+    "InternVLForConditionalGeneration", "Lfm2VlForConditionalGeneration", "Mistral3ForConditionalGeneration",
 }  # fmt: skip
 """Those whose head is their embeddings where the file does not say."""
 
@@ -58,7 +59,7 @@ _PREFIXES = (("model.language_model.", "model."), ("model.text_model.", "model."
 _BODY, _EMBEDDINGS = "model.", "embed_tokens.weight"
 _LANGUAGE = (
     "model.layers.", "model.embed_tokens.", "model.embed_tokens_per_layer.", "model.per_layer_", "model.norm.",
-    "lm_head.",
+    "model.embedding_norm.", "lm_head.",
 )  # fmt: skip
 
 Tensors = dict[str, Tensor]
@@ -86,10 +87,12 @@ def language_part(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, A
         if own.startswith(_LANGUAGE):
             kept[own] = replace(tensor, name=own)
     ends = {key: config[key] for key in ("bos_token_id", "eos_token_id") if config.get(key) is not None}
-    tied = config.get("tie_word_embeddings", architecture in _TIED) or inner.get("tie_word_embeddings")
+    said = "tie_embedding" if "tie_embedding" in config else "tie_word_embeddings"  # the former is LFM2's own
+    tied = config.get(said, architecture in _TIED) or inner.get("tie_word_embeddings")
     own = _INSIDE[kind]
     whole = {**inner, **ends, "model_type": own, "architectures": [ARCHITECTURES[own]]}
     whole["tie_word_embeddings"] = bool(tied)
+    whole.pop("tie_embedding", None)
     left = len(tensors) - len(kept)
     return whole, kept, f"{WRAPPERS[architecture]}: the language model only, without {left} tensors that read images"
 

@@ -36,7 +36,7 @@ from .config_json import (
 from .families import GGUF_FAMILIES, HF_FAMILIES, gguf_family, hf_family
 from .family import LATENT_HEADS, NO_HEADS, Family
 from .fields import Fields
-from .mixer import MixerConfig, gguf_mixer, gguf_state_layers, hf_mixer
+from .mixer import GATED_DELTA, MixerConfig, gguf_mixer, gguf_state_layers, hf_mixer
 from .moe import MoeConfig
 from .moe_config import Mixtures, gguf_experts, hf_experts, num_mtp_layers
 from .rope import RopeConfig
@@ -179,7 +179,7 @@ def config_from_checkpoint(checkpoint: Checkpoint) -> ModelConfig:
 def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
     fields = Fields(checkpoint.metadata, str(checkpoint.path))
     architecture = fields.text("general.architecture", "")
-    family = gguf_family(architecture) or _refuse(GGUF_FAMILIES, architecture, fields)
+    family = _gguf_family(checkpoint, fields, architecture)
     refuse_what_is_not_done(fields, family)
     fields = replace(fields, defaults=family.defaults, prefix=f"{architecture}.")
     table = checkpoint.tensors.get("token_embd.weight")
@@ -236,6 +236,13 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
         ),
         fields,
     )
+
+
+def _gguf_family(checkpoint: Checkpoint, fields: Fields, architecture: str) -> Family:
+    family = gguf_family(architecture) or _refuse(GGUF_FAMILIES, architecture, fields)
+    if family.mixer == GATED_DELTA and f"{LAYER_NAMES['gguf']['mixer_qkvz'].format(0)}.weight" in checkpoint.tensors:
+        return replace(family, fused=(*family.fused, "mixer_qkvz"))  # early files of Qwen3-Next
+    return family
 
 
 def _gguf_biases(checkpoint: Checkpoint, names: Mapping[str, str], num_layers: int) -> frozenset[str]:
