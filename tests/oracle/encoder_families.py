@@ -30,11 +30,14 @@ class EncoderCase:
 
     @property
     def has_types(self) -> bool:
-        return self.family in ("Bert", "NomicBert")
+        has = self.family in ("Bert", "NomicBert", "Electra", "Gte")
+        return has and self.options.get("type_vocab_size", SHAPE["type_vocab_size"]) > 1
 
 
 _ONE_LABEL = {"num_labels": 1}
 _MODERN = {"pad_token_id": 0, "bos_token_id": 1, "cls_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
+_ELECTRA = {"embedding_size": SHAPE["hidden_size"]}
+_ROPE = {"rope_type": "default", "rope_theta": 50.0}
 _PAD = {"pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 514}
 
 CASES = (
@@ -69,6 +72,22 @@ CASES = (
         options={"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}, "num_attention_heads": 2},
     ),
     EncoderCase("Nomic BERT, scores of pairs", "NomicBert", "ForSequenceClassification", _ONE_LABEL),
+    EncoderCase("ELECTRA", "Electra", options=_ELECTRA),
+    EncoderCase("ELECTRA, scores of pairs", "Electra", "ForSequenceClassification", _ELECTRA | _ONE_LABEL),
+    EncoderCase("GTE", "Gte"),
+    EncoderCase(
+        "GTE, no types, other angles, tanh GELU",
+        "Gte",
+        options={"type_vocab_size": 0, "rope_parameters": _ROPE, "hidden_act": "gelu_new"},
+    ),
+    EncoderCase("GTE, scores of pairs", "Gte", "ForSequenceClassification", _ONE_LABEL),
+    EncoderCase("Jina Embeddings 3", "JinaEmbeddingsV3", options={"type_vocab_size": 1}),
+    EncoderCase(
+        "Jina, scores of pairs",
+        "JinaEmbeddingsV3",
+        "ForSequenceClassification",
+        _ONE_LABEL | {"type_vocab_size": 1, "rope_parameters": _ROPE},
+    ),
 )
 
 CLASSIFIERS = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2")

@@ -174,7 +174,8 @@ ENCODER_VALUES: dict[str, list[Any]] = {
     "hidden_activation": ["gelu", "gelu_pytorch_tanh", "relu", "silu", "swiglu"],
     "activation": ["gelu", "relu"],
     "max_position_embeddings": [77],
-    "type_vocab_size": [1, 3],
+    "type_vocab_size": [0, 1, 3],
+    "embedding_size": [16, 32],
     "layer_norm_eps": [0.1],
     "norm_eps": [0.1],
     "norm_bias": [True, False],
@@ -206,14 +207,21 @@ ENCODER_VALUES: dict[str, list[Any]] = {
 ENCODER_BASE = {
     "bert": {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24, "num_hidden_layers": 1},
     "distilbert": {"dim": 16, "n_heads": 4, "hidden_dim": 24, "n_layers": 1},
+    "electra": {
+        "hidden_size": 16, "embedding_size": 16, "num_attention_heads": 4, "intermediate_size": 24,
+        "num_hidden_layers": 1,
+    },
     "modernbert": {
         "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24, "num_hidden_layers": 3, "pad_token_id": 0,
     },
 }  # fmt: skip
 _SCORES = "ForSequenceClassification"
+_ROPED = ("nomic_bert", "gte", "jina_embeddings_v3")
 
 
-@pytest.mark.parametrize("architecture", [*(f"{name}Model" for name in FAMILIES), f"ModernBert{_SCORES}"])
+@pytest.mark.parametrize(
+    "architecture", [*(f"{name}Model" for name in FAMILIES if name != "New"), f"ModernBert{_SCORES}"]
+)
 def test_encoders(architecture: str) -> None:
     kind = ENCODER_TYPES[architecture.removesuffix("Model").removesuffix(_SCORES)]
     base = ENCODER_BASE.get(kind, ENCODER_BASE["bert"]) | {"model_type": kind, "architectures": [architecture]}
@@ -277,9 +285,9 @@ def _their_encoder(config: dict[str, Any]) -> dict[str, Any]:
     made._attn_implementation = "eager"
     with torch.device("meta"):
         model = getattr(transformers, config["architectures"][0])(made)
-    state = revert_weight_conversion(model, model.state_dict()) if kind == "nomic_bert" else model.state_dict()
+    state = revert_weight_conversion(model, model.state_dict()) if kind in _ROPED else model.state_dict()
     shapes = {
-        key.removeprefix("model."): tuple(value.shape)
+        key.removeprefix("model.").removeprefix("new."): tuple(value.shape)
         for key, value in state.items()
         if not key.startswith("pooler.") and not key.endswith("position_ids")
     }
@@ -291,8 +299,9 @@ def _their_encoder(config: dict[str, Any]) -> dict[str, Any]:
         rotary = type(body.rotary_emb)(made)
         ropes = [_rounded(getattr(rotary, f"{layer.attention_type}_inv_freq")) for layer in body.layers]
         windows = [layer.attn.sliding_window or 0 for layer in body.layers]
-    elif kind == "nomic_bert":
-        acting = body.layers[0].mlp.act_fn
+    elif kind in _ROPED:
+        mlp = body.layers[0].mlp
+        acting = mlp.activation_fn if kind == "jina_embeddings_v3" else mlp.act_fn
         ropes = [_rounded(type(body.rotary_emb)(made).inv_freq)] * made.num_hidden_layers
     elif kind == "distilbert":
         acting = body.transformer.layer[0].ffn.activation

@@ -21,6 +21,7 @@ from tokenmill.core.step import Introduction, PlanRow, StepPlan
 from tokenmill.formats.checkpoint import open_checkpoint
 from tokenmill.models.encoder_config import encoder_config
 from tokenmill.models.encoder_families import NOMIC_OWN
+from tokenmill.models.unsupported_keys import unread_keys
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker.build import Worker
@@ -139,7 +140,10 @@ def test_the_oracle_tells_types_apart(saved):
     assert np.abs(one - two).max() > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["Bert", "Roberta", "DistilBert", "ModernBert", "NomicBert"])
+@pytest.mark.parametrize(
+    "family",
+    ["Bert", "Roberta", "DistilBert", "ModernBert", "NomicBert", "Electra", "Gte", "JinaEmbeddingsV3"],
+)
 def test_masked_language_models_give_their_hidden_states(family, tmp_path):
     """Their heads are left where they are."""
     case = next(case for case in CASES if case.family == family)
@@ -254,6 +258,39 @@ def test_modern_berts_older_configs(tmp_path):
         ({"architectures": ["ModernBertForSequenceClassification"], "id2label": {}}, "0 labels"),
     ):  # fmt: skip
         path.write_text(json.dumps({**config, **change}))
+        with pytest.raises(BadCheckpoint, match=said):
+            encoder_config(open_checkpoint(tmp_path))
+
+
+def test_gte_as_its_makers_have_it(tmp_path):
+    """The same tensors under another type, with RoPE that is stretched by a fixed NTK: the published equations, put
+    into transformers' model of the type."""
+    case = next(case for case in CASES if case.title == "GTE")
+    theirs = save_model(case, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    own = {key: value for key, value in config.items() if key != "rope_parameters"} | {
+        "model_type": "new", "architectures": ["NewModel"], "rope_theta": 500.0, "pack_qkv": True,
+        "rope_scaling": {"type": "ntk", "factor": 2.0}, "position_embedding_type": "rope", "unpad_inputs": False,
+        "layer_norm_type": "layer_norm", "logn_attention_scale": False, "use_memory_efficient_attention": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    checkpoint = open_checkpoint(tmp_path)
+    assert not unread_keys(checkpoint)
+    head_dim = SHAPE["hidden_size"] // SHAPE["num_attention_heads"]
+    pairs = torch.arange(0, head_dim, 2).float() / head_dim
+    theirs.rotary_emb.inv_freq = (500.0 * 2.0) ** -pairs / 2.0 ** (2 / head_dim)
+    worker = make_worker(ReferenceOps(exact_activations=True), tmp_path, tmp_path)
+    params = PoolingParams("cls")
+    requests = [(tokens_of(length), params) for length in LENGTHS]
+    for (tokens, _), got in zip(requests, vectors(worker, requests), strict=True):
+        np.testing.assert_allclose(got, expected_vector(case, theirs, tokens, params), atol=2e-5)
+    worker.executor.close()
+    for change, said in (
+        ({"position_embedding_type": "absolute"}, "position_embedding_type"), ({"pack_qkv": False}, "pack_qkv"),
+        ({"layer_norm_type": "rms_norm"}, "layer_norm_type"), ({"logn_attention_scale": True}, "logn_attention"),
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.5}}, "rope_scaling"),
+    ):  # fmt: skip
+        (tmp_path / "config.json").write_text(json.dumps(own | change))
         with pytest.raises(BadCheckpoint, match=said):
             encoder_config(open_checkpoint(tmp_path))
 

@@ -39,7 +39,7 @@ needs_native = pytest.mark.skipif(available() is not None, reason=str(available(
 
 
 BERT, SCORER, AHEAD = "BertModel", "ModernBertForSequenceClassification", "Gemma3TextModel"
-ARCHITECTURES = (BERT, "ModernBertModel", "NomicBertModel", SCORER, AHEAD)
+ARCHITECTURES = (BERT, "ModernBertModel", "NomicBertModel", "GteModel", SCORER, AHEAD)
 
 
 def tiny_encoder(architecture: str = BERT, seed: int = 0) -> Checkpoint:

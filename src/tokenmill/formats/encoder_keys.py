@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .config_key import REQUIRED, Keys, OrNull, ends, keys
+from .config_key import DERIVED, REQUIRED, Keys, OrNull, ends, keys
 
 _BERT = {
     "vocab_size": 30_522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -16,6 +16,13 @@ _NOMIC = {
     "type_vocab_size": 2, "head_dim": None, "rope_parameters": None, "rope_scaling": None, "bos_token_id": None,
     "eos_token_id": None,
 }  # fmt: skip
+_ROPE = {
+    "vocab_size": 250_048, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "intermediate_size": 3072, "hidden_act": "gelu", "max_position_embeddings": 8192, "type_vocab_size": 1,
+    "layer_norm_eps": 1e-12, "head_dim": DERIVED, "rope_parameters": None, "rope_scaling": None,
+    "rope_theta": 160_000.0,
+    "pad_token_id": OrNull(1), "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
 _ROBERTA = {**_BERT, **ends(0, 2), "pad_token_id": 1}
 
 ENCODER_KEYS: Mapping[str, Keys] = {
@@ -23,6 +30,17 @@ ENCODER_KEYS: Mapping[str, Keys] = {
     "roberta": keys(**_ROBERTA | {"vocab_size": 50_265}),
     "xlm-roberta": keys(**_ROBERTA),
     "camembert": keys(**_ROBERTA),
+    "electra": keys(
+        **_BERT | {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}, embedding_size=128
+    ),
+    "gte": keys(**_ROPE),
+    "new": keys(**_ROPE | {"vocab_size": 30_528, "max_position_embeddings": 2048, "rope_theta": 10_000.0}),
+    "jina_embeddings_v3": keys(
+        **_ROPE
+        | {"vocab_size": 250_002, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+        | {"intermediate_size": 4096, "max_position_embeddings": 8194, "layer_norm_eps": 1e-5, "rope_theta": 20_000.0}
+        | ends(0, 2)
+    ),
     "distilbert": keys(
         vocab_size=30_522,
         max_position_embeddings=512,
@@ -104,5 +122,9 @@ ENCODER_TYPES: dict[str, str] = {
     "DistilBert": "distilbert",
     "ModernBert": "modernbert",
     "NomicBert": "nomic_bert",
+    "Electra": "electra",
+    "Gte": "gte",
+    "New": "new",
+    "JinaEmbeddingsV3": "jina_embeddings_v3",
 }
 """What the name of an encoder's architecture begins with -> its `model_type`."""

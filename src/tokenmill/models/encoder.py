@@ -14,7 +14,7 @@ Weights: names become roles, shapes are checked, neighbours are stacked.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,12 @@ from .encoder_config import EncoderConfig
 from .weights import Linear, Norm, Progress, as_run, listed, quantization_of_ends
 
 _NORMS = ("embed_norm", "attn_norm", "ffn_norm", "final_norm", "head_norm")
+_WHOLE = {"qkv": (), "output": (), "up": ("gate_up", "up_gate"), "down": ()}
+"""Roles of what is stored as one where its parts are not, by another order."""
 _STACKED = {"qkv": ("q", "k", "v"), "up": ("gate", "up")}
-_UNUSED = ("pooler.", "cls.", "lm_head.", "vocab_", "embeddings.position_ids", "head.", "decoder.")
+_UNUSED = (
+    "pooler.", "cls.", "lm_head.", "vocab_", "embeddings.position_ids", "head.", "decoder.", "generator_",
+)  # fmt: skip
 """Beginnings of tensors that hidden states do without: poolers, heads of language models, and a buffer."""
 
 
@@ -113,7 +117,7 @@ class _Loader:
     def _layer(self, layer: int, at: dict[str, str]) -> EncoderLayer:
         def linear(role: str) -> Linear:
             parts = tuple(part for part in _STACKED.get(role, (role,)) if part in at)
-            return self._linear(at, parts or (role if role in at else "gate_up",), self._quantization)
+            return self._linear(at, parts or (next(n for n in (role, *_WHOLE[role]) if n in at),), self._quantization)
 
         return EncoderLayer(
             qkv=linear("qkv"),
@@ -135,10 +139,19 @@ class _Loader:
         return RawTensor("f32", len(table), config.width, np.ascontiguousarray(table).view(np.uint8).reshape(-1))
 
     def _linear(self, at: dict[str, str], roles: tuple[str, ...], quantization: str | None) -> Linear:
-        weight = self._pack([self._matrix(at[role], quantization) for role in roles])
+        parts = [part for role in roles for part in self._parts(role, at[role], quantization)]
+        weight = self._pack(parts)
         if not self._config.biases.union({"score"}).intersection(roles):
             return Linear(weight, None)
         return Linear(weight, self._keep(np.concatenate([self._values(f"{at[role]}.bias") for role in roles])))
+
+    def _parts(self, role: str, name: str, quantization: str | None) -> list[RawTensor]:
+        """The matrix, of which the gate comes first."""
+        whole = self._matrix(name, quantization)
+        if role != "up_gate":
+            return [whole]
+        up, gate = whole.data.reshape(2, -1)
+        return [replace(whole, num_rows=whole.num_rows // 2, data=half) for half in (gate, up)]
 
     def _norm(self, role: str, name: str) -> Norm:
         has_bias = role in self._config.biases
@@ -193,7 +206,7 @@ def expected_shapes(config: EncoderConfig) -> Iterator[tuple[str, str, tuple[int
         **dict.fromkeys(("q", "k", "v", "output", "head"), square),
         "qkv": (3 * c.width, c.width),
         **dict.fromkeys(("gate", "up"), (c.ffn_width, c.width)),
-        "gate_up": (2 * c.ffn_width, c.width),
+        **dict.fromkeys(("gate_up", "up_gate"), (2 * c.ffn_width, c.width)),
         "down": (c.width, c.ffn_width),
         "score": (c.output_width, c.width),
     }

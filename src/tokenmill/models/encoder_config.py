@@ -7,7 +7,7 @@ give hidden states, `...ForSequenceClassification` ones with a single label give
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.errors import BadCheckpoint
@@ -99,6 +99,8 @@ def encoder_config(checkpoint: Checkpoint) -> EncoderConfig:
         raise BadCheckpoint(f"{checkpoint.path}: {architecture} does not go with model_type {kind!r}.")
     family = encoder_family(given)
     assert family is not None, kind
+    if family.no_types and given.get("type_vocab_size") == 0:
+        family = replace(family, names={role: each for role, each in family.names.items() if role != "types"})
     renamed = {theirs: given[alias] for alias, theirs in family.aliases.items() if alias in given}
     fields = Fields({**given, **renamed}, str(checkpoint.path), keys_of(given))
     fields.check_nulls()
@@ -111,14 +113,11 @@ def encoder_config(checkpoint: Checkpoint) -> EncoderConfig:
     first = fields.count("pad_token_id", least=0) + 1 if family.from_pad else 0
     num_positions = _num_positions(fields, family, first)
     num_layers = fields.count(family.key("num_hidden_layers"), most=MAX_LAYERS)
-    layers = (LayerConfig(0, None),) * num_layers
-    biases = frozenset(family.names) - {"embed", "positions", "types"} | {"head"}
+    layers = _layers(fields, family, name, num_layers, head_dim)
+    biases = frozenset(family.names) - {"embed", "positions", "types", *family.unbiased} | {"head"}
     if name == "ModernBert":
-        layers = _modern_layers(fields, num_layers)
         biases = _named_biases(fields, _MODERN_BIASES)
     elif name == "NomicBert":
-        layers = (LayerConfig(0, _rope(fields, read_object(fields, "rope_parameters"), family.key("rope_theta"))),)
-        layers *= num_layers
         biases = _named_biases(fields, _NOMIC_BIASES) | {"embed_norm", "attn_norm", "ffn_norm", "head"}
         if fields.get("rotary_scaling_factor"):  # beyond, angles would depend on the length
             num_positions = min(num_positions, fields.count("max_trained_positions"))
@@ -143,7 +142,7 @@ def encoder_config(checkpoint: Checkpoint) -> EncoderConfig:
         activation=family.activations[activation],
         has_head=has_head,
         score_pooling=fields.text("classifier_pooling", "cls") if has_head else "",
-        head_activation=_head_activation(fields) if has_head else "",
+        head_activation=_head_activation(fields, family) if has_head else "",
     )
 
 
@@ -163,6 +162,18 @@ def _split(architecture: str) -> tuple[str, bool] | None:
         if name in FAMILIES and architecture.endswith(suffix):
             return name, suffix == CLASSIFIER
     return None
+
+
+def _layers(
+    fields: Fields, family: EncoderFamily, name: str, num_layers: int, head_dim: int
+) -> tuple[LayerConfig, ...]:
+    rope = None
+    if name == "ModernBert":
+        return _modern_layers(fields, num_layers)
+    if fields.reads(family.key("rope_theta")):
+        rope = _fixed_ntk(fields, head_dim) if family.fixed_ntk else None
+        rope = rope or _rope(fields, read_object(fields, "rope_parameters"), family.key("rope_theta"))
+    return (LayerConfig(0, rope),) * num_layers
 
 
 def _modern_layers(fields: Fields, num_layers: int) -> tuple[LayerConfig, ...]:
@@ -197,16 +208,30 @@ def _named_biases(fields: Fields, roles_of: Mapping[str, tuple[str, ...]]) -> fr
     return frozenset(role for key, roles in roles_of.items() if fields.flag(key) for role in roles)
 
 
-def _head_activation(fields: Fields) -> str:
-    """Between the two linears of a classifier: the tanh, unless config.json names one."""
-    return ACTIVATIONS[fields.text("classifier_activation", "")] if fields.reads("classifier_activation") else "tanh"
+def _fixed_ntk(fields: Fields, head_dim: int) -> RopeConfig | None:
+    """Of `rope_scaling` of the type ntk, as GTE's makers compute it (https://kexue.fm/archives/9706): base and angles
+    both scaled, so that the slowest pair turns as much more slowly as the factor says."""
+    given = read_object(fields, "rope_scaling")
+    if given.get("type") != "ntk" or not given.keys() <= {"type", "factor"}:
+        return None
+    factor = Fields(given, f"{fields.where} (rope_scaling)").number("factor", positive=True)
+    return RopeConfig(fields.number("rope_theta", positive=True) * factor, "linear", factor ** (2 / head_dim))
+
+
+def _head_activation(fields: Fields, family: EncoderFamily) -> str:
+    """Between the two linears of a classifier: what config.json names, or what is usual for the family."""
+    named = fields.reads("classifier_activation")
+    return ACTIVATIONS[fields.text("classifier_activation", "")] if named else family.head_act
 
 
 def _refuse(fields: Fields, family: EncoderFamily, has_head: bool, activation: str) -> None:
     given = fields.metadata
-    positions = given.get("position_embedding_type", "absolute")
-    if positions != "absolute":
-        raise BadCheckpoint(f"{fields.where}: position_embedding_type {positions!r} is not supported.")
+    for key, value in family.required:
+        if given.get(key, value) != value:
+            raise BadCheckpoint(f"{fields.where}: {key} {given[key]!r} is not supported (must be {value!r}).")
+    width = fields.count(family.key("hidden_size"))
+    if fields.reads("embedding_size") and fields.count("embedding_size") != width:
+        raise BadCheckpoint(f"{fields.where}: embedding_size must be the width, {width}: narrower is not supported.")
     for key in ("is_decoder", "add_cross_attention"):
         if fields.flag(key) or given.get(key):
             raise BadCheckpoint(f"{fields.where}: a {family.title} made to decode is not supported.")

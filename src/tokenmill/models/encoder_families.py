@@ -13,6 +13,9 @@ from ..formats.encoder_keys import ENCODER_TYPES, NOMIC_OWN_KEYS
 ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
 """Names in config.json -> what the forward pass calls them."""
 
+_GATING = MappingProxyType({**ACTIVATIONS, "silu": "silu"})
+"""The same where they gate."""
+
 _LAYER = "encoder.layer.{}."
 _BERT_NAMES = {
     "embed": "embeddings.word_embeddings",
@@ -67,6 +70,28 @@ _NOMIC_NAMES = {
     "down": _NOMIC_LAYER + "mlp.fc2",
     "ffn_norm": _NOMIC_LAYER + "norm2",
 }
+_GTE_NAMES = {
+    "embed": "embeddings.word_embeddings",
+    "types": "embeddings.token_type_embeddings",
+    "embed_norm": "embeddings.LayerNorm",
+    "qkv": _LAYER + "attention.qkv_proj",
+    "output": _LAYER + "attention.o_proj",
+    "attn_norm": _LAYER + "attn_ln",
+    "up_gate": _LAYER + "mlp.up_gate_proj",
+    "down": _LAYER + "mlp.down_proj",
+    "ffn_norm": _LAYER + "mlp_ln",
+}
+_JINA_NAMES = {
+    "embed": "embeddings.word_embeddings",
+    "types": "embeddings.token_type_embeddings",
+    "embed_norm": "emb_ln",
+    "qkv": _NOMIC_LAYER + "mixer.Wqkv",
+    "output": _NOMIC_LAYER + "mixer.out_proj",
+    "attn_norm": _NOMIC_LAYER + "norm1",
+    "up": _NOMIC_LAYER + "mlp.fc1",
+    "down": _NOMIC_LAYER + "mlp.fc2",
+    "ffn_norm": _NOMIC_LAYER + "norm2",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +102,16 @@ class EncoderFamily:
     head         names of the classifier's two linears, with the pooler or dense one first, which may begin with the
                  encoder's prefix; () for none known
     head_norm    name of the norm between them, or ""
+    head_act     between them, where config.json has no key for it
+    unbiased     roles of linears without a bias
+    no_types     there may be no types of text: type_vocab_size is 0
     from_pad     positions count from pad_token_id + 1, not from 0
     pre_norm     norms come before attention and FFN, and not where layer 0 begins; else after the additions
     activations  config.json's names -> the forward pass's, which gate where there is a gate
     keys         transformers' usual name of a config key -> the family's, where it differs
     aliases      names that a file may say instead -> the family's
+    fixed_ntk    rope_scaling may be of the type ntk: the same scaled angles at every length
+    required     (config key, what it must be where it is there)
     refused      (config key that must be off, what it would ask for)
     """
 
@@ -90,11 +120,16 @@ class EncoderFamily:
     names: Mapping[str, str]
     head: tuple[str, ...] = ()
     head_norm: str = ""
+    head_act: str = "tanh"
+    unbiased: tuple[str, ...] = ()
+    no_types: bool = False
     from_pad: bool = False
     pre_norm: bool = False
     activations: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(ACTIVATIONS))
     keys: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    fixed_ntk: bool = False
+    required: tuple[tuple[str, Any], ...] = (("position_embedding_type", "absolute"),)
     refused: tuple[tuple[str, str], ...] = ()
 
     def key(self, usual: str) -> str:
@@ -103,7 +138,7 @@ class EncoderFamily:
 
     @property
     def gated(self) -> bool:
-        return "gate" in self.names or "gate_up" in self.names
+        return any(role in self.names for role in ("gate", "gate_up", "up_gate"))
 
 
 _BERT = EncoderFamily("BERT", ("bert.",), _BERT_NAMES, ("{}pooler.dense", "classifier"))
@@ -117,7 +152,7 @@ _MODERN = EncoderFamily(
     ("head.dense", "classifier"),
     head_norm="head.norm",
     pre_norm=True,
-    activations=MappingProxyType({**ACTIVATIONS, "silu": "silu"}),
+    activations=_GATING,
     keys={"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"},
 )
 _NOMIC = EncoderFamily(
@@ -166,6 +201,21 @@ _DISTIL = EncoderFamily(
     },
     aliases={"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"},
 )
+_GTE = EncoderFamily(
+    "GTE",
+    ("new.", "gte."),
+    _GTE_NAMES,
+    ("{}pooler.dense", "classifier"),
+    unbiased=("up_gate",),
+    no_types=True,
+    activations=_GATING,
+    required=(("position_embedding_type", "rope"), ("layer_norm_type", "layer_norm"), ("pack_qkv", True)),
+    refused=(("logn_attention_scale", "queries that grow with the length"),),
+)
+_JINA = EncoderFamily("Jina Embeddings 3", ("roberta.",), _JINA_NAMES, ("classifier.dense", "classifier.out_proj"))
+_ELECTRA = EncoderFamily(
+    "ELECTRA", ("electra.",), _BERT_NAMES, ("classifier.dense", "classifier.out_proj"), head_act="gelu_erf"
+)
 FAMILIES: Mapping[str, EncoderFamily] = {
     "Bert": _BERT,
     "Roberta": _ROBERTA,
@@ -174,6 +224,10 @@ FAMILIES: Mapping[str, EncoderFamily] = {
     "DistilBert": _DISTIL,
     "ModernBert": _MODERN,
     "NomicBert": _NOMIC,
+    "Electra": _ELECTRA,
+    "Gte": _GTE,
+    "New": replace(_GTE, title="GTE, as its makers have it", fixed_ntk=True),
+    "JinaEmbeddingsV3": _JINA,
 }
 """By what comes before Model, ForMaskedLM or ForSequenceClassification in the name of the architecture."""
 

@@ -37,7 +37,7 @@ _PARTS = {
     "attention": ("q", "k", "v", "qkv", "attn_gate", "q_a", "q_b", "kv_a", "output"),
     "mixers": ("mixer_in", "mixer_qkv", "mixer_z", "mixer_qkvz", "mixer_b", "mixer_a", "mixer_ba", "mixer_out"),
     "latent space": ("kv_b", "k_b", "v_b"),
-    "FFN": ("gate", "up", "gate_up", "down"),
+    "FFN": ("gate", "up", "gate_up", "up_gate", "down"),
     "shared experts": ("shared_gate", "shared_up", "shared_gate_up", "shared_down"),
     "router": ("router", "shared_mix"),
     _LAYER_INPUTS: ("input_gate", "input_up"),

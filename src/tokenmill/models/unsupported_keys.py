@@ -48,6 +48,7 @@ WITHOUT_EFFECT = frozenset({
     "use_flash_attn", "fused_bias_fc", "fused_dropout_add_ln", "dense_seq_output", "reorder_and_upcast_attn",
     "use_mamba_kernels", "mamba_ssm_cache_dtype", "chunk_size", "residual_in_fp32",
     "scale_attn_weights", "pad_vocab_size_multiple", "ep_size", "mamba_chunk_size", "num_logits_to_keep",
+    "unpad_inputs", "use_memory_efficient_attention", "logn_attention_clip1", "summary_last_dropout",
     # of heads of masked language models, which are not read
     "decoder_bias", "sparse_prediction", "sparse_pred_ignore_index", "use_xentropy",
     # what the file is
@@ -123,7 +124,8 @@ def unread_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
     known = keys_of(checkpoint.metadata).keys() | WITHOUT_EFFECT | refused
     encoder = encoder_family(checkpoint.metadata)
     if encoder is not None:
-        known |= {"tie_word_embeddings", *encoder.aliases} | _said_twice(checkpoint.metadata, encoder)
+        required = {key for key, _ in encoder.required}
+        known |= {"tie_word_embeddings", *encoder.aliases} | required | _said_twice(checkpoint.metadata, encoder)
     elsewhere = {key for others in (*CONFIG_KEYS.values(), NOMIC_OWN_KEYS) for key in others}
 
     def says_nothing(key: str, value: Any) -> bool:
