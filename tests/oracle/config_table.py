@@ -22,6 +22,7 @@ from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.formats.config_keys import ARCHITECTURES, CONFIG_KEYS
 from tokenmill.formats.moe_keys import MOE_KEYS
 from tokenmill.models.config import LayerConfig, ModelConfig, config_from_checkpoint
+from tokenmill.models.family import SEQUENTIAL
 from tokenmill.models.roles import expected_shapes
 from tokenmill.models.rope import rope_frequencies
 
@@ -76,6 +77,7 @@ BASE: dict[str, dict[str, Any]] = {
     "nemotron_h": {"layers_block_type": [LINEAR, "moe", "full_attention", "mlp"], "n_routed_experts": 8, "head_dim": 32}
     | {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 24}
     | {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2},
+    "hunyuan_v1_dense": {"head_dim": 16},
     "solar_open": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
 }
 WITHOUT_A_CLASS = ("kimi_k2", "step3_text", "bailing_moe", "bailing_moe_v2")
@@ -85,6 +87,8 @@ WITH_EXPERTS = (
     "glm_moe_dsa", "glm4_moe_lite",
 )  # fmt: skip
 TYPES = tuple(kind for kind in ARCHITECTURES if kind not in WITHOUT_A_CLASS)
+RENAMED = (*WITH_EXPERTS, "exaone", "gpt_neox")
+"""Types whose tensors transformers calls otherwise than their files do."""
 INSIDE = tuple(kind for kind in TYPES if kind.endswith("_text") and not kind.startswith("gemma"))
 """Types of language models that transformers has no head for."""
 WITHOUT_ROPE = ("mamba2", "nemotron_h")
@@ -123,6 +127,13 @@ PRESENT: dict[str, list[Any]] = {
     "rms_norm_eps": [0.1],
     "layer_norm_eps": [0.1],
     "norm_epsilon": [0.1],
+    "layer_norm_epsilon": [0.1],
+    "rotary_emb_base": [777.0],
+    "rotary_pct": [0.5, 1.0],
+    "ffn_hidden_size": [40],
+    "num_kv_heads": [1, 2],
+    "num_ln_in_parallel_attn": [1, 2],
+    "activation": ["gelu", "gelu_new", "relu"],
     "query_pre_attn_scalar": [7],
     "attn_logit_softcapping": [5.0],
     "final_logit_softcapping": [5.0],
@@ -130,12 +141,16 @@ PRESENT: dict[str, list[Any]] = {
     "embedding_multiplier": [0.5],
     "residual_multiplier": [0.5],
     "logits_scaling": [0.5],
+    "logit_scale": [0.5],
+    "num_layers": [3],
+    "activation_function": ["gelu", "relu"],
     **{
         key: [True, False]
         for key in (
             "tie_word_embeddings", "attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias",
             "qk_layernorm", "use_parallel_residual", "is_causal", "qkv_bias",
             "norm_topk_prob", "use_qk_norm", "attention_k_eq_v", "use_double_wide_mlp", "enable_moe_block",
+            "bias", "new_decoder_architecture", "multi_query", "parallel_attn",
         )
     },
     "use_bidirectional_attention": [True, False, "vision", "all"],
@@ -220,7 +235,6 @@ PRESENT: dict[str, list[Any]] = {
     "n_groups": [1],
     "conv_kernel": [2, 5],
     "time_step_min": [0.1],
-    "layer_norm_epsilon": [0.1],
     "moe_shared_expert_intermediate_size": [40],
     "moe_latent_size": [16],
 }  # fmt: skip
@@ -325,6 +339,7 @@ def ours(config: dict[str, Any]) -> dict[str, Any]:
         "ropes": [_our_rope(model, layer) for layer in range(model.num_layers)],
         "queries": [_our_query_scale(layer) for layer in model.layers],
         "activation": model.activation,
+        "is_parallel": model.residual != SEQUENTIAL,
         "scaling": model.attention_scale if any(layer.attends for layer in model.layers) else None,
         "eps": model.norm_eps,
         "caps": (model.attention_cap, model.logit_cap),
@@ -370,13 +385,14 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
     inside = kind in INSIDE
     name = type(made).__name__.removesuffix("Config") + "Model" if inside else ARCHITECTURES[kind]
     with torch.device("meta"):
-        model = getattr(transformers, name)(made)
+        model = getattr(transformers, name, transformers.LlamaForCausalLM)(made)
     body = model if inside else model.base_model
-    layer = next((each for each in body.layers if _attention_of(each) is not None), body.layers[0])
+    layers = body.h if kind == "falcon" else body.layers
+    layer = next((each for each in layers if _attention_of(each) is not None), layers[0])
     attention = _attention_of(layer)
     if not getattr(made, "is_causal", True) or not getattr(attention, "is_causal", True):
         raise NotImplementedError("not causal")
-    state = model.state_dict() if kind not in WITH_EXPERTS else revert_weight_conversion(model, model.state_dict())
+    state = model.state_dict() if kind not in RENAMED else revert_weight_conversion(model, model.state_dict())
     shapes = {
         key.removeprefix("model."): tuple(value.shape)[-1:] if key.endswith("correction_bias") else tuple(value.shape)
         for key, value in state.items()
@@ -385,20 +401,15 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
     shapes = _taken_apart(shapes) if kind == "gpt_oss" else shapes
     shapes = _split(shapes) if kind in ("qwen3_vl_moe_text", "glm4v_moe_text", "qwen3_5_moe_text") else shapes
     if not inside and made.tie_word_embeddings:
-        shapes.pop("lm_head.weight")
-    norms = ("norm", "embedding_norm", "final_layernorm", "norm_f")
-    norm = next(getattr(body, name) for name in norms if hasattr(body, name))
+        shapes.pop("embed_out.weight" if kind == "gpt_neox" else "lm_head.weight")
+    norm = next(getattr(body, name) for name in _NORMS if hasattr(body, name))
     listed = "layer_types" in type(made).__dataclass_fields__
-    kinds = (
-        made.layer_types
-        if listed
-        else [_SLIDING if getattr(made, "sliding_window", None) else _FULL] * len(body.layers)
-    )
+    kinds = made.layer_types if listed else [_SLIDING if getattr(made, "sliding_window", None) else _FULL] * len(layers)
     indexed = "index_topk" in type(made).__dataclass_fields__
     windowed = "sliding_window" in type(made).__dataclass_fields__
     if windowed and _SLIDING in kinds and not made.sliding_window:
         raise ValueError("layers with a window need one")
-    blocks = [_ffn_of(kind, each) for each in body.layers]
+    blocks = [_ffn_of(kind, each) for each in layers]
     mlp = next((getattr(block, "experts", block) for block in blocks if block is not None), None)
     names = ("act_fn", "activation_fn", "act")
     activation = next(
@@ -406,14 +417,15 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
         transformers.activations.ACT2FN[made.mlp_hidden_act if kind == "nemotron_h" else "silu"],
     )
     name_of_activation = getattr(activation, "__name__", type(activation).__name__)
-    eps = next(getattr(norm, name) for name in ("variance_epsilon", "eps") if hasattr(norm, name))
+    eps = next((getattr(norm, name) for name in ("variance_epsilon", "eps") if hasattr(norm, name)), 1e-5)
     return {
         "shapes": shapes,
         "windows": [made.sliding_window if windowed and each == _SLIDING else 0 for each in kinds],
-        "ropes": _their_ropes(made, body, kinds),
-        "queries": [_their_query_scale(made)] * len(body.layers),
+        "ropes": _their_ropes(made, body, layers, kinds),
+        "queries": [_their_query_scale(made)] * len(layers),
         "activation": _ACTIVATIONS.get(name_of_activation, name_of_activation),
-        "scaling": None if attention is None else attention.scaling,
+        "is_parallel": getattr(layer, "use_parallel_residual", _is_parallel(made)),
+        "scaling": getattr(attention, "inv_norm_factor" if kind == "falcon" else "scaling", None),
         "eps": eps,
         "caps": tuple(
             (getattr(made, key) or 0.0) if key in CONFIG_KEYS[kind] else 0.0
@@ -422,7 +434,10 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
         "multipliers": (
             _their_embed_scale(kind, made, body),
             getattr(layer, "residual_multiplier", getattr(layer, "residual_scale", 1.0)),
-            made.logits_scaling if made.model_type.startswith(("granite", "minicpm3")) else 1.0,
+            made.logits_scaling if made.model_type.startswith(("granite", "minicpm3"))
+            else 1 / made.logit_scale
+            if kind in ("cohere", "cohere2")
+            else 1.0,
         ),
         "context": min(_their_context(kind, made), made.index_topk if indexed else _their_context(kind, made)),
         "experts": [_their_experts(kind, block) for block in blocks],
@@ -441,15 +456,23 @@ def _their_embed_scale(kind: str, made: Any, body: Any) -> float:
 
 _ACTIVATIONS = {
     "SiLUActivation": "silu", "SiLU": "silu", "GELUTanh": "gelu", "NewGELUActivation": "gelu",
-    "ReLUSquaredActivation": "relu2",
+    "ReLUSquaredActivation": "relu2", "GELUActivation": "gelu_erf",
 }  # fmt: skip
+_NORMS = ("norm", "embedding_norm", "final_layernorm", "final_layer_norm", "norm_f", "ln_f")
 
 
 def _attention_of(layer: Any) -> Any:
     """None for a layer without."""
-    if not hasattr(layer, "mixer"):
-        return getattr(layer, "self_attn", None)
-    return layer.mixer if getattr(layer, "block_type", "") == "full_attention" else None
+    if hasattr(layer, "mixer"):
+        return layer.mixer if getattr(layer, "block_type", "") == "full_attention" else None
+    names = ("self_attn", "attention", "self_attention")
+    return next((each for each in (getattr(layer, name, None) for name in names) if each is not None), None)
+
+
+def _is_parallel(made: Any) -> bool:
+    if made.model_type == "falcon":
+        return bool(made.new_decoder_architecture or made.parallel_attn)
+    return made.model_type in ("cohere", "cohere2", "phi")
 
 
 def _ffn_of(kind: str, layer: Any) -> Any:
@@ -507,15 +530,15 @@ def _their_experts(kind: str, block: Any) -> Any:
     )
 
 
-def _their_ropes(made: Any, body: Any, kinds: list[str]) -> list[Any]:
+def _their_ropes(made: Any, body: Any, layers: Any, kinds: list[str]) -> list[Any]:
     rotary = getattr(body, "pos_emb", None) or getattr(body, "rotary_emb", None)
     if rotary is None:
         return [None] * len(kinds)
     rotary = type(rotary)(made)
     ropes = []
-    for kind, layer in zip(kinds, body.layers, strict=True):
+    for kind, layer in zip(kinds, layers, strict=True):
         prefix = f"{kind}_" if hasattr(rotary, f"{kind}_inv_freq") else ""
-        attention = getattr(layer, "self_attn", None)
+        attention = _attention_of(layer)
         if attention is None:
             ropes.append(None)
             continue
@@ -524,12 +547,17 @@ def _their_ropes(made: Any, body: Any, kinds: list[str]) -> list[Any]:
             turns = attention.sliding_window is None or attention.is_sliding
         if made.model_type == "afmoe":
             turns = attention.is_local_attention
+        if made.model_type == "cohere2":
+            turns = attention.sliding_window is not None
         frequencies = getattr(rotary, f"{prefix}inv_freq").numpy().astype(np.float64)
         scale = getattr(rotary, f"{prefix}attention_scaling")
         whole = 2 * len(frequencies) == getattr(attention, "qk_rope_head_dim", getattr(attention, "head_dim", 0))
         if not whole and made.model_type not in (
             "phi3",
             "stablelm",
+            "phi",
+            "gpt_neox",
+            "glm",
             "glm4",
             "glm4_moe",
             "glm4v_moe_text",

@@ -20,10 +20,11 @@ from tokenmill.formats.quantised import QuantisedTensor
 from tokenmill.formats.tensor import Tensor
 from tokenmill.models.config import ModelConfig, config_from_checkpoint
 from tokenmill.models.families import GGUF_FAMILIES
+from tokenmill.models.family import SEQUENTIAL
 from tokenmill.models.moe import MERGED, PAIRED, STACKED
 from tokenmill.models.repack import raw_matrix
 from tokenmill.models.roles import EXPERT_ROLES, expert_names, layer_names
-from tokenmill.models.rope import RopeConfig
+from tokenmill.models.rope import RopeConfig, rope_frequencies
 from tokenmill.models.tensor_names import GLOBAL_NAMES, WHOLE_NAMES, global_names
 from tokenmill.ops.api import SIGMOID
 from tokenmill.ops.reference_weights import dequantise as dequantise_raw
@@ -42,10 +43,18 @@ ARCHITECTURES = {
     "Gemma2": "gemma2",
     "Gemma3": "gemma3",
     "Phi3": "phi3",
+    "Olmo": "olmo",
     "Olmo2": "olmo2",
     "Granite": "granite",
     "Starcoder2": "starcoder2",
     "StableLm": "stablelm",
+    "Cohere": "command-r",
+    "Cohere2": "cohere2",
+    "HunYuanDenseV1": "hunyuan-dense",
+    "Phi": "phi2",
+    "GPTNeoX": "gptneox",
+    "Falcon": "falcon",
+    "Exaone": "exaone",
     "Exaone4": "exaone4",
     "SeedOss": "seed_oss",
     "Mixtral": "llama",
@@ -90,9 +99,11 @@ def convert(folder: Path, family: str, path: Path, form: str = STACKED) -> Path:
         if name in done:
             continue
         base, _, suffix = name.rpartition(".")
-        if config.tied_embeddings and base == GLOBAL_NAMES["hf"]["head"]:
+        if config.tied_embeddings and names.get(base) == "output":
             continue
         values = dequantise(tensor.kind, tensor.data, tensor.num_values).reshape(tensor.shape)
+        if names[base].endswith("attn_qkv") and config.family.qkv_by_group:
+            values = _by_kind(values, config)
         if base in interleaved:
             values = _interleave(values, interleaved[base])
         if "norm" in base:
@@ -156,7 +167,14 @@ def _values(tensor: Tensor | QuantisedTensor) -> np.ndarray:
 
 def _with_family(config: ModelConfig, architecture: str, form: str) -> ModelConfig:
     moe = None if config.moe is None else dataclasses.replace(config.moe, form=form)
-    return dataclasses.replace(config, family=GGUF_FAMILIES[architecture], moe=moe)
+    return dataclasses.replace(config, family=GGUF_FAMILIES[architecture].with_residual(config.residual), moe=moe)
+
+
+def _by_kind(values: np.ndarray, config: ModelConfig) -> np.ndarray:
+    """All queries, keys and values, of rows that go by KV head."""
+    parts = values.reshape(config.num_kv_heads, -1, config.head_dim, *values.shape[1:])
+    kinds = (parts[:, :-2], parts[:, -2], parts[:, -1])
+    return np.concatenate([kind.reshape(-1, *values.shape[1:]) for kind in kinds])
 
 
 def _interleave(values: np.ndarray, num_heads: int) -> np.ndarray:
@@ -169,8 +187,6 @@ def _rope_tensors(config: ModelConfig) -> dict[str, Any]:
     if rope.scaling == "longrope":
         return {"rope_factors_short.weight": rope.short_divisors, "rope_factors_long.weight": rope.long_divisors}
     if rope.scaling == "llama3":
-        from tokenmill.models.rope import rope_frequencies
-
         plain = rope_frequencies(RopeConfig(rope.base), config.rotary_dim)
         return {"rope_freqs.weight": plain / rope_frequencies(rope, config.rotary_dim)}
     return {}
@@ -222,8 +238,16 @@ def _metadata(config: ModelConfig, architecture: str) -> dict[str, Any]:
             "residual_scale": float(config.residual_scale),
             "logit_scale": 1 / config.logit_scale,
         }
+    if GGUF_FAMILIES[architecture].residual_key:
+        keys[GGUF_FAMILIES[architecture].residual_key] = config.residual != SEQUENTIAL
+    if GGUF_FAMILIES[architecture].logits_multiplied:
+        keys["logit_scale"] = config.logit_scale
     tokens = {"tokenizer.ggml.model": "no_vocab"}
     return {"general.architecture": architecture, **{f"{architecture}.{key}": keys[key] for key in keys}, **tokens}
+
+
+def _stretched_base(rope: RopeConfig, num_turned: int) -> float:
+    return rope.base * rope.factor ** (num_turned / (num_turned - 2)) if rope.scaling == "ntk" else rope.base
 
 
 def _moe_keys(config: ModelConfig) -> dict[str, Any]:

@@ -64,7 +64,8 @@ def make_model(case: Case, folder):
     config = getattr(transformers, f"{name}Config")(**SHAPE | case.options)
     config._attn_implementation = "eager"
     torch.manual_seed(1)
-    model = getattr(transformers, f"{case.family}ForCausalLM")(config)
+    named, auto = getattr(transformers, f"{case.family}ForCausalLM", None), transformers.AutoModelForCausalLM
+    model = auto.from_config(config) if named is None else named(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3 if parameter.ndim >= 2 else 1).add_(0.02 * torch.randn_like(parameter))
@@ -72,7 +73,7 @@ def make_model(case: Case, folder):
             if name.endswith(("correction_bias", "layer_scalar")):
                 buffer.add_(0.2 * torch.randn_like(buffer))
     model.save_pretrained(folder)
-    return type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return (named or auto).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 ALL_CASES = (*CASES, *MOE_CASES)

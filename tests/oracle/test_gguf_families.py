@@ -23,6 +23,8 @@ _SKIPPED = {
     "Gemma with SiLU": "the architecture is with GELU",
     "Gemma 2, no caps, SiLU": "the architecture is with GELU",
     "Gemma 3, capped logits, SiLU": "the architecture is with GELU",
+    "Command R, biases, exact GELU": "the architecture is with SiLU",
+    "Falcon, sequential residuals": "the architecture is with parallel residuals",
     "EXAONE 4, a window that no layer has": "GGUF has no such pattern",
     "Mixtral, sliding window": "the architecture 'llama' has no windows",
     "Qwen3-MoE, dense layers, sliding window": "the architecture 'qwen3moe' has no windows",

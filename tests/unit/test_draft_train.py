@@ -24,6 +24,7 @@ from tokenmill.draft import target as target_module
 from tokenmill.draft.target import LIKELIEST, Rows, Sample, SampleFile, Target, embeddings, to_bfloat16
 from tokenmill.formats.checkpoint import open_checkpoint
 from tokenmill.formats.safetensors import open_safetensors
+from tokenmill.models.config import config_from_checkpoint
 from tokenmill.models.eagle3 import eagle3_checkpoint, load_eagle3, usual_aux_layers
 from tokenmill.models.loader import load_model
 from tokenmill.ops.api import StepBatch
@@ -261,7 +262,7 @@ def test_the_engine_runs_the_head_that_was_trained(lessons, tmp_path):
     model = load_eagle3(view, ops, load_model(target, ops, **how), **how)
     tokens, row = lessons[0][0].tokens, torch.from_numpy(lessons[1][0]["aux"].astype(np.uint32) << 16)
     aux_TA = row.view(torch.float32)
-    embeds = torch.from_numpy(embeddings(target, np.array(tokens)))[None]
+    embeds = torch.from_numpy(embeddings(target, config_from_checkpoint(target), np.array(tokens)))[None]
     weights = {name: each.float() for name, each in head.tensors().items()}
     steps = train_steps(weights, head.shape, aux_TA[None], embeds, 2)
     expected = [torch.nn.functional.linear(x[0], weights["lm_head.weight"]).numpy() for x in steps]

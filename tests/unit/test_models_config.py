@@ -116,7 +116,7 @@ def replace_metadata(checkpoint, **given):
             {"architectures": ["StableLmForCausalLM"], "qk_layernorm": True},
             "norms of each head are not supported",
         ),
-        ("hf", {"hidden_act": "gelu"}, "activation 'gelu'"),
+        ("hf", {"hidden_act": "relu"}, "activation 'relu'"),
         ("hf", {"rope_parameters": {"rope_type": "proportional", "factor": 2}}, "'proportional' is not"),
         ("hf", {"num_key_value_heads": 3}, "4 heads do not divide into 3 KV heads"),
         ("hf", {"head_dim": 15}, "head size 15 must be even"),

@@ -24,7 +24,7 @@ from ..models.decoder import AuxHiddenStates
 from ..models.eagle3 import usual_aux_layers
 from ..models.loader import load_model
 from ..models.repack import as_matrix, raw_matrix
-from ..models.tensor_names import GLOBAL_NAMES
+from ..models.tensor_names import global_names
 from ..ops.api import Ops, RawTensor, StepBatch, StepLimits
 from ..ops.reference_weights import dequantise as dequantise_raw
 
@@ -165,17 +165,19 @@ def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def embeddings(checkpoint: Checkpoint, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+def embeddings(checkpoint: Checkpoint, config: ModelConfig, ids: NDArray[np.int64]) -> NDArray[np.float32]:
     """The model's own embeddings of these tokens, [len(ids), D]."""
-    return _rows(checkpoint, GLOBAL_NAMES[checkpoint.kind]["embed"], ids)
+    return _rows(checkpoint, global_names(checkpoint.kind, config.family.names)["embed"], ids)
 
 
 def head_rows(checkpoint: Checkpoint, config: ModelConfig, ids: NDArray[np.int64]) -> NDArray[np.float32]:
     """What its head makes these tokens' logits with, [len(ids), D], with what the final norm has as weight."""
-    names = GLOBAL_NAMES[checkpoint.kind]
+    names = global_names(checkpoint.kind, config.family.names)
+    rows = _rows(checkpoint, names["embed" if config.tied_embeddings else "head"], ids)
+    if not config.family.norm_weight:
+        return rows
     norm = checkpoint.tensors[f"{names['final_norm']}.weight"]
-    weight = dequantise(norm.kind, norm.data, norm.num_values) + np.float32(config.family.norm_offset)
-    return _rows(checkpoint, names["embed" if config.tied_embeddings else "head"], ids) * weight
+    return rows * (dequantise(norm.kind, norm.data, norm.num_values) + np.float32(config.family.norm_offset))
 
 
 def _rows(checkpoint: Checkpoint, name: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:

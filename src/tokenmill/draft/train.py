@@ -133,7 +133,7 @@ def trainer_of(
     used = np.unique(np.concatenate([np.array(sample.tokens, np.int64) for sample in samples]))
     places_V = np.zeros(config.vocab_size, np.int64)
     places_V[used] = np.arange(len(used))
-    lessons = Lessons(samples, rows, embeddings(checkpoint, used), places_V)
+    lessons = Lessons(samples, rows, embeddings(checkpoint, config, used), places_V)
     drafted = choose_vocabulary(lessons, plan.draft_vocab_size, config.vocab_size)
     shape = HeadShape.of(config, tuple(usual_aux_layers(config.num_layers)), len(drafted))
     return Trainer(lessons, shape, drafted, head_rows(checkpoint, config, drafted), plan, folder, clock)

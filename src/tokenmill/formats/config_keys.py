@@ -38,6 +38,11 @@ _GEMMA4 = {
     "num_kv_shared_layers": 0, "attention_k_eq_v": False, "use_double_wide_mlp": False, "global_head_dim": 512,
     "num_global_key_value_heads": None, "per_layer_config": None,
 }  # fmt: skip
+_COHERE = {
+    **COMMON, **sizes(256_000, 8192, 22_528, 40, 64, None, 8192), **ends(5, 255_001), "hidden_act": "silu",
+    "head_dim": DERIVED, "layer_norm_eps": 1e-5, "logit_scale": 0.0625, "attention_bias": False,
+    "tie_word_embeddings": True,
+}  # fmt: skip
 _QWEN2_VL = {
     **COMMON, **sizes(152_064, 8192, 29_568, 80, 64, OrNull(8), 32_768), **ends(151_643, 151_645),
     "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 1e6, "use_sliding_window": OrNull(False),
@@ -104,6 +109,12 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         partial_rotary_factor=1.0,
         sliding_window=None,
     ),
+    "olmo": keys(
+        **COMMON | sizes(50_304, 4096, 11_008, 32, 32, None, 2048) | ends(None, 50_279),
+        head_dim=DERIVED,
+        hidden_act="silu",
+        attention_bias=False,
+    ),
     "olmo2": keys(
         **DECODER | sizes(50_304, 4096, 11_008, 32, 32, None, 2048) | ends(None, 50_279) | {"rms_norm_eps": 1e-5},
         attention_bias=False,
@@ -142,11 +153,25 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         qk_layernorm=False,
         use_parallel_residual=False,
     ),
+    "cohere": keys(**_COHERE | {"rope_theta": 500_000.0}),
+    "cohere2": keys(
+        **_COHERE,
+        sliding_window=4096,
+        sliding_window_pattern=4,
+        layer_types=None,
+    ),
     "helium": keys(
         **DECODER | sizes(48_000, 2560, 7040, 24, 20, 20, 4096) | ends(1, 2)
         | {"head_dim": 128, "rms_norm_eps": 1e-8, "rope_theta": 1e5},
         attention_bias=False,
         mlp_bias=False,
+    ),
+    "glm": keys(
+        **DECODER | sizes(151_552, 4096, 13_696, 40, 32, 2, 131_072) | {"head_dim": 128, "rms_norm_eps": 1.5625e-7},
+        attention_bias=True,
+        partial_rotary_factor=0.5,
+        bos_token_id=None,
+        eos_token_id=OrNull([151_329, 151_336, 151_338]),
     ),
     "glm4": keys(
         **DECODER | sizes(151_552, 4096, 13_696, 40, 32, 2, 131_072) | {"head_dim": 128, "rms_norm_eps": 1.5625e-7},
@@ -172,6 +197,68 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         **DECODER | sizes(103_424, 1024, 3072, 18, 16, OrNull(2), 131_072) | ends(1, 2)
         | {"head_dim": OrNull(128), "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True},
         use_bias=False,
+    ),
+    "internlm3": keys(
+        **DECODER | sizes(128_512, 4096, 10_240, 48, 32, OrNull(2), 32_768) | ends(1, 2)
+        | {"head_dim": OrNull(128), "rms_norm_eps": 1e-5},
+        attention_bias=False,
+        mlp_bias=False,
+        qkv_bias=DERIVED,
+        bias=DERIVED,
+    ),
+    "exaone": keys(
+        **DECODER | sizes(102_400, 4096, 14_336, 32, 32, OrNull(8), 4096) | ends(1, 361)
+        | {"head_dim": None, "rms_norm_eps": 1e-5, "rope_theta": 5e5},
+        attention_bias=False,
+        mlp_bias=False,
+        num_layers=DERIVED,
+        layer_norm_epsilon=DERIVED,
+        activation_function=DERIVED,
+    ),
+    "hunyuan_v1_dense": keys(
+        **DECODER | sizes(290_943, 4096, 11_008, 32, 32, None, 2048) | ends(1, 2)
+        | {"head_dim": REQUIRED, "rms_norm_eps": 1e-5},
+        attention_bias=False,
+    ),
+    "phi": keys(
+        **COMMON | sizes(51_200, 2048, 8192, 24, 32, None, 2048) | ends(1, 2),
+        head_dim=DERIVED,
+        hidden_act="gelu_new",
+        layer_norm_eps=1e-5,
+        partial_rotary_factor=0.5,
+        qk_layernorm=False,
+    ),
+    "gpt_neox": keys(
+        **{key: default for key, default in COMMON.items() if key != "rope_theta"} | ends(0, 2),
+        vocab_size=50_432,
+        hidden_size=6144,
+        intermediate_size=24_576,
+        num_hidden_layers=44,
+        num_attention_heads=64,
+        max_position_embeddings=2048,
+        hidden_act="gelu",
+        layer_norm_eps=1e-5,
+        use_parallel_residual=True,
+        attention_bias=True,
+        rotary_emb_base=10_000,
+        rotary_pct=0.25,
+    ),
+    "falcon": keys(
+        **COMMON | ends(11, 11) | {"tie_word_embeddings": True},
+        vocab_size=65_024,
+        hidden_size=4544,
+        ffn_hidden_size=None,
+        num_hidden_layers=32,
+        num_attention_heads=71,
+        num_kv_heads=None,
+        max_position_embeddings=2048,
+        activation="gelu",
+        layer_norm_epsilon=1e-5,
+        new_decoder_architecture=False,
+        multi_query=True,
+        parallel_attn=True,
+        num_ln_in_parallel_attn=None,
+        bias=False,
     ),
     "cwm": keys(
         **DECODER | sizes(128_256, 6144, 21_504, 64, 48, 8, 131_072)
@@ -209,16 +296,26 @@ ARCHITECTURES: dict[str, str] = {
     "gemma4_text": "Gemma4ForCausalLM",
     "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "olmo": "OlmoForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
     "granite": "GraniteForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
     "stablelm": "StableLmForCausalLM",
+    "cohere": "CohereForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
     "helium": "HeliumForCausalLM",
+    "glm": "GlmForCausalLM",
     "glm4": "Glm4ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
+    "internlm3": "InternLM3ForCausalLM",
+    "exaone": "ExaoneForCausalLM",
+    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "phi": "PhiForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "falcon": "FalconForCausalLM",
     "cwm": "CwmForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
@@ -231,6 +328,8 @@ ARCHITECTURES: dict[str, str] = {
 
 _OTHER_NAMES = {"ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM"}
 """What files called an architecture before transformers did."""
+_RUN_AS_LLAMA = ("internlm3", "exaone")
+"""Types that transformers has no class for but Llama's, which files that it wrote name."""
 
 _TYPES = {architecture: kind for kind, architecture in reversed(ARCHITECTURES.items())} | {
     name + suffix: kind
@@ -241,7 +340,10 @@ _TYPES = {architecture: kind for kind, architecture in reversed(ARCHITECTURES.it
 
 def architecture_of(config: Mapping[str, Any]) -> str:
     """What `architectures` names first, else what `model_type` stands for; "" where neither says anything known."""
-    return named_architecture(config) or ARCHITECTURES.get(str(config.get("model_type")), "")
+    named, kind = named_architecture(config), str(config.get("model_type"))
+    if named == "LlamaForCausalLM" and kind in _RUN_AS_LLAMA:
+        named = ""
+    return named or ARCHITECTURES.get(kind, "")
 
 
 def named_architecture(config: Mapping[str, Any]) -> str:

@@ -57,6 +57,8 @@ def hf_attention(fields: Fields, family: Family, width: int, num_heads: int) -> 
         if fields.metadata.get("head_dim", head_dim) not in (head_dim, None):
             raise BadCheckpoint(f"{fields.where}: head_dim of a {family.title} must be {head_dim}.")
         num_kv_heads = fields.count("num_key_value_heads", num_heads)
+        if fields.reads("multi_query") and not fields.flag("new_decoder_architecture"):  # Falcon's, before 40B
+            num_kv_heads = 1 if fields.flag("multi_query") else num_heads
         scale = _hf_scale(fields, head_dim) if family.attention_scale is None else family.attention_scale
         return AttentionConfig(num_kv_heads, head_dim, head_dim, scale)
     fields.must_equal("num_attention_groups", 1)

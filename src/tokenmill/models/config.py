@@ -24,17 +24,18 @@ from ..plugins.load import plugin_names
 from .attention_config import gguf_attention, hf_attention, hf_layer_attention
 from .config_json import (
     MAX_LAYERS,
-    NORM_KEYS,
     LayerKinds,
     read_activation,
     read_ffn_width,
     read_layers,
+    read_norm_eps,
     read_num_layers,
+    read_residual,
     read_ropes,
     read_tied,
 )
 from .families import GGUF_FAMILIES, HF_FAMILIES, gguf_family, hf_family
-from .family import LATENT_HEADS, NO_HEADS, Family
+from .family import LATENT_HEADS, NO_HEADS, ONE_NORM, PARALLEL, SEQUENTIAL, Family
 from .fields import Fields
 from .mixer import GATED_DELTA, MixerConfig, gguf_mixer, gguf_state_layers, hf_mixer
 from .moe import MoeConfig
@@ -85,7 +86,8 @@ class LayerConfig:
 class ModelConfig:
     """num_heads..  of most layers, as head_dim and ffn_width: see LayerConfig
     rotary_dim   channels of each of these heads that turn; of other heads it is the same share
-    biases       roles that have one
+    biases       roles that have one, the head among them
+    residual     SEQUENTIAL, PARALLEL or ONE_NORM
     scales       are 1 and caps 0 for none
     moe          of layers that are mixtures of experts
     mixer        of layers that keep a state
@@ -118,6 +120,7 @@ class ModelConfig:
     tied_embeddings: bool
     activation: str = "silu"
     biases: frozenset[str] = field(default_factory=frozenset)
+    residual: str = SEQUENTIAL
     attention_scale: float = 1.0
     attention_cap: float = 0.0
     logit_cap: float = 0.0
@@ -189,7 +192,6 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
     num_layers = num_blocks - num_mtp_layers(fields)
     if num_layers < 1:
         raise BadCheckpoint(f"{fields.where}: of {num_blocks} layers none is left beside nextn_predict_layers.")
-    num_heads = fields.count("attention.head_count")
     shape = gguf_attention(checkpoint, fields, family, width, num_layers)
     scales = gguf_scales(fields, family, width, num_layers)
     max_context = fields.count("context_length")
@@ -197,11 +199,11 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
     local_base = fields.number("rope.freq_base_swa", 10000.0 if architecture == "gemma3" else rope.base)
     windowed_rope = RopeConfig(local_base) if family.local_rope else rope
     kinds = _gguf_kinds(fields, family, num_layers)
+    family, residual = _gguf_residual(checkpoint, fields, family)
     names = LAYER_NAMES["gguf"] | dict(family.names)
     activation = family.activation or "silu"
     mixtures = gguf_experts(fields, family, checkpoint.tensors, num_layers, activation)
-    norm_key = "layer_norm_epsilon" if family.norm == "layer" else "layer_norm_rms_epsilon"
-    eps = fields.number(f"attention.{norm_key}")
+    eps = fields.number(f"attention.layer_norm_{'' if family.norm == 'layer' else 'rms_'}epsilon")
     return _checked(
         ModelConfig(
             architecture=architecture,
@@ -210,7 +212,7 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
             width=width,
             ffn_width=fields.count("feed_forward_length", mixtures.moe.expert_width if mixtures.moe else None),
             vocab_size=table.shape[0],
-            num_heads=num_heads,
+            num_heads=fields.count("attention.head_count"),
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             rotary_dim=shape.turned_dim,
@@ -219,6 +221,7 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
             tied_embeddings="output.weight" not in checkpoint.tensors,
             activation=activation,
             biases=_gguf_biases(checkpoint, names, num_layers) | frozenset(family.biases),
+            residual=residual,
             attention_scale=shape.scale,
             attention_cap=fields.number("attn_logit_softcapping", 0.0),
             logit_cap=fields.number("final_logit_softcapping", 0.0),
@@ -253,6 +256,25 @@ def _gguf_biases(checkpoint: Checkpoint, names: Mapping[str, str], num_layers: i
         for layer in range(num_layers)
         if role not in WHOLE_NAMES and f"{name.format(layer)}.bias" in checkpoint.tensors
     )
+
+
+def _gguf_residual(checkpoint: Checkpoint, fields: Fields, family: Family) -> tuple[Family, str]:
+    """The form of the residuals, with the family as it is where they have it. Whether a norm serves both attention and
+    FFN, and whether queries, keys and values are one matrix, tensors tell."""
+
+    def has(name: str) -> bool:
+        return f"{name.format(0)}.weight" in checkpoint.tensors
+
+    names, residual = LAYER_NAMES["gguf"] | dict(family.names), family.residual
+    if residual == PARALLEL and family.residual_key and not fields.flag(family.residual_key):
+        residual = SEQUENTIAL
+    elif residual == ONE_NORM and family.parallel_names:
+        residual = PARALLEL if has(family.parallel_names["attn_norm"]) else ONE_NORM
+    elif residual == ONE_NORM and has(names["ffn_norm"]):
+        residual = SEQUENTIAL
+    if has(names["qkv"]) and not (family.mixer or "qkv" in family.fused):
+        family = replace(family, fused=(*family.fused, "qkv"))
+    return family.with_residual(residual), residual
 
 
 def _gguf_rope(checkpoint: Checkpoint, fields: Fields, family: Family, max_context: int) -> RopeConfig:
@@ -344,18 +366,18 @@ def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
     keys = family.keys or CONFIG_KEYS.get(kind)
     if keys is None or (architecture in HF_FAMILIES and ARCHITECTURES.get(kind) != architecture):
         raise BadCheckpoint(f"{fields.where}: {architecture} does not go with model_type {kind!r}.")
-    fields = replace(fields, keys=keys)
+    fields = replace(fields, keys=keys, names=family.key_names)
     fields.check_nulls()
     refuse_what_is_not_done(fields, family)
     if fields.reads("rope_interleave") and not fields.flag("rope_interleave"):
         family = replace(family, interleaved_heads=False)
     width = fields.count("hidden_size")
     num_heads = 0 if family.attention == NO_HEADS else fields.count("num_attention_heads")
-    num_layers = read_num_layers(fields, family)
+    num_layers, eps = read_num_layers(fields, family), read_norm_eps(fields, family)
     shape, scales = hf_attention(fields, family, width, num_heads), hf_scales(fields, family, width, num_layers)
-    eps = fields.number(next(filter(fields.reads, NORM_KEYS)))
     ropes, activation = read_ropes(fields, family), read_activation(fields, family)
-    mixtures = hf_experts(fields, family, num_layers, activation)
+    mixtures, residual = hf_experts(fields, family, num_layers, activation), read_residual(fields, family)
+    family = family.with_residual(residual)
     layers = _layers(read_layers(fields, family, num_layers), ropes.full, ropes.windowed, mixtures)
     layers = _hf_own_shapes(fields, layers, HeadGeometry(num_heads, shape.num_kv_heads, shape.head_dim))
     input_width, input_vocab = _hf_inputs(fields)
@@ -366,7 +388,7 @@ def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
             family=family,
             layers=layers,
             width=width,
-            ffn_width=read_ffn_width(fields),
+            ffn_width=read_ffn_width(fields, width),
             vocab_size=fields.count("vocab_size"),
             num_heads=num_heads,
             num_kv_heads=shape.num_kv_heads,
@@ -377,6 +399,7 @@ def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
             tied_embeddings=read_tied(fields) and not _has_own_head(checkpoint, family),
             activation=activation,
             biases=frozenset(biases),
+            residual=residual,
             attention_scale=shape.scale,
             attention_cap=fields.number("attn_logit_softcapping", 0.0),
             logit_cap=fields.number("final_logit_softcapping", 0.0),
@@ -401,7 +424,7 @@ def _hf_own_shapes(fields: Fields, layers: tuple[LayerConfig, ...], heads: HeadG
     """The layers, with what their attention and their FFN have of their own. heads: of the model."""
     wide = 0
     if fields.reads("use_double_wide_mlp") and fields.flag("use_double_wide_mlp"):
-        wide = 2 * read_ffn_width(fields)
+        wide = 2 * read_ffn_width(fields, fields.count("hidden_size"))
     found = hf_layer_attention(fields, [layer.window for layer in layers], heads)
     return tuple(
         replace(
@@ -536,7 +559,7 @@ def hf_scales(fields: Fields, family: Family, width: int, num_layers: int) -> Sc
         if family.scaled_embeddings or fields.flag("mup_enabled")
         else fields.number("embedding_multiplier", 1.0),
         fields.number("residual_multiplier", 1.0),
-        1 / fields.number("logits_scaling", 1.0, positive=True),
+        fields.number("logit_scale", 1.0) / fields.number("logits_scaling", 1.0, positive=True),
     )
 
 
@@ -550,8 +573,9 @@ def gguf_scales(fields: Fields, family: Family, width: int, num_layers: int) -> 
     if fields.prefix == "minicpm3.":
         embed, residual = _MINICPM3.embed, _MINICPM3.residual / math.sqrt(num_layers)
         logit = width / _MINICPM3.logit
+    logit = fields.number("logit_scale", logit, positive=True)
     return Scales(
         embed if family.scaled_embeddings else fields.number("embedding_scale", embed),
         fields.number("residual_scale", residual),
-        1 / fields.number("logit_scale", logit, positive=True),
+        logit if family.logits_multiplied else 1 / logit,
     )

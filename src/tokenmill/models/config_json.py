@@ -13,12 +13,12 @@ from typing import Any
 
 from ..core.errors import BadCheckpoint
 from ..formats.config_key import Key
-from .family import Family
+from .family import ONE_NORM, PARALLEL, SEQUENTIAL, Family
 from .fields import Fields
 from .rope import RopeConfig
 
-NORM_KEYS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
-"""Of which every type reads one."""
+_NORM_KEYS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
+"""Of which a type reads at most one."""
 
 MAX_LAYERS = 10_000
 """More than any model has; a damaged count must not be turned into a list of that length."""
@@ -29,12 +29,13 @@ UNBOUNDED_CONTEXT = 1 << 17
 _CONTEXT_KEYS = ("max_position_embeddings", "max_position_embedding")
 
 _ACTIVATIONS = {
-    "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "relu2": "relu2",
+    "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "gelu": "gelu_erf",
+    "relu2": "relu2",
 }  # fmt: skip
 """Names in config.json -> what the decoder calls them: gelu is the tanh form, relu2 the square of what is positive."""
 
 _ACTIVATION_KEYS = ("hidden_activation", "mlp_hidden_act", "hidden_act")
-_GATED, _UNGATED = ("silu", "gelu"), ("gelu", "relu2")
+_GATED, _UNGATED, _NOT_OF_EXPERTS = ("silu", "gelu"), ("gelu", "relu2"), ("silu", "gelu_erf")
 """Of which there are kernels."""
 
 _SLIDING, _FULL, _LINEAR, _MLP, _MOE = "sliding_attention", "full_attention", "linear_attention", "mlp", "moe"
@@ -85,17 +86,37 @@ class Ropes:
 
 
 def read_activation(fields: Fields, family: Family) -> str:
-    key = next(filter(fields.reads, _ACTIVATION_KEYS), "hidden_act")
+    key = fields.named(next(filter(fields.reads, _ACTIVATION_KEYS), "hidden_act"))
     if family.activation is not None:
         return family.activation
     name = fields.text(key, "")
     known = _ACTIVATIONS | {"gelu": "gelu"} if family.legacy_gelu else _ACTIVATIONS
-    known = {name: kind for name, kind in known.items() if kind in (_GATED if family.gated else _UNGATED)}
+    done = (_GATED if family.gated else _UNGATED) + (() if family.moe is not None else _NOT_OF_EXPERTS)
+    known = {name: kind for name, kind in known.items() if kind in done}
     if name not in known:
         raise BadCheckpoint(
             f"{fields.where}: activation {name!r} ({key}) is not supported (supported: {', '.join(known)})."
         )
     return known[name]
+
+
+def read_norm_eps(fields: Fields, family: Family) -> float:
+    key = next(filter(fields.reads, _NORM_KEYS), None)
+    return family.norm_eps if key is None else fields.number(key)
+
+
+def read_residual(fields: Fields, family: Family) -> str:
+    norms = "num_ln_in_parallel_attn"  # Falcon's, which says more
+    if fields.reads(norms):
+        is_new, is_parallel = fields.flag("new_decoder_architecture"), fields.flag("parallel_attn")
+        if not (is_new or is_parallel):
+            return SEQUENTIAL
+        num_norms = fields.count(norms, 2 if is_new else 1)
+        if not is_parallel or num_norms > 1 + is_new:
+            raise BadCheckpoint(f"{fields.where}: {norms} and parallel_attn do not fit new_decoder_architecture.")
+        return PARALLEL if num_norms == 2 else ONE_NORM
+    is_sequential = bool(family.residual_key) and not fields.flag(family.residual_key)
+    return SEQUENTIAL if is_sequential else family.residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +189,17 @@ def read_layers(fields: Fields, family: Family, num_layers: int) -> LayerKinds:
     return LayerKinds(windows, no_rope, with_state, frozenset(range(num_layers)) - attending, frozenset(mixing))
 
 
-def read_ffn_width(fields: Fields) -> int:
-    """LFM2's may follow from another number, by SwiGLU's two thirds, a factor, and a multiple to round up to."""
+def read_ffn_width(fields: Fields, width: int) -> int:
+    """Falcon's is four times the model's where it is not said. LFM2's may follow from another number, by SwiGLU's two
+    thirds, a factor, and a multiple to round up to."""
     if "block_ff_dim" in fields.metadata and fields.reads("block_ff_dim"):
         width = fields.count("block_ff_dim")
     elif fields.reads("mamba_n_heads") and fields.reads("shared_intermediate_size"):  # Granite 4, without experts too
         shared = fields.count("shared_intermediate_size")
         return fields.count("intermediate_size") if fields.count("num_local_experts", least=0) else shared
     else:  # where all layers have experts there may be no other width; a model may have no FFN
-        width = fields.count(next(filter(fields.reads, ("intermediate_size", "moe_intermediate_size")), ""), 0, least=0)
+        key = next(filter(fields.reads, ("intermediate_size", "moe_intermediate_size")), "")
+        width = fields.count(key, 4 * width, least=0) if key else 0
     if not fields.flag("block_auto_adjust_ff_dim"):
         return width
     width = int(2 * width / 3)

@@ -22,6 +22,7 @@ import numpy as np
 from ..ops.api import Array
 from ..ops.forward import ForwardOps
 from .config import ModelConfig
+from .family import SEQUENTIAL
 from .kv_groups import LayerKV
 from .mixer import mix
 from .rope import RopeTables
@@ -76,6 +77,8 @@ def forward(
     logits_LV = ops.linear(x_LD, weights.head)
     if weights.head_lora is not None:
         logits_LV = ops.add_lora(logits_LV, x_LD, weights.head_lora, batch.adapters_L)
+    if weights.head_bias is not None:
+        logits_LV = ops.add_bias(logits_LV, weights.head_bias)
     logits_LV = _scaled(ops, logits_LV, config.logit_scale)
     return ops.soft_cap(logits_LV, config.logit_cap) if config.logit_cap else logits_LV
 
@@ -98,11 +101,13 @@ def hidden(
     for index, layer in enumerate(weights.layers):
         if aux is not None:
             aux.keep(ops, index, x_TD)
+        given_TD = x_TD
         if config.layers[index].mixes:
             mixed_TD = attention(ops, config, index, layer, ropes[index], kvs[index], batch, x_TD)
             x_TD = ops.add(x_TD, _scaled(ops, mixed_TD, config.residual_scale))
         if config.layers[index].has_ffn:
-            x_TD = ops.add(x_TD, _scaled(ops, ffn(ops, config, layer, batch, x_TD), config.residual_scale))
+            fed_TD = ffn(ops, config, layer, batch, x_TD if config.residual == SEQUENTIAL else given_TD)
+            x_TD = ops.add(x_TD, _scaled(ops, fed_TD, config.residual_scale))
         if inputs_TX is not None:
             input_TI = ops.columns(inputs_TX, index * config.input_width, config.input_width)
             x_TD = ops.add(x_TD, _take_input(ops, config, layer, batch, x_TD, input_TI))
@@ -282,12 +287,10 @@ def _dense_ffn(ops: ForwardOps, config: ModelConfig, layer: LayerWeights, batch:
     """What every row goes through: of a mixture of experts, the shared ones; None where there are none."""
     if layer.gate_up is None or layer.down is None:
         return None
-    hidden = _linear(ops, layer.gate_up, batch, x_TD)
-    if not config.family.gated:
-        hidden_TF = ops.relu2(hidden) if config.activation == "relu2" else ops.gelu(hidden)
-    else:
-        hidden_TF = ops.gelu_mul(hidden) if config.activation == "gelu" else ops.silu_mul(hidden)
-    return _linear(ops, layer.down, batch, hidden_TF)
+    gated = {"silu": ops.silu_mul, "gelu": ops.gelu_mul, "gelu_erf": ops.gelu_erf_mul}
+    plain = {"silu": ops.silu, "gelu": ops.gelu, "gelu_erf": ops.gelu_erf, "relu2": ops.relu2}
+    activate = (gated if config.family.gated else plain)[config.activation]
+    return _linear(ops, layer.down, batch, activate(_linear(ops, layer.gate_up, batch, x_TD)))
 
 
 def _experts(

@@ -22,6 +22,7 @@ from .families_moe import (
     MOE_HF_FAMILIES,
     POST_NORM_NAMES,
 )
+from .family import ONE_NORM, PARALLEL
 from .family import Family as Family
 from .moe import MoeFamily
 
@@ -29,6 +30,7 @@ _QKV = ("q", "k", "v")
 _PROJECTIONS = (*_QKV, "output", "up", "down")
 _ATTENTION_BIAS = {"attention_bias": (*_QKV, "output")}
 _LLAMA_BIASES = {**_ATTENTION_BIAS, "mlp_bias": ("gate", "up", "down")}
+_CLIPPED = (("clip_qkv", "clipped queries, keys and values"),)
 _BIDIRECTIONAL = (("use_bidirectional_attention", "tokens that see ahead"),)
 _SANDWICH_NAMES = {**POST_NORM_NAMES, "ffn_norm": "model.layers.{}.pre_feedforward_layernorm"}
 
@@ -127,6 +129,14 @@ HF_FAMILIES: Mapping[str, Family] = {
         window_every=0,
         rope_names={"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"},
     ),
+    "OlmoForCausalLM": Family(
+        "OLMo",
+        norm="layer",
+        norm_weight=False,
+        norm_bias=False,
+        bias_keys=_ATTENTION_BIAS,
+        refused=_CLIPPED,
+    ),
     "Olmo2ForCausalLM": Family(
         "OLMo 2",
         pre_norm=False,
@@ -157,16 +167,37 @@ HF_FAMILIES: Mapping[str, Family] = {
     "StableLmForCausalLM": Family(
         "StableLM 2",
         norm="layer",
+        residual=ONE_NORM,
+        residual_key="use_parallel_residual",
         bias_keys={"use_qkv_bias": _QKV},
-        refused=(
-            ("qk_layernorm", "norms of each head"),
-            ("use_parallel_residual", "parallel residuals"),
-        ),
+        refused=(("qk_layernorm", "norms of each head"),),
+    ),
+    "CohereForCausalLM": Family(
+        "Command R",
+        norm="layer",
+        norm_bias=False,
+        residual=ONE_NORM,
+        interleaved_heads=True,
+        bias_keys=_ATTENTION_BIAS,
+        refused=(("use_qk_norm", "norms of each head"),),
+    ),
+    "Cohere2ForCausalLM": Family(
+        "Command R7B, Command A",
+        norm="layer",
+        norm_bias=False,
+        residual=ONE_NORM,
+        interleaved_heads=True,
+        bias_keys=_ATTENTION_BIAS,
+        window_every=4,
+        no_rope_on_full=True,
     ),
     "HeliumForCausalLM": Family(
         "Helium",
         interleaved_heads=True,
         bias_keys={"attention_bias": _QKV, "mlp_bias": ("gate", "up", "down")},
+    ),
+    "GlmForCausalLM": Family(
+        "GLM-4 (9B, 2024)", fused=("gate_up",), interleaved_heads=True, bias_keys={"attention_bias": _QKV}
     ),
     "Glm4ForCausalLM": Family(
         "GLM-4",
@@ -193,6 +224,105 @@ HF_FAMILIES: Mapping[str, Family] = {
         bias_keys={"attention_bias": _QKV, "attention_out_bias": ("output",), "mlp_bias": ("gate", "up", "down")},
     ),
     "Ernie4_5ForCausalLM": Family("ERNIE 4.5", interleaved_heads=True, bias_keys={"use_bias": (*_PROJECTIONS, "gate")}),
+    "InternLM3ForCausalLM": Family(
+        "InternLM 3", refused=tuple((key, "biases") for key in ("qkv_bias", "bias", "attention_bias", "mlp_bias"))
+    ),
+    "ExaoneForCausalLM": Family(
+        "EXAONE 3, 3.5",
+        bias_keys=_LLAMA_BIASES,
+        key_names={
+            "num_hidden_layers": "num_layers",
+            "rms_norm_eps": "layer_norm_epsilon",
+            "hidden_act": "activation_function",
+        },
+        names={
+            "embed": "transformer.wte",
+            "final_norm": "transformer.ln_f",
+            "attn_norm": "transformer.h.{}.ln_1",
+            "q": "transformer.h.{}.attn.attention.q_proj",
+            "k": "transformer.h.{}.attn.attention.k_proj",
+            "v": "transformer.h.{}.attn.attention.v_proj",
+            "output": "transformer.h.{}.attn.attention.out_proj",
+            "ffn_norm": "transformer.h.{}.ln_2",
+            "gate": "transformer.h.{}.mlp.c_fc_0",
+            "up": "transformer.h.{}.mlp.c_fc_1",
+            "down": "transformer.h.{}.mlp.c_proj",
+        },
+    ),
+    "HunYuanDenseV1ForCausalLM": Family(
+        "Hunyuan (dense)",
+        qk_norm="head",
+        norm_after_rope=True,
+        bias_keys=_ATTENTION_BIAS,
+        rope_alpha=True,
+        names={
+            "q_norm": "model.layers.{}.self_attn.query_layernorm",
+            "k_norm": "model.layers.{}.self_attn.key_layernorm",
+        },
+    ),
+    "PhiForCausalLM": Family(
+        "Phi-1, Phi-1.5, Phi-2",
+        norm="layer",
+        gated=False,
+        residual=ONE_NORM,
+        biases=(*_PROJECTIONS, "head"),
+        refused=(("qk_layernorm", "norms of each head"),),
+        names={
+            "final_norm": "model.final_layernorm",
+            "output": "model.layers.{}.self_attn.dense",
+            "up": "model.layers.{}.mlp.fc1",
+            "down": "model.layers.{}.mlp.fc2",
+        },
+    ),
+    "GPTNeoXForCausalLM": Family(
+        "GPT-NeoX, Pythia",
+        norm="layer",
+        gated=False,
+        residual=PARALLEL,
+        residual_key="use_parallel_residual",
+        fused=("qkv",),
+        qkv_by_group=True,
+        biases=("up", "down"),
+        bias_keys={"attention_bias": ("qkv", "output")},
+        key_names={"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
+        names={
+            "embed": "gpt_neox.embed_in",
+            "final_norm": "gpt_neox.final_layer_norm",
+            "head": "embed_out",
+            "attn_norm": "gpt_neox.layers.{}.input_layernorm",
+            "qkv": "gpt_neox.layers.{}.attention.query_key_value",
+            "output": "gpt_neox.layers.{}.attention.dense",
+            "ffn_norm": "gpt_neox.layers.{}.post_attention_layernorm",
+            "up": "gpt_neox.layers.{}.mlp.dense_h_to_4h",
+            "down": "gpt_neox.layers.{}.mlp.dense_4h_to_h",
+        },
+    ),
+    "FalconForCausalLM": Family(
+        "Falcon",
+        norm="layer",
+        gated=False,
+        fused=("qkv",),
+        qkv_by_group=True,
+        bias_keys={"bias": ("qkv", "output", "up", "down")},
+        key_names={
+            "hidden_act": "activation",
+            "intermediate_size": "ffn_hidden_size",
+            "layer_norm_eps": "layer_norm_epsilon",
+            "num_key_value_heads": "num_kv_heads",
+        },
+        refused=(("alibi", "scores that fall with distance (ALiBi)"),),
+        names={
+            "embed": "transformer.word_embeddings",
+            "final_norm": "transformer.ln_f",
+            "attn_norm": "transformer.h.{}.input_layernorm",
+            "qkv": "transformer.h.{}.self_attention.query_key_value",
+            "output": "transformer.h.{}.self_attention.dense",
+            "ffn_norm": "transformer.h.{}.post_attention_layernorm",
+            "up": "transformer.h.{}.mlp.dense_h_to_4h",
+            "down": "transformer.h.{}.mlp.dense_4h_to_h",
+        },
+        parallel_names={"attn_norm": "transformer.h.{}.ln_attn", "ffn_norm": "transformer.h.{}.ln_mlp"},
+    ),
     "CwmForCausalLM": Family(
         "CWM",
         bias_keys={"mlp_bias": ("gate", "up", "down")},
@@ -248,7 +378,61 @@ GGUF_FAMILIES: Mapping[str, Family] = {
     "starcoder2": Family(
         "StarCoder2", norm="layer", gated=False, activation="gelu", biases=_PROJECTIONS, window_every=0
     ),
-    "stablelm": Family("StableLM 2", norm="layer", refused=(("stablelm.use_parallel_residual", "parallel residuals"),)),
+    "stablelm": Family("StableLM 2", norm="layer", residual=ONE_NORM),
+    "olmo": Family(
+        "OLMo",
+        norm="layer",
+        norm_weight=False,
+        norm_bias=False,
+        interleaved_heads=True,
+        refused=(("olmo.attention.clamp_kqv", "clipped queries, keys and values"),),
+    ),
+    "command-r": Family(
+        "Command R",
+        norm="layer",
+        norm_bias=False,
+        residual=ONE_NORM,
+        interleaved_heads=True,
+        logits_multiplied=True,
+    ),
+    "cohere2": Family(
+        "Command R7B, Command A",
+        norm="layer",
+        norm_bias=False,
+        residual=ONE_NORM,
+        interleaved_heads=True,
+        logits_multiplied=True,
+        window_every=4,
+        no_rope_on_full=True,
+    ),
+    "exaone": Family("EXAONE 3, 3.5"),
+    "hunyuan-dense": Family("Hunyuan (dense)", qk_norm="head", norm_after_rope=True),
+    "phi2": Family(
+        "Phi-1, Phi-1.5, Phi-2",
+        norm="layer",
+        gated=False,
+        activation="gelu",
+        residual=ONE_NORM,
+        biases=("head",),
+    ),
+    "gptneox": Family(
+        "GPT-NeoX, Pythia",
+        norm="layer",
+        gated=False,
+        activation="gelu_erf",
+        residual=PARALLEL,
+        residual_key="use_parallel_residual",
+        fused=("qkv",),
+    ),
+    "falcon": Family(
+        "Falcon",
+        norm="layer",
+        gated=False,
+        activation="gelu_erf",
+        residual=ONE_NORM,
+        fused=("qkv",),
+        parallel_names={"attn_norm": "blk.{}.attn_norm_2", "ffn_norm": "blk.{}.attn_norm"},
+    ),
     "exaone4": Family("EXAONE 4", pre_norm=False, post_norm=True, qk_norm="head", window_every=4, no_rope_on_full=True),
     "seed_oss": Family("Seed-OSS", biases=_QKV, names={"ffn_norm": "blk.{}.post_attention_norm"}),
     **HYBRID_GGUF_FAMILIES,

@@ -7,7 +7,7 @@ tensors are: roles.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,19 +17,28 @@ from .moe import MoeFamily
 HEADS, LATENT_HEADS, LOW_RANK, NO_HEADS = "heads", "latent", "low_rank", "none"
 """Kinds of attention."""
 
+SEQUENTIAL, PARALLEL, ONE_NORM = "sequential", "parallel", "one_norm"
+"""Residuals: the FFN sees what attention has added to; or both see the layer's input (parallel residuals, as of GPT-J),
+each through a norm of its own or both through one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """title              what people call it
-    norm               "rms" or "layer" (with a bias)
+    norm               "rms" or "layer"
+    norm_weight        norms have a weight
+    norm_bias          layer norms have a bias
+    norm_eps           of norms, where the type has no key for it
     norm_offset        added to norm weights at load, where a file stores them less one
     pre_norm           norms before attention and FFN
     post_norm          norms on what attention and FFN give, before it is added
+    residual           SEQUENTIAL, PARALLEL or ONE_NORM
+    residual_key       the key that a file says this by; where it is false the residual is SEQUENTIAL
     qk_norm            "" none, "head" over each head, "width" over all heads together
     norm_after_rope    these norms come after RoPE
     v_norm             values are normed too, head by head and without weights
     may_lack_qk_norm   a GGUF file may be without these norms, as its tensors tell
-    activation         "silu", "gelu" or "relu2"; None: the file says
+    activation         "silu", "gelu" (the tanh form), "gelu_erf", "relu2" (where nothing is gated); None: the file says
     legacy_gelu        the file says "gelu" where the tanh form is meant
     gated              whether the FFN multiplies activation(gate) by up
     attention          HEADS, LATENT_HEADS (DeepSeek-V2's: latent keys and values), LOW_RANK (Step-3's: queries
@@ -48,6 +57,7 @@ class Family:
     moe                its layers, or some, are mixtures of experts
     fused              roles stored as one matrix: "qkv", "gate_up", "shared_gate_up"; "mixer_qkvz" and "mixer_ba", with
                        the rows of each head of keys and its heads of values together
+    qkv_by_group       rows of qkv go by KV head: its queries, its key, its value
     biases             roles that always have a bias
     bias_keys          file key -> roles that have a bias where it is true
     window_every       None: no windows; 0: every layer, where the file names a window; n: every layer but each n-th.
@@ -71,20 +81,28 @@ class Family:
                        then refused
     sees_ahead_key     of config.json: tokens see what comes after them too, windowed ones half the window to each side,
                        as only a model that gives vectors may
+    logits_multiplied  a GGUF file's logit_scale multiplies logits; else they are divided by it
+    key_names          usual name of a key -> what files of the family call it, where they may do so
     refused            (key, what it would mean) that must be absent or falsy
     only               key -> the values that it may have
     defaults           what a key of a GGUF file means where it is missing; of config.json formats/config_keys.py knows
     unread             what names of tensors begin with that are there for guessing more than one token
     names              role -> name pattern, where it is not the common one
+    parallel_names     the same, of models whose residual is PARALLEL
     keys               of config.json, and what each means where it is missing; None: those of the file's model_type in
                        formats/config_keys.py, which has all of ours
     """
 
     title: str
     norm: str = "rms"
+    norm_weight: bool = True
+    norm_bias: bool = True
+    norm_eps: float = 1e-5
     norm_offset: float = 0.0
     pre_norm: bool = True
     post_norm: bool = False
+    residual: str = SEQUENTIAL
+    residual_key: str = ""
     qk_norm: str = ""
     norm_after_rope: bool = False
     v_norm: bool = False
@@ -104,6 +122,7 @@ class Family:
     one_sublayer: bool = False
     moe: MoeFamily | None = None
     fused: tuple[str, ...] = ()
+    qkv_by_group: bool = False
     biases: tuple[str, ...] = ()
     bias_keys: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     window_every: int | None = None
@@ -117,19 +136,31 @@ class Family:
     interleaved_heads: bool = False
     local_rope: bool = False
     whole_yarn_pairs: bool = True
-    rope_alpha: bool = False
     scaled_queries: bool = False
     rope: bool = True
+    rope_alpha: bool = False
     rope_if: tuple[str, str | bool] | None = None
     rope_default: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     rope_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     sees_ahead_key: str = ""
+    logits_multiplied: bool = False
+    key_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     refused: tuple[tuple[str, str], ...] = ()
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: MappingProxyType({}))
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     unread: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    parallel_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     keys: Keys | None = None
+
+    @property
+    def norm_tensors(self) -> tuple[str, ...]:
+        """What a file has of each norm over the model's width."""
+        return ("weight",) * self.norm_weight + ("bias",) * (self.norm == "layer" and self.norm_bias)
+
+    def with_residual(self, residual: str) -> Family:
+        """The family with the names that it has where its residual is this."""
+        return replace(self, names={**self.names, **self.parallel_names}) if residual == PARALLEL else self
 
     def has_window(self, layer: int) -> bool:
         """Whether a layer has the file's window, where the file does not list them."""

@@ -20,6 +20,7 @@ class Fields:
     keys       of a config.json, those its type reads (formats/config_keys.py); None for a GGUF file, which says what
                it says
     defaults   what a GGUF key means where it is missing
+    names      usual name of a key -> another that the file may have for it, and which then counts
     """
 
     metadata: Mapping[str, Any]
@@ -27,12 +28,19 @@ class Fields:
     keys: Keys | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     prefix: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def named(self, key: str) -> str:
+        """The key as the file has it."""
+        own = self.names.get(key, key)
+        is_usual = self.keys is not None and key in self.keys and own not in self.metadata
+        return self.prefix + (key if is_usual else own)
 
     def get(self, key: str, default: Any = None) -> Any:
         """What the file says; where it has no such key, what that means; `default` where that is nothing, where the
         file says null and may, and where the key is not one that its type reads. Raises BadCheckpoint for a null that
         means nothing."""
-        key = self.prefix + key
+        key = self.named(key)
         if self.keys is None:
             value = self.metadata.get(key, self.defaults.get(key))
         else:
@@ -51,7 +59,7 @@ class Fields:
 
     def reads(self, key: str) -> bool:
         """Whether `key` decides anything."""
-        return self.keys is None or key in self.keys
+        return self.keys is None or self.named(key) in self.keys
 
     def meaning_of_missing(self, key: str) -> Any:
         """What `key` of a config.json means where it is missing, whatever this file says."""
@@ -63,32 +71,32 @@ class Fields:
     def flag(self, key: str) -> bool:
         value = self.get(key, False)
         if not isinstance(value, bool):
-            raise BadCheckpoint(f"{self.where}: {self.prefix}{key} must be true or false, got {value!r}.")
+            raise BadCheckpoint(f"{self.where}: {self.named(key)} must be true or false, got {value!r}.")
         return value
 
     def number(self, key: str, default: float | None = None, *, positive: bool = False) -> float:
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _LARGEST_NUMBER:
-            raise BadCheckpoint(f"{self.where}: {self.prefix}{key} must be a number, got {value!r}.")
+            raise BadCheckpoint(f"{self.where}: {self.named(key)} must be a number, got {value!r}.")
         if positive and not value > 0:
-            raise BadCheckpoint(f"{self.where}: {self.prefix}{key} must be positive, got {value!r}.")
+            raise BadCheckpoint(f"{self.where}: {self.named(key)} must be positive, got {value!r}.")
         return float(value)
 
     def numbers(self, key: str) -> tuple[float, ...]:
         values = self.get(key)
         if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
-            raise BadCheckpoint(f"{self.where}: {self.prefix}{key} must be a list of numbers.")
+            raise BadCheckpoint(f"{self.where}: {self.named(key)} must be a list of numbers.")
         return tuple(map(float, values))
 
     def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int:
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             wanted = "a positive" if least else "an"
-            raise BadCheckpoint(f"{self.where}: {self.prefix}{key} must be {wanted} integer, got {value!r}.")
+            raise BadCheckpoint(f"{self.where}: {self.named(key)} must be {wanted} integer, got {value!r}.")
         return value
 
     def must_equal(self, key: str, expected: int) -> None:
         if self.count(key, expected) != expected:
             raise BadCheckpoint(
-                f"{self.where}: {self.prefix}{key} = {self.get(key)} is not supported (must be {expected})."
+                f"{self.where}: {self.named(key)} = {self.get(key)} is not supported (must be {expected})."
             )

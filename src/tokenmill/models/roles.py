@@ -23,13 +23,13 @@ import math
 from collections.abc import Iterator
 
 from .config import LayerConfig, ModelConfig
-from .family import HEADS, LATENT_HEADS, LOW_RANK
+from .family import HEADS, LATENT_HEADS, LOW_RANK, ONE_NORM
 from .mixer import ROLES as MIXER_ROLES
 from .moe import MERGED, ONE_BY_ONE, PAIRED, SPLIT
 from .tensor_names import LAYER_NAMES, SPLIT_NAMES, WHOLE_NAMES, global_names
 
 NORMS = frozenset({"attn_norm", "ffn_norm", "attn_post_norm", "ffn_post_norm", "input_norm"})
-"""Roles of norms over the model's width, which have a bias where the family's norms do."""
+"""Roles of norms over the model's width, which have the tensors that the family's norms do."""
 
 EXPERT_ROLES = ("expert_gate", "expert_up", "expert_gate_up", "expert_down")
 """Roles that have a matrix for each expert."""
@@ -67,7 +67,7 @@ def layer_roles(config: ModelConfig, layer: int) -> tuple[str, ...]:
         roles += _moe_roles(config)
     elif kind.has_ffn:
         roles += ("gate", "up", "down") if family.gated else ("up", "down")
-    for norm, is_there in (("attn", kind.mixes), ("ffn", kind.has_ffn)):
+    for norm, is_there in (("attn", kind.mixes), ("ffn", kind.has_ffn and config.residual != ONE_NORM)):
         roles += (f"{norm}_norm",) if family.pre_norm and is_there else ()
         roles += (f"{norm}_post_norm",) if family.post_norm and is_there else ()
     roles += ("input_gate", "input_up", "input_norm") if config.input_width else ()
@@ -182,6 +182,8 @@ def expected_shapes(kind: str, config: ModelConfig) -> dict[str, tuple[int, ...]
     shapes: dict[str, tuple[int, ...]] = {f"{names['embed']}.weight": (config.vocab_size, config.width)}
     if not config.tied_embeddings:
         shapes[f"{names['head']}.weight"] = (config.vocab_size, config.width)
+    if "head" in config.biases:
+        shapes[f"{names['head']}.bias"] = (config.vocab_size,)
     shapes |= dict(_tensors(config, names["final_norm"], "attn_norm", (config.width,)))
     if config.input_width:
         wide = config.num_layers * config.input_width
@@ -226,6 +228,9 @@ def _tensors(
     if role in WHOLE_NAMES:
         yield name, shape
         return
+    if role in NORMS:
+        yield from ((f"{name}.{tensor}", shape) for tensor in config.family.norm_tensors)
+        return
     yield f"{name}.weight", shape
-    if role in config.biases or (role in NORMS and config.family.norm == "layer"):
+    if role in config.biases:
         yield f"{name}.bias", shape[:1] if role == "conv" or len(shape) == 1 else shape[:-1]

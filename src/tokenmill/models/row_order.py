@@ -34,8 +34,11 @@ def rows_in_order(config: ModelConfig, role: str, part: RawTensor) -> RawTensor:
 
 
 def parts_in_order(config: ModelConfig, role: str, part: RawTensor) -> RawTensor:
-    """Of what all files have in one order: gates above ups where they are paired, all queries above their gates, and of
-    a mixer all queries, keys, values and so on above each other."""
+    """Of what all files have in one order: gates above ups where they are paired, all queries above their gates, or all
+    keys, and of a mixer all queries, keys, values and so on above each other."""
+    if role == "qkv" and config.family.qkv_by_group:
+        queries = config.num_heads // config.num_kv_heads * config.head_dim
+        return parts_together(part, (queries, config.head_dim, config.head_dim))
     if role == "q" and config.family.gated_attention and not config.family.own_gates:
         return parts_together(part, (config.head_dim,) * 2)
     if role == "expert_gate_up" and config.moe is not None and config.moe.form == PAIRED:

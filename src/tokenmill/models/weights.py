@@ -21,6 +21,7 @@ from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import Tensor
 from ..ops.api import BLOCK_BYTES, GROUP, Array, Experts, Ops, RawTensor, Weight, same_order
 from .config import ModelConfig
+from .family import ONE_NORM
 from .mixer import GATED_DELTA, MixerWeights, keys_norm
 from .moe import ONE_BY_ONE
 from .repack import DENSE_KINDS, as_matrix, expert_matrices, in_input_order, latent_matrices, of_one_kind, raw_matrix
@@ -35,13 +36,13 @@ _READ_WITH_THE_CONFIG = {"rope_freqs.weight", "rope_factors_short.weight", "rope
 _AS_STORED = ("router", "shared_mix")
 """Small matrices that decide too much to be rounded further at load."""
 _OF_HEADS = ("dt_bias", "a_log", "skip")
-_IGNORED_SUFFIXES = ("rotary_emb.inv_freq", ".k_scale", ".v_scale")
-"""Buffers of old exporters that follow from the config, and scales of an 8-bit KV cache."""
+_IGNORED_SUFFIXES = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias", ".k_scale", ".v_scale")
+"""Buffers of old exporters that follow from the config (causal masks among them), and scales of an 8-bit KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """bias: of a layer norm; None for an RMS norm."""
+    """bias: of a layer norm, zeros where the family's have none; None for an RMS norm."""
 
     weight: Array
     bias: Array | None
@@ -128,7 +129,7 @@ class LayerWeights:
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
     """`head` is `embed` itself where the embeddings are tied. inputs: what layers are given beside the residual stream.
-    head_lora, embed_lora: see Linear."""
+    head_bias, head_lora, embed_lora: see Linear."""
 
     embed: Weight
     layers: tuple[LayerWeights, ...]
@@ -136,6 +137,7 @@ class ModelWeights:
     head: Weight
     num_bytes: int
     inputs: InputWeights | None = None
+    head_bias: Array | None = None
     head_lora: Any = None
     embed_lora: Any = None
 
@@ -193,7 +195,9 @@ class _Loader:
         head = embed if config.tied_embeddings else self._pack(self._matrix(f"{names['head']}.weight", ends))
         inputs = self._inputs(ends) if config.input_width else None
         layers = tuple(self.layer(layer) for layer in range(config.num_layers))
-        return ModelWeights(embed, layers, self._norm(names["final_norm"]), head, self.num_bytes, inputs)
+        norm = self._norm(names["final_norm"])
+        bias = self._vector(f"{names['head']}.bias") if "head" in config.biases else None
+        return ModelWeights(embed, layers, norm, head, self.num_bytes, inputs, bias)
 
     def _inputs(self, ends: str | None) -> InputWeights:
         config, names = self._config, self._global_names
@@ -210,6 +214,8 @@ class _Loader:
         def norm(role: str) -> Norm | None:
             return self._norm(at[role]) if role in at else None
 
+        attn_norm = norm("attn_norm")
+
         def vector(role: str) -> Array | None:
             return self._vector(f"{at[role]}.weight", self._config.family.norm_offset) if role in at else None
 
@@ -220,13 +226,13 @@ class _Loader:
         norms_values = self._config.family.v_norm and "k" in at
         has_ffn = "down" in at or "shared_down" in at
         return LayerWeights(
-            attn_norm=norm("attn_norm"),
+            attn_norm=attn_norm,
             qkv=linear("qkv") if attends else None,
             q_norm=vector("q_norm"),
             k_norm=vector("k_norm"),
             output=linear("output") if attends else None,
             attn_post_norm=norm("attn_post_norm"),
-            ffn_norm=norm("ffn_norm"),
+            ffn_norm=attn_norm if self._config.residual == ONE_NORM else norm("ffn_norm"),
             gate_up=linear("shared_gate_up" if is_moe else "gate_up") if has_ffn else None,
             down=linear("shared_down" if is_moe else "down") if has_ffn else None,
             ffn_post_norm=norm("ffn_post_norm"),
@@ -344,8 +350,16 @@ class _Loader:
         return rows_in_order(self._config, role, part)
 
     def _norm(self, name: str) -> Norm:
-        weight = self._vector(f"{name}.weight", self._config.family.norm_offset)
-        return Norm(weight, self._vector(f"{name}.bias") if self._config.family.norm == "layer" else None)
+        family, width = self._config.family, self._config.width
+        has = family.norm_tensors
+        weight = (
+            self._vector(f"{name}.weight", family.norm_offset)
+            if "weight" in has
+            else self._keep(np.ones(width, np.float32))
+        )
+        if family.norm != "layer":
+            return Norm(weight, None)
+        return Norm(weight, self._vector(f"{name}.bias") if "bias" in has else self._keep(np.zeros(width, np.float32)))
 
     def _vector(self, name: str, offset: float = 0.0) -> Array:
         values = _values(self._tensors[name])
@@ -459,9 +473,9 @@ def _fits(found: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 def _may_be_ignored(tensor: Tensor | QuantisedTensor) -> bool:
     """Quantisers write biases of zeros where a family has none."""
-    if tensor.name.endswith(".bias"):
-        return not np.frombuffer(tensor.data, np.uint8).any()
-    return tensor.name.endswith(_IGNORED_SUFFIXES)
+    if tensor.name.endswith(_IGNORED_SUFFIXES):
+        return True
+    return tensor.name.endswith(".bias") and not np.frombuffer(tensor.data, np.uint8).any()
 
 
 def token_places(checkpoint: Checkpoint, name: str, vocab_size: int, *, are_offsets: bool = False) -> np.ndarray:
