@@ -185,3 +185,13 @@ def test_models_with_states_have_room_for_those_behind_drafts() -> None:
     assert whole[0] - whole[1] - 16 * (1 << 20) in range(-model.kv_bytes_per_token * 16, model.kv_bytes_per_token * 16)
     (decision,) = [each for each in drafting.decisions if each.name == "kv_states"]
     assert "16 more behind drafts" in decision.reason
+
+
+def test_states_stay_as_far_apart_as_asked() -> None:
+    machine = MachineFacts(num_cpus=4, cpu_quota=None, memory_available=8 * GiB, cgroup_headroom=None)
+    model = ModelFacts(max_context=2048, kv_bytes_per_token=46_080, weights_bytes=1 << 27, state_bytes=1 << 20)
+    intervals = [
+        resolve(EngineOptions(mamba_block_size=asked), machine, model).config.groups[-1].interval
+        for asked in (None, 256, 257, 1)
+    ]
+    assert intervals == [8, 16, 17, 1]

@@ -24,7 +24,7 @@ Group = argparse.ArgumentParser | argparse._ArgumentGroup
 
 SHAPE = (
     *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "quantization", "kv_cache_dtype", "block_size"),
-    *("kv_cache_memory_bytes", "enable_lora", "max_loras", "max_lora_rank", "speculative_config"),
+    *("mamba_block_size", "kv_cache_memory_bytes", "enable_lora", "max_loras", "max_lora_rank", "speculative_config"),
 )
 """Of EngineOptions, what decides how much memory a model takes."""
 

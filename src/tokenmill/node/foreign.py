@@ -187,10 +187,10 @@ GROUPS: tuple[Group, ...] = (
     Group(1, "--device -dev", _GPU + "; leave it out", refused=True, neutral=("cpu", "auto", "none")),
     Group(
         1,
-        "--cudagraph-capture-sizes --max-cudagraph-capture-size --profiler-config -ac --mamba-cache-dtype "
-        "--mamba-ssm-cache-dtype --mamba-block-size",
+        "--cudagraph-capture-sizes --max-cudagraph-capture-size --profiler-config -ac",
         _GRAPHS,
     ),
+    Group(1, "--mamba-cache-dtype --mamba-ssm-cache-dtype", "states are float32, and their convolutions' inputs too"),
     Group(1, "-gan --grp-attn-n", _FILES, refused=True, neutral=("1",)),
     Group(1, "-gaw --grp-attn-w", "it belongs to --grp-attn-n, which is refused"),
     Group(0, "--enable-layerwise-nvtx-tracing --cudagraph-metrics", _GRAPHS),

@@ -145,6 +145,14 @@ class EngineOptions:
         least=1,
     )
     block_size: int | None = option(None, f"tokens per KV block (default: {BLOCK_SIZE})", metavar="TOKENS", least=1)
+    mamba_block_size: int | None = option(
+        None,
+        "of models whose layers keep states, tokens from one state that stays to the next, rounded up to blocks"
+        " (default: such that these take a fifth of the KV)",
+        read=count,
+        metavar="TOKENS",
+        least=1,
+    )
     kv_cache_memory_bytes: int | None = option(
         None, f"KV pool, such as 2GiB (default: {KV_SHARE:.0%} of free memory)", read=size, metavar="SIZE"
     )

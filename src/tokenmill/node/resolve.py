@@ -472,7 +472,7 @@ def _groups(
         )
     whole = pool = int(usable * KV_SHARE) if asked is None else asked
     pool -= _num_draft_states(options) * model.state_bytes
-    states = split_states(pool, model, block_bytes, block_size) if model.state_bytes else None
+    states = _states(options, pool, model, block_bytes, block_size) if model.state_bytes else None
     pool = _beside_states(pool, states, model, options.max_model_len or model.max_context, block_size)
     if pool // block_bytes < 2:
         _refuse_pool(whole, block_bytes, states)
@@ -534,6 +534,14 @@ def _refuse_pool(pool_bytes: int, block_bytes: int, states: KVGroupSpec | None) 
         " give --kv-cache-memory-bytes a larger size or free some memory.",
         param="kv_cache_memory_bytes",
     )
+
+
+def _states(
+    options: EngineOptions, pool_bytes: int, model: ModelFacts, block_bytes: int, block_size: int
+) -> KVGroupSpec:
+    states = split_states(pool_bytes, model, block_bytes, block_size)
+    asked = options.mamba_block_size
+    return states if asked is None else replace(states, interval=-(-asked // block_size))
 
 
 def _num_draft_states(options: EngineOptions) -> int:
