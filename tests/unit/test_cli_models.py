@@ -80,7 +80,10 @@ def test_known_models_and_which_fit(server: FakeHub, monkeypatch: pytest.MonkeyP
     server.files["Qwen3-4B-Q4_K_M.gguf"] = b"GGUF"
     run_command("pull", "qwen3:4b")
     monkeypatch.setattr(models, "read_machine", lambda: MachineFacts(2, None, 6 * 10**9, None))
+    monkeypatch.setattr(models, "read_bandwidth", lambda num_threads: 40.0)
     lines = {line.split()[0]: line for line in run_command("list", "--available").stdout.splitlines() if line}
+    assert " 12  yes " in lines["qwen3:4b"] and " 6.0  yes " in lines["qwen3:8b"].replace(" no ", " yes ")
+    assert " 14  no " in lines["qwen3:30b-a3b"], "a token goes through 3.3 of 30.5 billion parameters"
     assert " yes " in lines["qwen3:4b"] and lines["qwen3:4b"].endswith("first choice for tools (cached)")
     assert " no " in lines["qwen3:14b"] and "4.0B" in lines["qwen3:4b"]
 

@@ -24,7 +24,7 @@ from tokenmill.core.errors import BadCheckpoint, ConfigError, FetchError
 from tokenmill.formats import digest, hub, hub_client, model_names
 from tokenmill.formats import wheel as wheels
 from tokenmill.formats.adapter import open_adapter
-from tokenmill.formats.hub import cached_path, list_models, remove_model, resolve_model, verify_model
+from tokenmill.formats.hub import Room, cached_path, list_models, remove_model, resolve_model, verify_model
 from tokenmill.formats.hub_client import RemoteFile
 from tokenmill.formats.model_names import HubName, KnownModel, UrlName
 from tokenmill.formats.sentence_transformers import DenseModule, SentenceConfig, read_sentence_config
@@ -309,12 +309,20 @@ def test_a_quant_that_is_not_there(cache: Path, online: dict[str, bytes]) -> Non
     online.update({"a-Q8_0.gguf": b"", "b-BF16.gguf": b""})
     with pytest.raises(FetchError, match=r"no GGUF file of quantisation Q5_K_S. It has: BF16, Q8_0"):
         resolve_model("org/x:Q5_K_S", cache_dir=cache)
-    with pytest.raises(FetchError, match="quantisation Q4_K_M"):
-        resolve_model("org/x", cache_dir=cache)
     online.clear()
     online["README.md"] = b""
     with pytest.raises(FetchError, match="neither safetensors nor GGUF"):
         resolve_model("org/x", cache_dir=cache)
+
+
+def test_memory_decides_where_no_quant_is_named(cache: Path, online: dict[str, bytes]) -> None:
+    online.update({"a-Q8_0.gguf": b"88", "a-BF16.gguf": b"1616"})
+    told: list[str] = []
+    assert resolve_model("org/x", cache_dir=cache, room=Room(2**40, told.append)).path.read_bytes() == b"88"
+    assert told == ["org/x: a-Q8_0.gguf, the smallest of 4 bits or more, as there is no Q4_K_M"]
+    online["b-Q4_K_M.gguf"] = b"4"
+    assert resolve_model("org/y", cache_dir=cache, room=Room(2**40, told.append)).path.read_bytes() == b"4"
+    assert len(told) == 1
 
 
 def test_the_only_gguf_file_needs_no_quant(cache: Path, online: dict[str, bytes]) -> None:
@@ -520,7 +528,7 @@ def test_two_processes_that_want_the_same_fetch_it_once(cache: Path, server: Fak
         assert "waiting for it" in process.stderr.readline()
         resolve_model("org/y", cache_dir=cache)
         server.calls.clear()
-        meanwhile = hub._fetch_from_hub(HubName("org/x"), cache / "hub" / "org--x", cache, lambda *_: None)
+        meanwhile = hub._fetch_from_hub(HubName("org/x"), cache / "hub" / "org--x", cache, lambda *_: None, None)
     out, _ = process.communicate()
     assert Path(out.strip()) == meanwhile and len(server.downloads()) == 1
 

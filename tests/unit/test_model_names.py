@@ -9,6 +9,7 @@ from tokenmill.formats.model_names import (
     HubName,
     KnownModel,
     UrlName,
+    choose_by_memory,
     choose_gguf,
     find_known,
     known_models,
@@ -93,6 +94,27 @@ def test_the_table_of_known_models() -> None:
     assert {"llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "smollm3", "gpt-oss", "phi3", "granite"} <= set(
         GGUF_FAMILIES
     ), "the architectures of the repositories in the table"
+
+
+def test_choosing_by_memory() -> None:
+    giga = 10**9
+    sizes = {
+        "M-F16.gguf": 16 * giga, "M-Q8_0.gguf": 8 * giga, "a/M-Q4_K_M-00001-of-00002.gguf": 3 * giga,
+        "a/M-Q4_K_M-00002-of-00002.gguf": 2 * giga, "M-Q3_K_S.gguf": 3 * giga, "M-IQ2_XS.gguf": 2 * giga,
+        "mmproj-F16.gguf": giga,
+    }  # fmt: skip
+    first = "a/M-Q4_K_M-00001-of-00002.gguf"
+    assert choose_by_memory(sizes, None) == choose_by_memory(sizes, 7 * giga) == (first, "")
+    name, why = choose_by_memory(sizes, 6 * giga) or ("", "")
+    assert name == "M-Q3_K_S.gguf" and "Q4_K_M of" in why and "does not fit" in why
+    name, why = choose_by_memory(sizes, giga) or ("", "")
+    assert name == "M-IQ2_XS.gguf" and "none fits" in why
+    without = {name: size for name, size in sizes.items() if "Q4_K_M" not in name}
+    assert choose_by_memory(without, 64 * giga) == (
+        "M-Q8_0.gguf", "the smallest of 4 bits or more, as there is no Q4_K_M",
+    )  # fmt: skip
+    assert choose_by_memory({"M-Q2_K.gguf": giga}, 64 * giga) == ("M-Q2_K.gguf", "")
+    assert choose_by_memory({"odd.gguf": giga, "model.safetensors": giga}, None) is None
 
 
 def test_choosing_a_file() -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from ..bench.machine import read_bandwidth
 from ..core.errors import ConfigError
 from ..core.units import format_bytes, format_count, visible
 from ..formats import hub
@@ -15,6 +16,10 @@ from ..formats.model_names import KnownModel, find_known, known_models
 from ..node.machine import read_machine
 
 Progress = Callable[[int, int], None]
+
+_SHARE = 0.75
+"""Of the bandwidth that is measured, what one stream reads weights at (README's tables: 72 to 91 %)."""
+_PROBE_THREADS = 16
 
 
 @contextmanager
@@ -71,8 +76,12 @@ def resolve_model(name: str, quiet: bool = False) -> hub.ResolvedModel:
     """The model on disk, fetched first where it is not cached."""
     if not quiet:
         _tell_if_large(name)
+    told: list[str] = []
     with progress_bar(f"fetching {name}", quiet) as progress:
-        return hub.resolve_model(name, progress=progress)
+        found = hub.resolve_model(name, progress=progress, room=hub.Room(read_machine().usable_memory, told.append))
+    for line in () if quiet else told:
+        print(f"tokenmill: {line}", file=sys.stderr)
+    return found
 
 
 def _tell_if_large(name: str) -> None:
@@ -113,14 +122,26 @@ def list_models(args: argparse.Namespace) -> int:
 
 
 def _list_known(cached: set[str]) -> None:
-    usable = read_machine().usable_memory
-    print(f"{format_bytes(usable)} of memory are free here; `memory` is for one conversation of 4,096 tokens.\n")
-    print(f"{'name':<22} {'parameters':>10} {'download':>10} {'memory':>10}  {'fits':<4} {'licence':<11} for")
+    machine = read_machine()
+    usable, bandwidth = machine.usable_memory, 1e9 * read_bandwidth(min(machine.usable_cores, _PROBE_THREADS))
+    print(f"{format_bytes(usable)} of memory are free here; `memory` is for one conversation of 4,096 tokens.")
+    print(
+        f"Memory is read at {bandwidth / 1e9:.0f} GB/s just now; `tokens/s` is what one stream gets of {_SHARE:.0%} of"
+        " that, as it reads the weights of each token once.\n"
+    )
+    heads = f"{'name':<22} {'parameters':>10} {'download':>10} {'memory':>10} {'tokens/s':>8}"
+    print(f"{heads}  {'fits':<4} {'licence':<11} for")
     for model in known_models().values():
         fits = "yes" if model.memory_bytes <= usable else "no"
         state = " (cached)" if model.name in cached else ""
-        print(f"{_known_columns(model)} {format_bytes(model.memory_bytes):>10}  {fits:<4} {_purpose(model)}{state}")
+        speed = _shown_speed(_SHARE * bandwidth / model.bytes_per_token) if model.task in ("chat", "code") else "-"
+        columns = f"{_known_columns(model)} {format_bytes(model.memory_bytes):>10} {speed:>8}"
+        print(f"{columns}  {fits:<4} {_purpose(model)}{state}")
     print("\nFetch one with: tokenmill pull NAME. Others of the hub: tokenmill search WORD.")
+
+
+def _shown_speed(speed: float) -> str:
+    return f"{speed:.0f}" if speed >= 10 else f"{speed:.1f}"
 
 
 def _known_columns(model: KnownModel) -> str:

@@ -1,8 +1,8 @@
 """Turns the name of a model into a path on disk, fetching it into the cache where needed.
 
 What names mean is said in model_names.py; a file or folder on disk is used as it is. Of a repository of the hub without
-a quantisation it is the safetensors folder that is meant, or its only or its Q4_K_M GGUF file, or the folder with its
-pytorch_model.bin.
+a quantisation it is the safetensors folder that is meant, or its only or its Q4_K_M GGUF file (of several another one,
+where the memory is too small for that or it is not there), or the folder with its pytorch_model.bin.
 
 No file is seen under its name before it is whole and verified. Locks, one of wheels and one of each repository, keep
 two processes from fetching the same; a killed one's download goes on with the next.
@@ -36,6 +36,7 @@ from .model_names import (
     HubName,
     KnownModel,
     UrlName,
+    choose_by_memory,
     choose_gguf,
     find_known,
     known_models,
@@ -79,8 +80,19 @@ def default_cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "tokenmill"
 
 
-def resolve_model(name: str, *, cache_dir: Path | None = None, progress: Progress | None = None) -> ResolvedModel:
-    """Find the model called `name`, fetching it if it is not a path and the cache lacks it.
+@dataclass(frozen=True, slots=True)
+class Room:
+    """usable_bytes: of memory, for the model of a repository that has several files. tell: is told which is chosen of
+    them, and why, unless it is that of Q4_K_M."""
+
+    usable_bytes: int
+    tell: Callable[[str], None]
+
+
+def resolve_model(
+    name: str, *, cache_dir: Path | None = None, progress: Progress | None = None, room: Room | None = None
+) -> ResolvedModel:
+    """Find the model called `name`, fetching it if it is not a path and the cache lacks it. room: None: enough.
 
     Raises ConfigError when the name means nothing, FetchError when it cannot be had.
     """
@@ -98,7 +110,7 @@ def resolve_model(name: str, *, cache_dir: Path | None = None, progress: Progres
     if isinstance(meant, UrlName):
         path = _resolve_url(meant, cache_dir, progress or _ignore)
         return ResolvedModel(path, path.stem, "url")
-    path = _resolve_hub(meant, cache_dir, progress or _ignore)
+    path = _resolve_hub(meant, cache_dir, progress or _ignore, room)
     for file in weight_files(path):
         known = remembered_digest(file, cache_dir)
         if known is not None and not known[1]:
@@ -333,14 +345,14 @@ def _hub_folder(hub: HubName, cache_dir: Path) -> Path:
     return cache_dir / "hub" / hub.folder
 
 
-def _resolve_hub(hub: HubName, cache_dir: Path, progress: Progress) -> Path:
+def _resolve_hub(hub: HubName, cache_dir: Path, progress: Progress, room: Room | None) -> Path:
     folder = _hub_folder(hub, cache_dir)
     found = _find_in_folder(folder, hub.tag)
     if found is not None:
         return found
     with _locked(cache_dir, folder.name):
         found = _find_in_folder(folder, hub.tag)
-        return found if found is not None else _fetch_from_hub(hub, folder, cache_dir, progress)
+        return found if found is not None else _fetch_from_hub(hub, folder, cache_dir, progress, room)
 
 
 def _gguf_files(folder: Path) -> dict[str, Path]:
@@ -360,7 +372,7 @@ def _find_in_folder(folder: Path, tag: str | None) -> Path | None:
     return files[chosen]
 
 
-def _fetch_from_hub(hub: HubName, folder: Path, cache_dir: Path, progress: Progress) -> Path:
+def _fetch_from_hub(hub: HubName, folder: Path, cache_dir: Path, progress: Progress, room: Room | None) -> Path:
     files = hub_client.repository_files(hub)
     pickled = () if any(name.endswith(".gguf") for name in files) else PICKLED_NAMES
     if hub.tag is None and any(n in pickled or n.endswith(".safetensors") for n in files if "/" not in n):
@@ -368,7 +380,7 @@ def _fetch_from_hub(hub: HubName, folder: Path, cache_dir: Path, progress: Progr
         _download({folder / name: files[name] for name in wanted}, folder, cache_dir, progress)
         (folder / _COMPLETE).touch()
         return folder
-    name = _choose_gguf(hub, list(files))
+    name = _choose_gguf(hub, {name: file.size for name, file in files.items()}, room)
     parts = [part.as_posix() for part in split_parts(Path(name))]
     missing = [part for part in parts if part not in files]
     if missing:
@@ -423,10 +435,16 @@ def _report(progress: Progress, others: int, total: int, done: int) -> None:
     progress(others + done, total)
 
 
-def _choose_gguf(hub: HubName, names: list[str]) -> str:
-    chosen = choose_gguf(names, hub.tag)
-    if chosen is not None:
-        return chosen
+def _choose_gguf(hub: HubName, sizes: Mapping[str, int], room: Room | None) -> str:
+    names = list(sizes)
+    if hub.tag is None and (chosen := choose_by_memory(sizes, None if room is None else room.usable_bytes)):
+        name, why = chosen
+        if why and room is not None:
+            room.tell(f"{hub.repository}: {name}, {why}")
+        return name
+    found = choose_gguf(names, hub.tag)
+    if found is not None:
+        return found
     files = [name for name in names if name.endswith(".gguf") and "mmproj" not in name]
     if not files:
         raise FetchError(f"{hub.repository} holds neither safetensors nor GGUF files, and no {PICKLED_NAMES[0]}.")

@@ -22,6 +22,7 @@ from importlib import resources
 from typing import Any
 
 from ..core.errors import ConfigError
+from ..core.units import format_bytes
 from .wheel import WheelModel
 
 HUB_URL = "https://huggingface.co"
@@ -72,10 +73,16 @@ class KnownModel:
     parameters: int
     size_bytes: int
     memory_bytes: int
+    active: int = 0
     aliases: tuple[str, ...] = ()
     recommended: tuple[str, ...] = ()
     wheel: WheelModel | None = None
     hub: HubName | None = None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What one stream reads of the weights for a token."""
+        return self.size_bytes * self.active // self.parameters
 
 
 @cache
@@ -92,6 +99,7 @@ def _known(entry: Mapping[str, Any]) -> KnownModel:
         task=entry["task"],
         licence=entry["licence"],
         parameters=entry["parameters"],
+        active=entry.get("active", entry["parameters"]),
         size_bytes=round(entry["size_gb"] * 10**9),
         memory_bytes=round(entry["memory_gb"] * 10**9),
         aliases=tuple(entry.get("aliases", ())),
@@ -187,3 +195,36 @@ def choose_gguf(files: list[str], tag: str | None) -> str | None:
     wanted = (tag or DEFAULT_QUANTIZATION).upper()
     chosen = next((name for name in files if quantization_of(name) == wanted), None)
     return files[0] if chosen is None and tag is None and len(files) == 1 else chosen
+
+
+_HELD, _PROCESS_BYTES = 1.15, 4 * 10**8
+"""Of a file's size what its weights take in memory, with the KV of a short conversation; and what the process takes."""
+_OF_PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
+
+
+def choose_by_memory(sizes: Mapping[str, int], usable_bytes: int | None) -> tuple[str, str] | None:
+    """Of a repository's files with their bytes, the one to run where no quantisation is named, and why it is not that
+    of Q4_K_M: that one, or else the smallest of 4 bits or more; where it does not fit, the largest that does. None:
+    there is no file with a quantisation in its name. usable_bytes: of memory; None: all fit."""
+    whole: dict[str, tuple[int, str]] = {}  # by name less the number of a part: bytes of all, and the first
+    for name in sorted(sizes):
+        if name.endswith(".gguf") and "mmproj" not in name and quantization_of(name):
+            stem = _OF_PART.sub("", name)
+            num_bytes, first = whole.get(stem, (0, name))
+            whole[stem] = num_bytes + sizes[name], first
+    models = sorted(whole.values())
+    if not models:
+        return None
+    usual = [each for each in models if quantization_of(each[1]) == DEFAULT_QUANTIZATION]
+    four_bits = [each for each in models if int((re.findall(r"\d+", quantization_of(each[1]) or "") or ["0"])[0]) >= 4]
+    wanted, why = usual[0] if usual else (four_bits or models)[0], ""
+    if not usual and len(models) > 1:
+        why = f"the smallest of 4 bits or more, as there is no {DEFAULT_QUANTIZATION}" if four_bits else "the smallest"
+    if usable_bytes is None or _HELD * wanted[0] + _PROCESS_BYTES <= usable_bytes:
+        return wanted[1], why
+    fitting = [each for each in models if _HELD * each[0] + _PROCESS_BYTES <= usable_bytes]
+    what = f"{quantization_of(wanted[1])} of {format_bytes(wanted[0])}"
+    there = f"the {format_bytes(usable_bytes)} of memory that are free"
+    if fitting:
+        return fitting[-1][1], f"the largest that fits: {what} does not fit {there}"
+    return models[0][1], f"the smallest of all; none fits {there}"

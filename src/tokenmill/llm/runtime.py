@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sys
 import threading
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ from ..core.events import Abort, Drain
 from ..engine.build import build_engine, local_link
 from ..engine.journal import Recorder
 from ..formats.checkpoint import open_checkpoint
-from ..formats.hub import Progress, ResolvedModel, default_cache_dir, resolve_model
+from ..formats.hub import Progress, ResolvedModel, Room, default_cache_dir, resolve_model
 from ..kv.store.child import machine_beside, own_store
 from ..kv.store.options import TierOptions
 from ..net.system import MonotonicClock, new_event_loop, new_seed, seeds_from
@@ -32,6 +33,8 @@ from ..sandbox.parent import SandboxProcess, materials
 from ..server.client import EngineClient
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class Runtime:
@@ -49,7 +52,7 @@ class Runtime:
         record: Recorder | None = None,
     ) -> None:
         tiers = tiers or TierOptions()
-        found = resolve_model(model, progress=progress)
+        found = resolve_model(model, progress=progress, room=Room(read_machine().usable_memory, _log.info))
         self._held = contextlib.ExitStack()
         with contextlib.ExitStack() as held:
             options, self._store = held.enter_context(own_store(tiers, options))
