@@ -167,7 +167,7 @@ def _narrow(ops: NativeOps, num_cols: int) -> Any:
 
 
 def _attention(ops: NativeOps, model: Model) -> Iterator[Case]:
-    group, config = model.kv_group, model.config
+    group, config = model.kv_groups[0], model.config
     heads = config.heads
     unit = "bf16" if group.dtype == "bf16" and ops.probe("bf16") else "f32"
     decodes = [("attention decode", [(1, context)] * count) for count, context in DECODES]

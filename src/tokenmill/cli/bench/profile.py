@@ -28,7 +28,7 @@ import numpy as np
 
 from ...bench import machine
 from ...bench.profile import ROWS, ServedTimes, Server, StepTimes, run_streams, show
-from ...core.block import full_groups
+from ...core.block import FULL, KVGroup, KVGroupSpec, state_group, window_group
 from ...core.config import EngineConfig
 from ...core.events import EngineStats, Output, StepOutputs, Submit
 from ...core.request import Request, SamplingParams
@@ -93,11 +93,18 @@ class _Watched:
         return self.calls[-1]
 
 
+def _spec(group: KVGroup, num_blocks: int) -> KVGroupSpec:
+    """Room for every block; of states, none stays."""
+    if group.state_values:
+        return state_group(num_blocks, num_blocks)
+    return KVGroupSpec(FULL, num_blocks) if not group.window else window_group(num_blocks, group.window)
+
+
 class _Bench:
     """An engine in parts, with room for the widest step to be measured."""
 
     def __init__(self, ops: NativeOps, model: Model, num_steps: int) -> None:
-        config, group = model.config, model.kv_group
+        config = model.config
         self._num_steps = num_steps
         self._num_positions = -(-(PROMPT_TOKENS + num_steps + 1) // BLOCK_SIZE) * BLOCK_SIZE
         num_blocks = max(ROWS) * self._num_positions // BLOCK_SIZE
@@ -109,8 +116,9 @@ class _Bench:
             block_size=BLOCK_SIZE,
         )
         self._ops = ops
-        pool = self._pool = ops.new_pool(group, num_blocks)
-        program = ops.compile(lambda recorder, batch: model.forward(recorder, pool.kv, batch), limits)
+        self._pools = [ops.new_pool(group, num_blocks) for group in model.kv_groups]
+        kvs = tuple(pool.kv for pool in self._pools)
+        program = ops.compile(lambda recorder, batch: model.forward(recorder, kvs, batch), limits)
         self._operations = _Operations(program, model)
         self._program = _Watched(program)
         watched: Any = self._program
@@ -123,12 +131,12 @@ class _Bench:
                 limits,
                 vocab_size=config.vocab_size,
                 block_size=BLOCK_SIZE,
-                slots=Slots(limits.max_seqs, limits.max_blocks_per_seq, num_blocks),
+                slots=Slots(limits.max_seqs, limits.max_blocks_per_seq, num_blocks, len(model.kv_groups)),
             )
 
         self._make_runner = make_runner
         self._config = EngineConfig(
-            groups=full_groups(num_blocks),
+            groups=tuple(_spec(group, num_blocks) for group in model.kv_groups),
             max_model_len=self._num_positions,
             block_size=BLOCK_SIZE,
             max_num_seqs=max(ROWS),
@@ -138,7 +146,8 @@ class _Bench:
 
     def close(self) -> None:
         self._ops.close()
-        self._pool.close()
+        for pool in self._pools:
+            pool.close()
 
     def measure(self, rows: int) -> StepTimes:
         parts = self._by_hand(rows)
