@@ -57,11 +57,13 @@ _BESIDE_MIXERS: Mapping[str, Mapping[str, str]] = {
         "mamba.in_proj": "mixer_in", "mamba.out_proj": "mixer_out", "feed_forward.gate_proj": "gate",
         "feed_forward.up_proj": "up", "feed_forward.down_proj": "down", "shared_mlp.input_linear": "gate_up",
         "shared_mlp.output_linear": "down",
+        "mixer.in_proj": "mixer_in", "mixer.out_proj": "mixer_out",
+        **{f"mixer.{role}_proj": role for role in ("q", "k", "v", "up", "down")}, "mixer.o_proj": "output",
     },
 }  # fmt: skip
 """Kind of mixer -> modules of the families that have it."""
 _LANGUAGE = r"(?:(?:language_|text_)?model\.)*"
-_IN_A_LAYER = re.compile(_LANGUAGE + r"layers\.(\d{1,5})\.(\w+\.\w+)")
+_IN_A_LAYER = re.compile(_LANGUAGE + r"(?:backbone\.)?layers\.(\d{1,5})\.(\w+\.\w+)")
 _ENDS = {"lm_head": HEAD, "embed_tokens": EMBED}
 _END = re.compile(_LANGUAGE + r"(lm_head|embed_tokens)")
 _OF_IMAGES = re.compile(
