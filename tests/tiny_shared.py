@@ -32,6 +32,16 @@ MODELS: dict[str, dict[str, Any]] = {
         **_GEMMA4, "num_hidden_layers": 3, "layer_types": [_SLIDING, _FULL, _FULL], "hidden_size_per_layer_input": 0,
         "attention_k_eq_v": True, "num_global_key_value_heads": 1,
     },
+    "Gemma 4, experts": {
+        **_GEMMA4, "num_hidden_layers": 2, "layer_types": [_SLIDING, _FULL], "enable_moe_block": True,
+        "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32,
+    },
+    "Llama 4": {
+        **_COMMON, "model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"], "num_hidden_layers": 3,
+        "attention_chunk_size": WINDOW, "no_rope_layer_interval": 3, "interleave_moe_layer_step": 2,
+        "intermediate_size": 32, "intermediate_size_mlp": 96, "num_local_experts": 4, "num_experts_per_tok": 1,
+        "floor_scale": 16, "attn_scale": 0.3,
+    },
 }  # fmt: skip
 """config.json of each."""
 

@@ -100,7 +100,7 @@ void AttentionPlans::make_plan(const Workspace& w, const tm_op& o, AttentionPlan
     for (int row = w.step.row_starts[s]; row < end; row++) {
       const int position = w.step.context_lens[s] - (end - row);
       const int ahead = !o.whole ? 1 : o.window > 0 ? o.window : w.step.context_lens[s];  // keys from its own on
-      const int first = o.window > 0 ? std::max(0, position + 1 - o.window) : 0;
+      const int first = o.window > 0 ? std::max(0, position + 1 - o.window) : o.window < 0 ? position - position % -o.window : 0;
       plan->rows.push_back({row, first, std::min(w.step.context_lens[s], position + ahead)});
     }
   }
@@ -181,7 +181,7 @@ void AttentionPlans::find_shared(const Workspace& w, int num_spans, int tile_que
       if (shared.count > 1) shared_spans_.push_back(shared);
     }
     sharers_.resize(kept);
-    if (plan->window > 0) sharers_ = candidates_;
+    if (plan->window != 0) sharers_ = candidates_;
   }
 }
 

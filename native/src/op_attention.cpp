@@ -61,7 +61,7 @@ std::string check_attention(const Workspace& w, const tm_op& o) {
   const std::string wrong = check_heads(w, o);
   if (!wrong.empty()) return wrong;
   const int64_t mixed = static_cast<int64_t>(o.num_heads) * o.head_dim;
-  return unless(o.kv != nullptr && o.window >= 0 && o.cap >= 0 && (o.vector == nullptr || o.vector_rows == o.num_heads) &&
+  return unless(o.kv != nullptr && (o.window >= 0 || !o.whole) && o.cap >= 0 && (o.vector == nullptr || o.vector_rows == o.num_heads) &&
                 (w.fits(o.out, o.rows, mixed) ||
                  (o.head_dim % kGroup == 0 && w.fits(o.out, o.rows, mixed, TM_FORM_QUANTISED))));
 }
@@ -284,7 +284,7 @@ void run_merge(Workspace& w, const Op& op, int unit, int) {
 
 const OpKind kMergeSpans = {"attention_merge", nullptr, plan_merge, run_merge};
 
-// attention: in0 qkv; kv, layer, value = scale, window, cap, whole; vector: sinks of the heads, null for none; out f32 or quantised.
+// attention: in0 qkv; kv, layer, value = scale, window (below 0: of chunks of so many positions), cap, whole; vector: sinks of the heads, null for none; out f32 or quantised.
 extern const OpKind kAttentionOps[] = {
     {"attention", check_attention, plan_attention, run_attention, nullptr, attention_floats, nullptr, nullptr, &kMergeSpans},
     {},

@@ -22,7 +22,7 @@ constexpr int kDownRows = 4 * kPanel;  // that are computed before they are adde
 constexpr int kAheadBytes = 2048;      // of the next matrix, fetched while few rows meet this one
 constexpr int kFewRows = 8;
 
-// ---- moe_route: in0 logits [E]; moe; out [2k]
+// ---- moe_route: in0 logits [E]; moe; vector: scales of the experts, null for none; out [2k]
 
 std::string check_moe_route(const Workspace& w, const tm_op& o) {
   if (o.moe == nullptr) return "no routing";
@@ -36,6 +36,7 @@ std::string check_moe_route(const Workspace& w, const tm_op& o) {
   if (!(m.min_share >= 0 && m.min_share <= 1) || !std::isfinite(m.floor) || !std::isfinite(m.scale)) return "bad weights";
   for (int e = 0; m.bias != nullptr && e < m.num_experts; e++)
     if (!std::isfinite(m.bias[e])) return say("the bias of an expert is not finite", e, m.num_experts);
+  if (o.vector != nullptr && o.vector_rows != m.num_experts) return say("scales of experts", static_cast<int>(o.vector_rows), m.num_experts);
   return unless(o.width == 2 * m.top_k && w.fits(o.in0, o.rows, m.num_experts) && w.fits(o.out, o.rows, o.width));
 }
 
@@ -115,6 +116,7 @@ void moe_route_row(Workspace& w, const Op& op, int row, int thread) {
     if (i >= count) ids[i] = -1, weights[i] = 0;
     else if (m.normalise) weights[i] = weights[i] / (sum + m.floor) * m.scale;
     else weights[i] *= m.scale;
+    if (i < count && op.op.vector != nullptr) weights[i] *= op.op.vector[static_cast<int>(ids[i])];
   }
 }
 

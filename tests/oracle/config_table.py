@@ -68,6 +68,7 @@ BASE: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "conv"], "num_experts": 8, "num_experts_per_tok": 3}
     | {"num_dense_layers": 1, "moe_intermediate_size": 32},
     **{kind: _DELTA | {"num_experts": 8, "num_experts_per_tok": 3} for kind in ("qwen3_next", "qwen3_5_moe_text")},
+    "llama4_text": {"head_dim": 16, "intermediate_size_mlp": 80, "num_local_experts": 4, "attention_chunk_size": 8},
     "gemma4_text": _GEMMA4 | {"hidden_size_per_layer_input": 16},
     "gemma4_unified_text": _GEMMA4,
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 16},
@@ -89,7 +90,7 @@ WITH_EXPERTS = (
 TYPES = tuple(kind for kind in ARCHITECTURES if kind not in WITHOUT_A_CLASS)
 RENAMED = (*WITH_EXPERTS, "exaone", "gpt_neox")
 """Types whose tensors transformers calls otherwise than their files do."""
-INSIDE = tuple(kind for kind in TYPES if kind.endswith("_text") and not kind.startswith("gemma"))
+INSIDE = tuple(kind for kind in TYPES if kind.endswith("_text") and not kind.startswith(("gemma", "llama")))
 """Types of language models that transformers has no head for."""
 WITHOUT_ROPE = ("mamba2", "nemotron_h")
 """Types none of whose layers has positions."""
@@ -158,6 +159,14 @@ PRESENT: dict[str, list[Any]] = {
     "vocab_size_per_layer_input": [100, 200],
     "num_kv_shared_layers": [0, 1, 2, 3, 4, 5],
     "global_head_dim": [16, 64],
+    "top_k_experts": [2],
+    "intermediate_size_mlp": [40],
+    "interleave_moe_layer_step": [2, 3],
+    "moe_layers": [[], [1, 3], [9]],
+    "attention_chunk_size": [16],
+    "attn_temperature_tuning": [True, False],
+    "floor_scale": [4],
+    "attn_scale": [0.5],
     "num_global_key_value_heads": [1],
     "per_layer_config": [
         {}, {"1": {"head_dim": 64}, "3": {"head_dim": 64, "num_key_value_heads": 1}}, {"1": {"head_dim": 64}},
@@ -333,11 +342,13 @@ def ours(config: dict[str, Any]) -> dict[str, Any]:
     shapes = {name.removeprefix("model."): shape for name, shape in expected_shapes("hf", model).items()}
     if config["model_type"] in INSIDE:
         shapes.pop("lm_head.weight", None)
+    layers = range(model.num_layers)
     return {
         "shapes": shapes,
         "windows": [layer.window for layer in model.layers],
         "ropes": [_our_rope(model, layer) for layer in range(model.num_layers)],
         "queries": [_our_query_scale(layer) for layer in model.layers],
+        "bare norms": [model.family.bare_qk_norm and model.qk_norm != "" and model.turns(layer) for layer in layers],
         "activation": model.activation,
         "is_parallel": model.residual != SEQUENTIAL,
         "scaling": model.attention_scale if any(layer.attends for layer in model.layers) else None,
@@ -363,7 +374,7 @@ def _our_experts(model: ModelConfig) -> Any:
 
 def _our_rope(model: ModelConfig, layer: int) -> Any:
     found = model.rope_of(layer)
-    return None if found is None else (rope_frequencies(*found[:2], 1), found[0].cos_scale)
+    return None if found is None or not found[0].share else (rope_frequencies(*found[:2], 1), found[0].cos_scale)
 
 
 def _our_query_scale(layer: LayerConfig) -> Any:
@@ -399,7 +410,11 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
         if ".indexer." not in key
     }
     shapes = _taken_apart(shapes) if kind == "gpt_oss" else shapes
-    shapes = _split(shapes) if kind in ("qwen3_vl_moe_text", "glm4v_moe_text", "qwen3_5_moe_text") else shapes
+    if kind == "llama4_text":  # inputs come first
+        shapes = {key: (shape[0], *shape[:0:-1]) if ".experts." in key else shape for key, shape in shapes.items()}
+    shapes = (
+        _split(shapes) if kind in ("llama4_text", "qwen3_vl_moe_text", "glm4v_moe_text", "qwen3_5_moe_text") else shapes
+    )
     if not inside and made.tie_word_embeddings:
         shapes.pop("embed_out.weight" if kind == "gpt_neox" else "lm_head.weight")
     norm = next(getattr(body, name) for name in _NORMS if hasattr(body, name))
@@ -420,9 +435,12 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
     eps = next((getattr(norm, name) for name in ("variance_epsilon", "eps") if hasattr(norm, name)), 1e-5)
     return {
         "shapes": shapes,
-        "windows": [made.sliding_window if windowed and each == _SLIDING else 0 for each in kinds],
+        "windows": [made.sliding_window if windowed and each == _SLIDING else 0 for each in kinds]
+        if kind != "llama4_text"
+        else [made.attention_chunk_size if each == "chunked_attention" else 0 for each in kinds],
+        "bare norms": [_has_bare_norm(each) for each in layers],
         "ropes": _their_ropes(made, body, layers, kinds),
-        "queries": [_their_query_scale(made)] * len(layers),
+        "queries": [_their_query_scale(made, each) for each in layers],
         "activation": _ACTIVATIONS.get(name_of_activation, name_of_activation),
         "is_parallel": getattr(layer, "use_parallel_residual", _is_parallel(made)),
         "scaling": getattr(attention, "inv_norm_factor" if kind == "falcon" else "scaling", None),
@@ -480,7 +498,7 @@ def _ffn_of(kind: str, layer: Any) -> Any:
         return layer.mixer if getattr(layer, "block_type", "") in ("mlp", "moe") else None
     if kind.startswith("granitemoe"):
         return layer.shared_mlp if layer.block_sparse_moe is None else layer.block_sparse_moe
-    return layer.feed_forward if kind in ("lfm2", "lfm2_moe", "bamba") else layer.mlp
+    return layer.feed_forward if kind in ("lfm2", "lfm2_moe", "bamba", "llama4_text") else layer.mlp
 
 
 def _taken_apart(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -573,7 +591,15 @@ def _their_ropes(made: Any, body: Any, layers: Any, kinds: list[str]) -> list[An
     return ropes
 
 
-def _their_query_scale(made: Any) -> Any:
+def _has_bare_norm(layer: Any) -> bool:
+    return type(getattr(getattr(layer, "self_attn", None), "qk_norm", None)).__name__ == "Llama4TextL2Norm"
+
+
+def _their_query_scale(made: Any, layer: Any) -> Any:
+    if made.model_type == "llama4_text":
+        attention = layer.self_attn
+        is_scaled = attention.attn_temperature_tuning and not attention.use_rope
+        return (attention.attn_scale, attention.floor_scale) if is_scaled else None
     if made.model_type != "ministral3":
         return None
     keys = ("llama_4_scaling_beta", "original_max_position_embeddings")

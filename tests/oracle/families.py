@@ -53,6 +53,7 @@ TEXT_CONFIGS = {
     "Gemma3": "Gemma3Text",
     "Gemma4": "Gemma4Text",
     "Gemma4Unified": "Gemma4UnifiedText",
+    "Llama4": "Llama4Text",
     "Qwen3_5": "Qwen3_5Text",
     "Qwen3_5Moe": "Qwen3_5MoeText",
 }

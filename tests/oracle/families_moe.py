@@ -5,7 +5,7 @@ transformers is asked for few and small experts, of widths that are no multiple 
 
 from __future__ import annotations
 
-from families import SLIDING, Case, rope
+from families import LLAMA3, SLIDING, Case, rope
 
 _QWEN = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _GLM = {
@@ -41,7 +41,42 @@ _EXAONE = {
 _AFMOE = _EXAONE | {"head_dim": 16, "num_dense_layers": 1, "route_scale": 2.5}
 _ERNIE = {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 32}
 
+_LLAMA4 = {
+    "head_dim": 16, "intermediate_size_mlp": 80, "num_local_experts": 4, "attention_chunk_size": 16, "floor_scale": 8,
+    "attn_scale": 0.4,
+}  # fmt: skip
 MOE_CASES = (
+    Case("Llama 4", "Llama4", {**_LLAMA4, "num_hidden_layers": 5}),
+    Case(
+        "Llama 4, every second layer dense, no norms of heads, no chunks, llama3 RoPE",
+        "Llama4",
+        {
+            **_LLAMA4,
+            "interleave_moe_layer_step": 2,
+            "use_qk_norm": False,
+            "attention_chunk_size": None,
+            "rope_parameters": LLAMA3,
+            "attn_temperature_tuning": False,
+            "no_rope_layers": [1, 0, 1, 1],
+        },
+    ),
+    Case(
+        "Gemma 4, experts",
+        "Gemma4",
+        {
+            "sliding_window": 8,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
+        },
+    ),
     Case("Mixtral", "Mixtral", {"num_local_experts": 4}),
     Case("Mixtral, sliding window", "Mixtral", SLIDING | {"num_local_experts": 4, "num_experts_per_tok": 1}),
     Case(

@@ -43,8 +43,8 @@ class WatchedOps(ReferenceOps):
         super().__init__(exact_activations=True)
         self.routes: list[np.ndarray] = []
 
-    def moe_route(self, logits_TE, routing, bias_E=None):
-        routes = super().moe_route(logits_TE, routing, bias_E)
+    def moe_route(self, logits_TE, routing, bias_E=None, scales_E=None):
+        routes = super().moe_route(logits_TE, routing, bias_E, scales_E)
         self.routes.append(routes)
         return routes
 
@@ -103,7 +103,7 @@ def watch_routers(model) -> list[np.ndarray]:
         seen.append(np.concatenate(parts, axis=1).astype(np.float32))
 
     for module in model.modules():
-        if type(module).__name__.lower().endswith(("topkrouter", "tokenchoicerouter", "moev1gate")):
+        if type(module).__name__.lower().endswith(("topkrouter", "tokenchoicerouter", "moev1gate", "gemma4textrouter")):
             module.register_forward_hook(note)
     return seen
 
@@ -152,7 +152,7 @@ def test_logits(saved, make_ops):
     largest = np.abs(expected).max()
     assert largest > 0.1, "the oracle's logits must say something"
     np.testing.assert_allclose(ours, expected, atol=TOLERANCE * largest)
-    if isinstance(ops, WatchedOps):
+    if isinstance(ops, WatchedOps) and case.family != "Llama4":  # whose routers give scores of all experts
         check_routes(ops.routes, routes)
 
 

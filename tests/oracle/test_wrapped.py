@@ -80,6 +80,11 @@ CASES = {
         {"full_attn_idxs": [1], "block_multiple_of": 16},
         {"model_type": "siglip2_vision_model", **EYES, "num_patches": 16},
     ),
+    "Llama4": (
+        "Llama4Text",
+        {"head_dim": 16, "num_local_experts": 4, "attention_chunk_size": 16, "intermediate_size_mlp": 80},
+        {**EYES, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+    ),
     "Llava": ("Llama", {"tie_word_embeddings": False}, {"model_type": "clip_vision_model", **EYES}),
     "LlavaNext": ("Mistral", {"tie_word_embeddings": False}, {"model_type": "clip_vision_model", **EYES}),
     "Mistral3": ("Mistral", {"head_dim": 32}, {"model_type": "pixtral", **EYES}),
@@ -145,8 +150,10 @@ def test_text_has_the_whole_models_logits(name: str, tmp_path: Path) -> None:
     """At every position; and the summary finds all of the language model, and says what is left out."""
     theirs = save(name, tmp_path)
     tokens = random_tokens(2, LENGTH)
+    # Llama 4's whole model wants images of its text's output, in transformers 5.24, and fails.
+    whole = theirs.language_model if name == "Llama4" else theirs
     with torch.no_grad():
-        expected = theirs(input_ids=torch.tensor(tokens[None].astype(np.int64))).logits[0].numpy()
+        expected = whole(input_ids=torch.tensor(tokens[None].astype(np.int64))).logits[0].numpy()
     ops = ReferenceOps(exact_activations=True) if available() is not None else NativeOps()
     ours = our_logits(ops, tmp_path, 64, tokens)
     ops.close()

@@ -69,6 +69,9 @@ KERNELS = [
             ("Gemma 4", "avx512", "q8_0", "f16"),
             ("Gemma 4", "avx2", "q4_0", "int8"),
             ("Gemma 4", "scalar", None, "f32"),
+            ("Gemma 4, experts", "avx512", "q8_0", "bf16"),
+            ("Llama 4", "avx512", "q4_0", "f16"),
+            ("Llama 4", "avx2", None, "int8"),
             ("Gemma 4, keys that are values", "avx512bf16", "bf16", "bf16"),
             ("Gemma 4, keys that are values", "avxvnni", "q4_1", "int8"),
         )

@@ -38,7 +38,8 @@ def route_cases() -> Iterator[tuple[str, Run]]:
             logits[5] = logits[5, 0]  # all equal: the lowest ids
             logits[6, 1::2] = logits[6, ::2][: len(logits[6, 1::2])]  # pairs of equal ones
             bias = ops.vector(rng.choice([0.0, 0.5, 0.05], routing.num_experts)) if routing.score == SIGMOID else None
-            return ops.moe_route(logits, routing, bias)
+            scales = ops.vector(rng.uniform(-2, 2, routing.num_experts)) if routing.min_share else None
+            return ops.moe_route(logits, routing, bias, scales)
 
         yield f"moe_route {name}", run
 

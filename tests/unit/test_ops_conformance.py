@@ -261,6 +261,7 @@ def _attention_cases() -> Iterator[Case]:
                 limits += [(f" whole window={w}", {"causal": False, "window": w}) for w in (1, 7, 65, 300)]
             else:
                 limits += [(f" window={window}", {"window": window}) for window in (1, 7, 256)]
+                limits += [(f" chunk={chunk}", {"window": -chunk}) for chunk in (1, 7, 256, 300)]
                 limits += [(" window=300 soft_cap=0.5", {"window": 300, "soft_cap": 0.5})]
                 limits += [(" sinks", {"sinks": True}), (" window=300 sinks", {"window": 300, "sinks": True})]
             for what, kwargs in limits:

@@ -98,7 +98,7 @@ def _open_folder(path: Path, stored: dict[str, Tensor] | None = None) -> Checkpo
         quantised = {"quantization_config": {"quant_method": "modelopt", **said}} if isinstance(said, dict) else {}
     config, stored, left_out = language_part(config, open_safetensors(path) if stored is None else stored)
     tensors = join_quantised(as_published(stored, config), quantised | config)
-    if model_type_of(config) == "qwen3_vl_moe_text":
+    if model_type_of(config) in ("qwen3_vl_moe_text", "llama4_text"):
         tensors = turn_experts(tensors)
     defaults = read_json(generation) if generation.is_file() else {}
     return Checkpoint("hf", path, config, tensors, defaults, left_out)

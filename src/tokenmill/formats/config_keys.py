@@ -101,7 +101,15 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         sliding_window_pattern=6,
         final_logit_softcapping=None,
     ),
-    "gemma4_text": keys(**_GEMMA4, hidden_size_per_layer_input=256, vocab_size_per_layer_input=262_144),
+    "gemma4_text": keys(
+        **_GEMMA4,
+        hidden_size_per_layer_input=256,
+        vocab_size_per_layer_input=262_144,
+        enable_moe_block=False,
+        num_experts=None,
+        top_k_experts=None,
+        moe_intermediate_size=None,
+    ),
     "gemma4_unified_text": keys(**_GEMMA4 | {"max_position_embeddings": 262_144, "sliding_window": 1024}),
     "phi3": keys(
         **DECODER | sizes(32_064, 3072, 8192, 32, 32, None, 4096) | ends(1, 32_000)

@@ -17,8 +17,8 @@ With inputs first, which are put last as the matrix is loaded, those of GPT-OSS
     P.gate_up_proj_bias    [E, N]
     P.down_proj...         the same
 
-become P.{e}.gate_up_proj.weight [N, K] and .bias [N]; those of Qwen3-VL-MoE, dense with all gates before all ups,
-become P.{e}.gate_proj.weight, .up_proj.weight and .down_proj.weight.
+become P.{e}.gate_up_proj.weight [N, K] and .bias [N]; those of Qwen3-VL-MoE and Llama 4, dense with all gates before
+all ups, become P.{e}.gate_proj.weight, .up_proj.weight and .down_proj.weight.
 
     E experts  N outputs  K inputs  D model width  F FFN width
 """
@@ -64,7 +64,11 @@ def as_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> di
         for old, new in _RENAMED.get(kind, {}).items():
             published = published.replace(old, new)
         merged = _EXPERTS.fullmatch(published)
-        if merged is None or (kind == "qwen3_vl_moe_text" and _has_inputs_first(tensor, merged[2], config)):
+        if (
+            merged is None
+            or kind == "llama4_text"
+            or (kind == "qwen3_vl_moe_text" and _has_inputs_first(tensor, merged[2], config))
+        ):
             found[published] = tensor
         else:
             numbered = kind in (*_AS_MIXTRAL, "lfm2_moe")
@@ -138,7 +142,8 @@ def _parts(tensor: Tensor) -> list[Tensor]:
 
 
 def turn_experts(tensors: Mapping[str, Tensor | QuantisedTensor]) -> dict[str, Tensor | QuantisedTensor]:
-    """`tensors` of a folder with the dense ones of Qwen3-VL-MoE's experts, which as_published left, taken apart."""
+    """`tensors` of a folder with the dense ones of Qwen3-VL-MoE's and Llama 4's experts, which as_published left, taken
+    apart."""
     apart: dict[str, Tensor | QuantisedTensor] = {}
     for name, tensor in tensors.items():
         found = _NAME.fullmatch(name)

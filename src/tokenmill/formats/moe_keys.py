@@ -44,6 +44,24 @@ MOE_KEYS: Mapping[str, Keys] = {
         num_experts_per_tok=8,
         num_mtp_modules=0,
     ),
+    "llama4_text": keys(
+        **DECODER | sizes(202_048, 5120, 8192, 48, 40, 8, 131_072) | ends(1, 2)
+        | {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 5e5},
+        intermediate_size_mlp=16_384,
+        attention_bias=False,
+        use_qk_norm=True,
+        num_experts_per_tok=1,
+        num_local_experts=16,
+        moe_layers=None,
+        interleave_moe_layer_step=1,
+        no_rope_layers=None,
+        no_rope_layer_interval=4,
+        attention_chunk_size=OrNull(8192),
+        layer_types=None,
+        attn_temperature_tuning=True,
+        floor_scale=8192,
+        attn_scale=0.1,
+    ),
     "qwen2_moe": keys(
         **DECODER | sizes(151_936, 2048, 5632, 24, 16, 16, 32_768) | ends(None, None),
         use_sliding_window=False,
@@ -240,6 +258,7 @@ MOE_KEYS: Mapping[str, Keys] = {
 MOE_ARCHITECTURES: dict[str, str] = {
     "mixtral": "MixtralForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_vl_moe_text": "Qwen3VLMoeForConditionalGeneration",

@@ -20,7 +20,8 @@ from .tensor import Tensor
 _INSIDE = {
     **{kind: kind for kind in ("gemma3_text", "granite", "llama", "mistral", "ministral3", "qwen2", "qwen3")},
     **{kind: kind for kind in ("qwen3_vl_text", "qwen3_vl_moe_text", "glm4v_moe_text", "gpt_oss", "qwen3_moe")},
-    **{kind: kind for kind in ("gemma4_text", "gemma4_unified_text", "qwen3_5_text", "qwen3_5_moe_text", "lfm2")},
+    **{kind: kind for kind in ("gemma4_text", "gemma4_unified_text", "llama4_text", "lfm2")},
+    **{kind: kind for kind in ("qwen3_5_text", "qwen3_5_moe_text")},
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_vl_text": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
@@ -36,6 +37,7 @@ WRAPPERS = {
     "Idefics3ForConditionalGeneration": "Idefics 3",
     "InternVLForConditionalGeneration": "InternVL",
     "Lfm2VlForConditionalGeneration": "LFM2-VL",
+    "Llama4ForConditionalGeneration": "Llama 4",
     "LlavaForConditionalGeneration": "LLaVA",
     "LlavaNextForConditionalGeneration": "LLaVA-NeXT",
     "Mistral3ForConditionalGeneration": "Mistral Small 3.1 and later, Ministral 3",

@@ -27,11 +27,13 @@ from .config_json import (
     LayerKinds,
     read_activation,
     read_ffn_width,
+    read_inputs,
     read_layers,
     read_norm_eps,
     read_num_layers,
     read_residual,
     read_ropes,
+    read_still,
     read_tied,
 )
 from .families import GGUF_FAMILIES, HF_FAMILIES, gguf_family, hf_family
@@ -61,6 +63,7 @@ class LayerConfig:
     heads            None for those of most layers
     kv_layer         the layer whose keys and values it sees, in place of its own (KV sharing between layers, arXiv
                      2405.12981)
+    is_chunked       of the window's positions a token sees those of its own chunk, of as many, alone (Llama 4)
     keys_are_values  its values are made of what its keys are made of
     ffn_width        0 for that of most layers
     """
@@ -73,6 +76,7 @@ class LayerConfig:
     has_ffn: bool = True
     heads: HeadGeometry | None = None
     kv_layer: int | None = None
+    is_chunked: bool = False
     keys_are_values: bool = False
     ffn_width: int = 0
 
@@ -80,6 +84,11 @@ class LayerConfig:
     def mixes(self) -> bool:
         """Whether a token sees others here."""
         return self.attends or self.keeps_state
+
+    @property
+    def sees(self) -> int:
+        """The window as Ops.paged_attention is told it."""
+        return -self.window if self.is_chunked else self.window
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +172,11 @@ class ModelConfig:
         """A layer's RoPE, how many channels of its heads turn, and how many there are; None: it has no positions."""
         rope, head_dim = self.layers[layer].rope, self.heads_of(layer).head_dim
         return None if rope is None else (rope, head_dim * self.rotary_dim // self.head_dim, head_dim)
+
+    def turns(self, layer: int) -> bool:
+        """Whether the layer's queries and keys turn with their positions."""
+        rope = self.layers[layer].rope
+        return rope is not None and rope.share > 0
 
     @property
     def ropes(self) -> tuple[tuple[RopeConfig, int, int], ...]:
@@ -378,9 +392,9 @@ def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
     ropes, activation = read_ropes(fields, family), read_activation(fields, family)
     mixtures, residual = hf_experts(fields, family, num_layers, activation), read_residual(fields, family)
     family = family.with_residual(residual)
-    layers = _layers(read_layers(fields, family, num_layers), ropes.full, ropes.windowed, mixtures)
+    layers = _layers(read_layers(fields, family, num_layers), ropes.full, ropes.windowed, mixtures, read_still(fields))
     layers = _hf_own_shapes(fields, layers, HeadGeometry(num_heads, shape.num_kv_heads, shape.head_dim))
-    input_width, input_vocab = _hf_inputs(fields)
+    input_width, input_vocab = read_inputs(fields)
     biases = set(family.biases).union(*(roles for key, roles in family.bias_keys.items() if fields.flag(key)))
     return _checked(
         ModelConfig(
@@ -425,6 +439,8 @@ def _hf_own_shapes(fields: Fields, layers: tuple[LayerConfig, ...], heads: HeadG
     wide = 0
     if fields.reads("use_double_wide_mlp") and fields.flag("use_double_wide_mlp"):
         wide = 2 * read_ffn_width(fields, fields.count("hidden_size"))
+        if any(layer.is_moe for layer in layers):
+            raise BadCheckpoint(f"{fields.where}: use_double_wide_mlp is not supported here beside experts.")
     found = hf_layer_attention(fields, [layer.window for layer in layers], heads)
     return tuple(
         replace(
@@ -436,17 +452,6 @@ def _hf_own_shapes(fields: Fields, layers: tuple[LayerConfig, ...], heads: HeadG
         )
         for layer, own in zip(layers, found, strict=True)
     )
-
-
-def _hf_inputs(fields: Fields) -> tuple[int, int]:
-    """As ModelConfig.input_width and input_vocab."""
-    if not fields.reads("hidden_size_per_layer_input"):
-        return 0, 0
-    vocab, least = fields.count("vocab_size_per_layer_input"), fields.count("vocab_size")
-    width = fields.count("hidden_size_per_layer_input", least=0)
-    if width and vocab < least:
-        raise BadCheckpoint(f"{fields.where}: vocab_size_per_layer_input = {vocab} is not supported below {least}.")
-    return width, vocab if width else 0
 
 
 def _without_use(layers: tuple[LayerConfig, ...]) -> list[str]:
@@ -482,11 +487,19 @@ def _refuse(families: Mapping[str, Family], architecture: str, fields: Fields) -
 
 
 def _layers(
-    kinds: LayerKinds, rope: RopeConfig, windowed_rope: RopeConfig, mixtures: Mixtures
+    kinds: LayerKinds,
+    rope: RopeConfig,
+    windowed_rope: RopeConfig,
+    mixtures: Mixtures,
+    still: RopeConfig | None = None,
 ) -> tuple[LayerConfig, ...]:
+    """still: of layers whose queries and keys do not turn."""
+
     def turns(layer: int, window: int) -> RopeConfig | None:
-        if layer in kinds.without_rope or layer in kinds.without_attention:
+        if layer in kinds.without_attention:
             return None
+        if layer in kinds.without_rope:
+            return still
         return windowed_rope if window else rope
 
     return tuple(
@@ -497,6 +510,7 @@ def _layers(
             keeps_state=layer in kinds.with_state,
             attends=layer not in kinds.without_attention,
             has_ffn=layer not in kinds.without_ffn,
+            is_chunked=kinds.are_chunks and window > 0,
         )
         for layer, window in enumerate(kinds.windows)
     )

@@ -38,7 +38,8 @@ _ACTIVATION_KEYS = ("hidden_activation", "mlp_hidden_act", "hidden_act")
 _GATED, _UNGATED, _NOT_OF_EXPERTS = ("silu", "gelu"), ("gelu", "relu2"), ("silu", "gelu_erf")
 """Of which there are kernels."""
 
-_SLIDING, _FULL, _LINEAR, _MLP, _MOE = "sliding_attention", "full_attention", "linear_attention", "mlp", "moe"
+_SLIDING, _FULL, _CHUNKED = "sliding_attention", "full_attention", "chunked_attention"
+_LINEAR, _MLP, _MOE = "linear_attention", "mlp", "moe"
 _INDEXED = "indexed_attention"
 """What layers of a family with an indexer are called."""
 _OLDER_KINDS = {"mamba": _LINEAR, "attention": _FULL}
@@ -122,13 +123,14 @@ def read_residual(fields: Fields, family: Family) -> str:
 @dataclass(frozen=True, slots=True)
 class LayerKinds:
     """Each layer's window, 0 for none; layers without positions; those that keep a state, that do not attend, that have
-    no FFN."""
+    no FFN. are_chunks: windows are."""
 
     windows: list[int]
     without_rope: frozenset[int]
     with_state: frozenset[int] = frozenset()
     without_attention: frozenset[int] = frozenset()
     without_ffn: frozenset[int] = frozenset()
+    are_chunks: bool = False
 
 
 def read_num_layers(fields: Fields, family: Family) -> int:
@@ -152,10 +154,11 @@ def read_sublayers(fields: Fields) -> list[str]:
 
 
 def read_layers(fields: Fields, family: Family, num_layers: int) -> LayerKinds:
-    has_window = fields.get("sliding_window") is not None
+    key = "attention_chunk_size" if family.chunks else "sliding_window"
+    has_window = fields.get(key) is not None
     if fields.reads("use_sliding_window") and not fields.flag("use_sliding_window"):
         has_window = False
-    window = fields.count("sliding_window") if has_window else 0
+    window = fields.count(key) if has_window else 0
     no_rope = _no_rope(fields, family, num_layers)
     kinds = fields.get("layer_types")
     if kinds is None:
@@ -166,6 +169,8 @@ def read_layers(fields: Fields, family: Family, num_layers: int) -> LayerKinds:
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         raise BadCheckpoint(f"{fields.where}: layer_types must be a list of {num_layers}.")
     older = {_INDEXED: _FULL} if family.indexed else _OLDER_KINDS
+    if family.chunks:
+        older = {_CHUNKED: _SLIDING, _SLIDING: ""}
     kinds = [older.get(str(kind), kind) for kind in kinds]
     if family.full_last:
         kinds = [*kinds[:-1], _FULL]
@@ -175,14 +180,14 @@ def read_layers(fields: Fields, family: Family, num_layers: int) -> LayerKinds:
     if unknown := set(map(str, kinds)) - known:
         raise BadCheckpoint(f"{fields.where}: layer_types has {sorted(unknown)}, which are not supported.")
     if _SLIDING in kinds and not has_window:
-        raise BadCheckpoint(f"{fields.where}: layers of sliding_attention need a sliding_window; there is none.")
+        raise BadCheckpoint(f"{fields.where}: layers of sliding_attention need a {key}; there is none.")
     if family.no_rope_on_full and has_window:
         no_rope = frozenset(layer for layer, kind in enumerate(kinds) if kind == _FULL)
     if not family.rope or (family.rope_if and fields.get(family.rope_if[0]) != family.rope_if[1]):
         no_rope = frozenset(range(num_layers))
     windows = [window if kind == _SLIDING else 0 for kind in kinds]
     if not family.one_sublayer:
-        return LayerKinds(windows, no_rope, with_state, with_state)
+        return LayerKinds(windows, no_rope, with_state, with_state, are_chunks=family.chunks)
     attending, mixing = (
         {layer for layer, kind in enumerate(kinds) if kind in some} for some in ((_FULL,), (_FULL, _LINEAR))
     )
@@ -197,6 +202,8 @@ def read_ffn_width(fields: Fields, width: int) -> int:
     elif fields.reads("mamba_n_heads") and fields.reads("shared_intermediate_size"):  # Granite 4, without experts too
         shared = fields.count("shared_intermediate_size")
         return fields.count("intermediate_size") if fields.count("num_local_experts", least=0) else shared
+    elif fields.reads("intermediate_size_mlp"):
+        width = fields.count("intermediate_size_mlp")
     else:  # where all layers have experts there may be no other width; a model may have no FFN
         key = next(filter(fields.reads, ("intermediate_size", "moe_intermediate_size")), "")
         width = fields.count(key, 4 * width, least=0) if key else 0
@@ -238,6 +245,8 @@ def _kinds(fields: Fields, family: Family, has_window: bool, no_rope: frozenset[
         return [_SLIDING if family.has_window(layer) else _FULL for layer in layers]
     if not has_window:
         return [_FULL] * num_layers
+    if family.chunks:
+        return [_FULL if layer in no_rope else _CHUNKED for layer in layers]
     if family.window_on_no_rope:
         return [_SLIDING if layer in no_rope else _FULL for layer in layers]
     first = fields.count("max_window_layers", 0, least=0)
@@ -288,6 +297,25 @@ def read_ropes(fields: Fields, family: Family) -> Ropes:
     if family.indexed:
         longest = min(longest, fields.count("index_topk"))
     return Ropes(rope, rope, fraction, longest)
+
+
+def read_inputs(fields: Fields) -> tuple[int, int]:
+    """As ModelConfig.input_width and input_vocab. Raises BadCheckpoint."""
+    if not fields.reads("hidden_size_per_layer_input"):
+        return 0, 0
+    vocab, least = fields.count("vocab_size_per_layer_input"), fields.count("vocab_size")
+    width = fields.count("hidden_size_per_layer_input", least=0)
+    if width and vocab < least:
+        raise BadCheckpoint(f"{fields.where}: vocab_size_per_layer_input = {vocab} is not supported below {least}.")
+    return width, vocab if width else 0
+
+
+def read_still(fields: Fields) -> RopeConfig | None:
+    """Of layers whose queries and keys do not turn: how queries grow with their position all the same, of Llama 4."""
+    if not fields.reads("attn_temperature_tuning") or not fields.flag("attn_temperature_tuning"):
+        return None
+    beta, context = fields.number("attn_scale"), fields.count("floor_scale")
+    return RopeConfig(1e4, PROPORTIONAL, share=0.0, query_beta=beta, original_context=context, query_first=1)
 
 
 def _with_scaled_queries(fields: Fields, given: Mapping[str, Any], rope: RopeConfig) -> RopeConfig:

@@ -13,13 +13,13 @@ layer can be cut across machines.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from ..ops.api import Array
+from ..ops.api import SIGMOID, Array
 from ..ops.forward import ForwardOps
 from .config import ModelConfig
 from .family import SEQUENTIAL
@@ -199,7 +199,7 @@ def _head_attention(
     norm_first, k_norm = not config.family.norm_after_rope, layer.k_norm if is_own else layer.q_norm
     if layer.q_norm is not None and norm_first:
         qkv_TW = ops.norm_heads(qkv_TW, layer.q_norm, k_norm, heads, config.norm_eps)
-    if rope is not None:
+    if rope is not None and rope.turns_PR is not None:
         qkv_TW = ops.rope(qkv_TW, batch.positions_T, rope.turns_PR, heads)
     if layer.q_norm is not None and not norm_first:
         qkv_TW = ops.norm_heads(qkv_TW, layer.q_norm, k_norm, heads, config.norm_eps)
@@ -215,7 +215,7 @@ def _head_attention(
         batch,
         heads,
         config.attention_scale,
-        window=config.layers[index].window,
+        window=config.layers[index].sees,
         soft_cap=config.attention_cap,
         causal=config.is_causal,
         sinks_H=layer.sinks,
@@ -276,10 +276,10 @@ def _inner_eps(config: ModelConfig) -> float:
 
 def ffn(ops: ForwardOps, config: ModelConfig, layer: LayerWeights, batch: Any, x_TD: Array) -> Array:
     """[T, D] to be added to x."""
-    x_TD = _norm(ops, config, layer.ffn_norm, x_TD)
-    y_TD = _dense_ffn(ops, config, layer, batch, x_TD)
+    normed_TD = _norm(ops, config, layer.ffn_norm, x_TD)
+    y_TD = _dense_ffn(ops, config, layer, batch, normed_TD)
     if layer.moe is not None:
-        y_TD = _experts(ops, config, layer.moe, batch, x_TD, y_TD)
+        y_TD = _experts(ops, config, layer.moe, batch, x_TD, normed_TD, y_TD)
     return _norm(ops, config, layer.ffn_post_norm, y_TD)
 
 
@@ -294,18 +294,33 @@ def _dense_ffn(ops: ForwardOps, config: ModelConfig, layer: LayerWeights, batch:
 
 
 def _experts(
-    ops: ForwardOps, config: ModelConfig, weights: MoeWeights, batch: Any, x_TD: Array, shared_TD: Array | None
+    ops: ForwardOps,
+    config: ModelConfig,
+    weights: MoeWeights,
+    batch: Any,
+    x_TD: Array,
+    normed_TD: Array,
+    shared_TD: Array | None,
 ) -> Array:
-    """What a row's own experts give, plus what the shared ones gave."""
-    assert config.moe is not None
-    logits_TE = _linear(ops, weights.router, batch, x_TD)
-    routes_T2k = ops.moe_route(logits_TE, config.moe.routing, weights.choice_bias)
-    own_TD = ops.moe_ffn(x_TD, routes_T2k, weights.experts)
+    """What a row's own experts give, plus what the shared ones gave. x: of the residual stream; normed: as the layer's
+    norm makes it."""
+    moe = config.moe
+    assert moe is not None
+    routed_TD = normed_TD
+    if weights.router_norm is not None:
+        routed_TD = ops.rms_norm(x_TD, weights.router_norm, config.norm_eps)
+    logits_TE = _linear(ops, weights.router, batch, routed_TD)
+    routes_T2k = ops.moe_route(logits_TE, moe.routing, weights.choice_bias, weights.scales)
+    given_TD = normed_TD if weights.norm is None else _norm(ops, config, weights.norm, x_TD)
+    if weights.spread is not None:
+        scores_T2 = ops.moe_route(logits_TE, replace(moe.routing, score=SIGMOID, normalise=False))
+        given_TD = ops.multiply(given_TD, ops.linear(scores_T2, weights.spread))
+    own_TD = _norm(ops, config, weights.post_norm, ops.moe_ffn(given_TD, routes_T2k, weights.experts))
     if shared_TD is None:
         return own_TD
     if weights.mix is not None:
-        shared_TD = ops.gate_rows(shared_TD, _linear(ops, weights.mix, batch, x_TD))
-    return ops.add(own_TD, shared_TD)
+        shared_TD = ops.gate_rows(shared_TD, _linear(ops, weights.mix, batch, normed_TD))
+    return ops.add(own_TD, _norm(ops, config, weights.shared_post_norm, shared_TD))
 
 
 def _norm(ops: ForwardOps, config: ModelConfig, norm: Norm | None, x: Array) -> Array:

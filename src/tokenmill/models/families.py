@@ -11,6 +11,7 @@ What the roles of a layer's tensors are: roles.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ..plugins.groups import FAMILIES as PLUGINS
 from ..plugins.load import load_plugin
@@ -34,6 +35,7 @@ _CLIPPED = (("clip_qkv", "clipped queries, keys and values"),)
 _BIDIRECTIONAL = (("use_bidirectional_attention", "tokens that see ahead"),)
 _SANDWICH_NAMES = {**POST_NORM_NAMES, "ffn_norm": "model.layers.{}.pre_feedforward_layernorm"}
 
+_SHARED, _EXPERTS = ("shared_gate", "shared_up", "shared_down"), ("expert_gate", "expert_up", "expert_down")
 _GEMMA4 = Family(
     "Gemma 4",
     post_norm=True,
@@ -51,13 +53,17 @@ _GEMMA4 = Family(
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
     only={
-        "enable_moe_block": (False,),
         "use_bidirectional_attention": (None, "vision"),  # tokens of images see ahead, and no others
         "rope_scaling": (),
-        **dict.fromkeys(("num_experts", "top_k_experts", "moe_intermediate_size"), (None,)),
+        "attention_chunk_size": (None,),
     },
     names=_SANDWICH_NAMES,
 )
+_GEMMA4_EXPERTS = {
+    "router": "model.layers.{}.router.proj",
+    **{role: f"model.layers.{{}}.mlp.{role.removeprefix('shared_')}_proj" for role in _SHARED},
+    **{role: f"model.layers.{{}}.experts.{{e}}.{role.removeprefix('expert_')}_proj" for role in _EXPERTS},
+}
 
 HF_FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family("Llama 2, 3, 3.x; SmolLM2", bias_keys=_LLAMA_BIASES),
@@ -121,7 +127,11 @@ HF_FAMILIES: Mapping[str, Family] = {
         refused=(("attn_logit_softcapping", "caps of attention"),),
         names=_SANDWICH_NAMES,
     ),
-    "Gemma4ForCausalLM": _GEMMA4,
+    "Gemma4ForCausalLM": replace(
+        _GEMMA4,
+        moe=MoeFamily(normalise=True, own_norms=True),
+        names={**_SANDWICH_NAMES, **_GEMMA4_EXPERTS},
+    ),
     "Gemma4UnifiedForCausalLM": _GEMMA4,
     "Phi3ForCausalLM": Family(
         "Phi-3, Phi-4",

@@ -45,6 +45,29 @@ _GPT_OSS_BIASES = ("router", "expert_gate_up", "expert_down")
 _CLIPPED = (("clip_qkv", "clipped queries, keys and values"),)
 
 MOE_HF_FAMILIES: Mapping[str, Family] = {
+    "Llama4ForCausalLM": Family(
+        "Llama 4",
+        qk_norm="head",
+        norm_after_rope=True,
+        bare_qk_norm=True,
+        interleaved_heads=True,
+        chunks=True,
+        no_rope_every=4,
+        moe=MoeFamily((SOFTMAX_CHOSEN,), normalise=True, scaled_inputs=True),
+        bias_keys=_ATTENTION_BIAS,
+        names={
+            **{role: f"model.layers.{{}}.feed_forward.{role}_proj" for role in ("gate", "up", "down")},
+            "router": "model.layers.{}.feed_forward.router",
+            **{
+                f"shared_{role}": f"model.layers.{{}}.feed_forward.shared_expert.{role}_proj"
+                for role in ("gate", "up", "down")
+            },
+            **{
+                f"expert_{role}": f"model.layers.{{}}.feed_forward.experts.{{e}}.{role}_proj"
+                for role in ("gate", "up", "down")
+            },
+        },
+    ),
     "MixtralForCausalLM": Family("Mixtral", moe=MoeFamily(normalise=True), window_every=0, names=_MIXTRAL_NAMES),
     "MiniMaxM2ForCausalLM": Family(
         "MiniMax-M2",

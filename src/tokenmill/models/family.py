@@ -36,6 +36,7 @@ class Family:
     residual_key       the key that a file says this by; where it is false the residual is SEQUENTIAL
     qk_norm            "" none, "head" over each head, "width" over all heads together
     norm_after_rope    these norms come after RoPE
+    bare_qk_norm       they have no weights, and layers without positions have no such norms
     v_norm             values are normed too, head by head and without weights
     may_lack_qk_norm   a GGUF file may be without these norms, as its tensors tell
     activation         "silu", "gelu" (the tanh form), "gelu_erf", "relu2" (where nothing is gated); None: the file says
@@ -62,6 +63,7 @@ class Family:
     bias_keys          file key -> roles that have a bias where it is true
     window_every       None: no windows; 0: every layer, where the file names a window; n: every layer but each n-th.
                        A file's own list of layer types overrules it
+    chunks             windows are chunks: a token sees what lies in its own. Layers without positions have none
     full_first         of every n layers the first has no window, not the last
     full_last          the last layer has no window, whatever the file says
     window_on_no_rope  layers without positions have the window, and no others
@@ -73,7 +75,8 @@ class Family:
     local_rope         windowed layers have RoPE settings of their own
     whole_yarn_pairs   YaRN's ramp begins and ends at whole pairs in a GGUF file, which has no key for it
     rope_alpha         RoPE settings may have an `alpha`, by which the base is stretched
-    scaled_queries     queries grow with their position, as the RoPE settings say (RopeConfig.query_beta)
+    scaled_queries     queries grow with their position, as the RoPE settings say (RopeConfig.query_beta), or those of
+                       layers without positions alone, as keys of their own say
     rope               whether any layer has positions
     rope_if            (key, value) without which no layer has them; where a GGUF file lacks the key, all have
     rope_default       RoPE settings of a config.json that has none
@@ -105,6 +108,7 @@ class Family:
     residual_key: str = ""
     qk_norm: str = ""
     norm_after_rope: bool = False
+    bare_qk_norm: bool = False
     v_norm: bool = False
     may_lack_qk_norm: bool = False
     activation: str | None = None
@@ -126,6 +130,7 @@ class Family:
     biases: tuple[str, ...] = ()
     bias_keys: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     window_every: int | None = None
+    chunks: bool = False
     full_first: bool = False
     full_last: bool = False
     window_on_no_rope: bool = False

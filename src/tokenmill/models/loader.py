@@ -139,14 +139,13 @@ def load_ropes(config: ModelConfig, ops: Ops, num_positions: int) -> tuple[tuple
     for rope, num_turned, head_dim in config.ropes:
         frequencies = rope_frequencies(rope, num_turned, num_positions)
         digest.update(frequencies.tobytes() + struct.pack("<d", rope.cos_scale))
-        turns = rope_table(frequencies, num_positions, rope.cos_scale)
+        turns = rope_table(frequencies, num_positions, rope.cos_scale) if rope.share else None
         scales = query_scale_table(rope, head_dim, num_positions)
         if rope.query_beta:
-            digest.update(struct.pack("<dq", rope.query_beta, rope.original_context))
-        tables[rope, num_turned, head_dim] = RopeTables(
-            ops.vector(turns), None if scales is None else ops.vector(scales)
-        )
-        num_bytes += turns.nbytes + (0 if scales is None else scales.nbytes)
+            digest.update(struct.pack("<dqq", rope.query_beta, rope.original_context, rope.query_first))
+        kept = [None if table is None else ops.vector(table) for table in (turns, scales)]
+        tables[rope, num_turned, head_dim] = RopeTables(*kept)
+        num_bytes += sum(table.nbytes for table in (turns, scales) if table is not None)
     of_layers = map(config.rope_of, range(config.num_layers))
     ropes = tuple(None if which is None else tables[which] for which in of_layers)
     return ropes, digest.hexdigest(), num_bytes

@@ -28,6 +28,8 @@ class MoeFamily:
     group_score  see Routing
     shared_mix   see MoeConfig
     num_shared   shared experts as wide as a routed one, where a file has no key for them
+    own_norms    see MoeConfig
+    scaled_inputs  see MoeConfig
     choice_bias  see MoeConfig; of a GGUF file, whether it may be there
     num_dense    layers at the beginning without experts, of a file that may list which layers have some and does not;
                  None: the file says
@@ -41,6 +43,8 @@ class MoeFamily:
     group_score: int = 2
     shared_mix: bool = False
     num_shared: int = 0
+    own_norms: bool = False
+    scaled_inputs: bool = False
     choice_bias: bool = False
     num_dense: int | None = None
     form: str = SPLIT
@@ -53,6 +57,10 @@ class MoeConfig:
     expert_width  FFN width of a routed expert
     shared_width  FFN width of the shared experts together, which every row goes through; 0: there are none
     shared_mix    what the shared experts give is multiplied by the sigmoid of one more output of the router
+    own_norms     the router, the routed experts and the shared ones have norms of their own, and weights are
+                  multiplied by a scale of each expert (Gemma 4)
+    scaled_inputs  the weight of a row's only expert, the sigmoid of its logit, multiplies what the expert is given, not
+                  what it gives (Llama 4)
     choice_bias   the choice, not the weights, has a bias for each expert
     activation    of the routed experts; the shared ones have the model's
     form          SPLIT, STACKED, MERGED or PAIRED
@@ -62,6 +70,8 @@ class MoeConfig:
     expert_width: int
     shared_width: int = 0
     shared_mix: bool = False
+    own_norms: bool = False
+    scaled_inputs: bool = False
     choice_bias: bool = False
     activation: ExpertActivation = field(default_factory=ExpertActivation)
     form: str = SPLIT

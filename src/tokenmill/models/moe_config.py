@@ -26,7 +26,7 @@ MAX_EXPERTS = 4096
 """More than any model has; a damaged count must not be turned into a list of that length."""
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_TOP_KS = ("num_experts_per_tok", "moe_k", "moe_top_k", "moe_topk")
+_TOP_KS = ("num_experts_per_tok", "moe_k", "moe_top_k", "moe_topk", "top_k_experts")
 _SCALES = ("routed_scaling_factor", "route_scale")
 _NUM_DENSE = ("first_k_dense_replace", "num_dense_layers")
 _SHARED_COUNTS = ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts")
@@ -81,6 +81,8 @@ def hf_experts(fields: Fields, family: Family, num_layers: int, activation: str)
     """What a config.json says of experts. Raises BadCheckpoint, naming the key at fault."""
     if family.moe is None or (family.mixer and fields.get("num_local_experts") == 0):
         return Mixtures(unread=family.unread)
+    if fields.reads("enable_moe_block") and not fields.flag("enable_moe_block"):
+        return Mixtures(unread=family.unread)
     if family.one_sublayer:
         layers = frozenset(layer for layer, kind in enumerate(read_sublayers(fields)) if kind == "moe")
     else:
@@ -99,6 +101,8 @@ def hf_experts(fields: Fields, family: Family, num_layers: int, activation: str)
         floor=family.moe.floor,
         scale=fields.number(next(filter(fields.reads, _SCALES), _SCALES[0]), 1.0),
     )
+    if family.moe.scaled_inputs and routing.top_k != 1:
+        raise BadCheckpoint(f"{fields.where}: num_experts_per_tok above 1 is not supported here.")
     if fields.number("moe_norm_min", 0.0) > 1e-9:
         raise BadCheckpoint(f"{fields.where}: moe_norm_min must be at most 1e-9, below any sum of weights.")
     mtp = _count(fields, _MTP_LAYERS, least=0) if any(map(fields.reads, _MTP_LAYERS)) else 0
@@ -108,8 +112,10 @@ def hf_experts(fields: Fields, family: Family, num_layers: int, activation: str)
     moe = MoeConfig(
         routing,
         expert_width=width,
-        shared_width=_shared_width(fields, width) or width * family.moe.num_shared,
+        shared_width=_shared_width(fields, family.moe, width),
         shared_mix=family.moe.shared_mix,
+        own_norms=family.moe.own_norms,
+        scaled_inputs=family.moe.scaled_inputs,
         choice_bias=fields.flag("use_expert_bias") if fields.reads("use_expert_bias") else family.moe.choice_bias,
         activation=_hf_activation(fields, activation),
         form=family.moe.form,
@@ -150,13 +156,16 @@ def _count(fields: Fields, names: tuple[str, ...], *, least: int = 1, most: int 
     return fields.count(name, 0 if least == 0 else None, least=least, most=most)
 
 
-def _shared_width(fields: Fields, width: int) -> int:
+def _shared_width(fields: Fields, family: MoeFamily, width: int) -> int:
+    if family.own_norms or family.scaled_inputs:
+        return fields.count("intermediate_size")
     for name in _SHARED_WIDTHS:
         if fields.reads(name):
             if name == "moe_shared_expert_intermediate_size":  # of one; implementations differ in what more would be
                 fields.must_equal("n_shared_experts", 1)
             return fields.count(name, least=0)
-    return width * _count(fields, _SHARED_COUNTS, least=0) if any(map(fields.reads, _SHARED_COUNTS)) else 0
+    counted = any(map(fields.reads, _SHARED_COUNTS))
+    return width * (_count(fields, _SHARED_COUNTS, least=0) if counted else family.num_shared)
 
 
 def _has_experts(fields: Fields, family: MoeFamily, layer: int, num_layers: int) -> bool:
@@ -180,6 +189,12 @@ def _has_experts(fields: Fields, family: MoeFamily, layer: int, num_layers: int)
             return layer >= fields.count(name, least=0)
     if fields.reads("moe_layers_enum"):
         return layer in listed_layers(fields, num_layers)
+    if fields.reads("interleave_moe_layer_step"):
+        step = fields.count("interleave_moe_layer_step")
+        listed = fields.get("moe_layers", list(range(step - 1, num_layers, step)))
+        if not isinstance(listed, list) or not all(type(index) is int for index in listed):
+            raise BadCheckpoint(f"{fields.where}: moe_layers must be a list of layers, got {listed!r}.")
+        return layer in listed
     if fields.reads("moe_layer_interval"):
         last = fields.count("moe_layer_end_index", least=-1)
         first, step = fields.count("moe_layer_start_index", least=0), fields.count("moe_layer_interval")

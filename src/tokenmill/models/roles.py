@@ -6,7 +6,8 @@
     all of these               output; q_norm, k_norm, sinks where the family has them
     mixer                      those of mixer.ROLES, mixer_out
     FFN                        gate, up (or gate_up), down
-    mixture of experts         router, choice_bias; expert_gate, expert_up (or expert_gate_up), expert_down;
+    mixture of experts         router, choice_bias; router_norm, experts_norm, experts_post_norm, shared_post_norm,
+                               expert_scales; expert_gate, expert_up (or expert_gate_up), expert_down;
                                shared_gate, shared_up (or shared_gate_up), shared_down,
                                shared_mix
     norms                      attn_norm, attn_post_norm, ffn_norm, ffn_post_norm
@@ -28,8 +29,14 @@ from .mixer import ROLES as MIXER_ROLES
 from .moe import MERGED, ONE_BY_ONE, PAIRED, SPLIT
 from .tensor_names import LAYER_NAMES, SPLIT_NAMES, WHOLE_NAMES, global_names
 
-NORMS = frozenset({"attn_norm", "ffn_norm", "attn_post_norm", "ffn_post_norm", "input_norm"})
+NORMS = frozenset({
+    "attn_norm", "ffn_norm", "attn_post_norm", "ffn_post_norm", "input_norm", "experts_norm", "experts_post_norm",
+    "shared_post_norm",
+})  # fmt: skip
 """Roles of norms over the model's width, which have the tensors that the family's norms do."""
+
+OWN_NORMS = ("router_norm", "expert_scales", "experts_norm", "experts_post_norm", "shared_post_norm")
+"""Roles of a mixture of experts whose parts have norms of their own."""
 
 EXPERT_ROLES = ("expert_gate", "expert_up", "expert_gate_up", "expert_down")
 """Roles that have a matrix for each expert."""
@@ -60,7 +67,7 @@ def layer_roles(config: ModelConfig, layer: int) -> tuple[str, ...]:
         roles += (*_attention_roles(config, kind), "output")
         roles += ("sinks",) if family.sinks else ()
         norms = ("q_norm", "k_norm") if kind.kv_layer is None else ("q_norm",)
-        roles += norms if config.qk_norm else ()
+        roles += norms if config.qk_norm and not family.bare_qk_norm else ()
     if kind.keeps_state:
         roles += (*MIXER_ROLES[family.mixer], "mixer_out")
     if kind.is_moe:
@@ -100,7 +107,8 @@ def _moe_roles(config: ModelConfig) -> tuple[str, ...]:
     roles += ("expert_down",)
     if moe.shared_width:
         roles += tuple(f"shared_{each}" for each in (*gate, "up", "down"))
-    return roles + (("shared_mix",) if moe.shared_mix else ())
+    roles += ("shared_mix",) if moe.shared_mix else ()
+    return roles + (OWN_NORMS if moe.own_norms else ())
 
 
 def layer_names(kind: str, config: ModelConfig, layer: int) -> dict[str, str]:
@@ -172,6 +180,8 @@ def role_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
             "shared_gate_up": (2 * shared, c.width),
             "shared_down": (c.width, shared),
             "shared_mix": (1, c.width),
+            "router_norm": (c.width,),
+            "expert_scales": (experts,),
         }
     return shapes
 

@@ -34,7 +34,8 @@ class RopeConfig:
               `factor` (Gemma 4)
 
     cos_scale   multiplies cosines and sines
-    query_beta  the query at position p is multiplied by 1 + query_beta * log(1 + floor(p / original_context))
+    query_beta  the query at position p is multiplied by 1 + query_beta * log(1 + floor((p + f) / original_context))
+    query_first f: the position that the first one counts as
     divisors    a checkpoint's own table, by which frequencies are divided whatever the scaling
     """
 
@@ -50,6 +51,7 @@ class RopeConfig:
     whole_pairs: bool = True  # yarn: the ramp begins and ends at whole pairs
     cos_scale: float = 1.0
     query_beta: float = 0.0
+    query_first: int = 0
     short_divisors: tuple[float, ...] = ()
     long_divisors: tuple[float, ...] = ()
     divisors: tuple[float, ...] = ()
@@ -57,8 +59,8 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class RopeTables:
-    """Of a layer, in a backend's memory. turns: see rope_table. query_scales: see query_scale_table; None: there are
-    none."""
+    """Of a layer, in a backend's memory. turns: see rope_table; None: nothing turns. query_scales: see
+    query_scale_table; None: there are none."""
 
     turns_PR: Any
     query_scales_PC: Any = None
@@ -132,7 +134,7 @@ def query_scale_table(rope: RopeConfig, head_dim: int, num_positions: int) -> np
         return None
     table = np.zeros((num_positions, head_dim), np.float32)
     table[:, : head_dim // 2] = 1 + rope.query_beta * np.log1p(
-        np.arange(num_positions)[:, None] // rope.original_context
+        (np.arange(num_positions)[:, None] + rope.query_first) // rope.original_context
     )
     return table
 
@@ -140,9 +142,12 @@ def query_scale_table(rope: RopeConfig, head_dim: int, num_positions: int) -> np
 def table_bytes(ropes: Iterable[tuple[RopeConfig, int, int]], num_positions: int) -> int:
     """What the tables take of layers with these, each once: rope_table and query_scale_table. ropes: with the channels
     of a head that turn, and all of them."""
-    widths = (turned + (head_dim if _scales_queries(rope, num_positions) else 0) for rope, turned, head_dim in ropes)
+    widths = (
+        turned * bool(rope.share) + (head_dim if _scales_queries(rope, num_positions) else 0)
+        for rope, turned, head_dim in ropes
+    )
     return 4 * num_positions * sum(widths)
 
 
 def _scales_queries(rope: RopeConfig, num_positions: int) -> bool:
-    return bool(rope.query_beta) and num_positions > rope.original_context
+    return bool(rope.query_beta) and num_positions + rope.query_first > rope.original_context

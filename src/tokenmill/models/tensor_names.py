@@ -27,7 +27,9 @@ GLOBAL_NAMES = {
     },
 }
 
-WHOLE_NAMES = frozenset({"choice_bias", "sinks", "dt_bias", "a_log", "skip", "layer_scale"})
+WHOLE_NAMES = frozenset(
+    {"choice_bias", "sinks", "dt_bias", "a_log", "skip", "layer_scale", "router_norm", "expert_scales"}
+)
 
 LAYER_NAMES = {
     "gguf": {
@@ -83,6 +85,11 @@ LAYER_NAMES = {
         "input_up": "blk.{}.proj",
         "input_norm": "blk.{}.post_norm",
         "layer_scale": "blk.{}.layer_output_scale.weight",
+        "router_norm": "blk.{}.ffn_gate_inp.scale",
+        "expert_scales": "blk.{}.ffn_down_exps.scale",
+        "experts_norm": "blk.{}.pre_ffw_norm_2",
+        "experts_post_norm": "blk.{}.post_ffw_norm_2",
+        "shared_post_norm": "blk.{}.post_ffw_norm_1",
     },
     "hf": {
         "attn_norm": "model.layers.{}.input_layernorm",
@@ -119,6 +126,11 @@ LAYER_NAMES = {
         "input_up": "model.layers.{}.per_layer_projection",
         "input_norm": "model.layers.{}.post_per_layer_input_norm",
         "layer_scale": "model.layers.{}.layer_scalar",
+        "router_norm": "model.layers.{}.router.scale",
+        "expert_scales": "model.layers.{}.router.per_expert_scale",
+        "experts_norm": "model.layers.{}.pre_feedforward_layernorm_2",
+        "experts_post_norm": "model.layers.{}.post_feedforward_layernorm_2",
+        "shared_post_norm": "model.layers.{}.post_feedforward_layernorm_1",
         "mixer_qkv": "model.layers.{}.linear_attn.in_proj_qkv",
         "mixer_z": "model.layers.{}.linear_attn.in_proj_z",
         "mixer_qkvz": "model.layers.{}.linear_attn.in_proj_qkvz",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -68,12 +68,21 @@ class LatentWeights:
 
 @dataclass(frozen=True, slots=True)
 class MoeWeights:
-    """A layer's router and routed experts. mix: the shared experts' gate, if there is one."""
+    """A layer's router and routed experts. mix: the shared experts' gate, if there is one. router_norm: of its input.
+    scales: of the experts. norm, post_norm, shared_post_norm: of what the routed experts are given and give, and the
+    shared ones give. spread: makes a row's one number as many as the model is wide.
+    What a family lacks is None."""
 
     router: Linear
     choice_bias: Array | None
     experts: Experts
     mix: Linear | None
+    router_norm: Array | None = None
+    scales: Array | None = None
+    norm: Norm | None = None
+    post_norm: Norm | None = None
+    shared_post_norm: Norm | None = None
+    spread: Weight | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +232,15 @@ class _Loader:
             return self._linear(at, stacked_roles(self._config, name, layer))
 
         heads = self._config.heads_of(layer)
+        has_bare = self._config.family.bare_qk_norm and self._config.has_qk_norm and self._config.turns(layer)
+        bare = self._keep(np.ones(heads.head_dim, np.float32)) if has_bare else None
         norms_values = self._config.family.v_norm and "k" in at
         has_ffn = "down" in at or "shared_down" in at
         return LayerWeights(
             attn_norm=attn_norm,
             qkv=linear("qkv") if attends else None,
-            q_norm=vector("q_norm"),
-            k_norm=vector("k_norm"),
+            q_norm=bare if bare is not None else vector("q_norm"),
+            k_norm=bare if bare is not None else vector("k_norm"),
             output=linear("output") if attends else None,
             attn_post_norm=norm("attn_post_norm"),
             ffn_norm=attn_norm if self._config.residual == ONE_NORM else norm("ffn_norm"),
@@ -288,7 +299,22 @@ class _Loader:
         )
         bias = self._vector(at["choice_bias"]) if "choice_bias" in at else None
         mix = self._linear(at, ("shared_mix",)) if "shared_mix" in at else None
-        return MoeWeights(self._linear(at, ("router",)), bias, experts, mix)
+        weights = MoeWeights(self._linear(at, ("router",)), bias, experts, mix)
+        if moe.scaled_inputs:
+            ones = np.tile(np.array([0, 1], np.float32), self._config.width)  # of an expert's id and weight
+            spread = self._pack(RawTensor("f32", self._config.width, 2, ones.view(np.uint8)))
+            weights = replace(weights, spread=spread)
+        if not moe.own_norms:
+            return weights
+        router_norm = _values(self._tensors[at["router_norm"]]) * np.float32(self._config.width**-0.5)
+        return replace(
+            weights,
+            router_norm=self._keep(router_norm),
+            scales=self._vector(at["expert_scales"]),
+            norm=self._norm(at["experts_norm"]),
+            post_norm=self._norm(at["experts_post_norm"]),
+            shared_post_norm=self._norm(at["shared_post_norm"]),
+        )
 
     def _experts(self, at: dict[str, str], roles: tuple[str, ...]) -> Any:
         """The stack of every expert's matrices of these roles, one upon the other."""

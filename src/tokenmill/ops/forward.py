@@ -147,7 +147,7 @@ class ForwardOps(Protocol):
 
         causal    a query sees its own position and those before it; else every position of its sequence
         window    how many positions a query sees, its own included; where it also sees those after it, so many of them
-                  too; 0 for all
+                  too; 0 for all. Below 0, of causal attention: those from the last multiple of -window on (chunks)
         soft_cap  scaled scores become cap * tanh(score / cap) before the softmax; 0 for off
         sinks     of each head, the score of one more key whose value is 0 (after scale and cap), folded in last
         """
@@ -180,15 +180,18 @@ class ForwardOps(Protocol):
         """[T, H*N]: of each head's K columns of x [T, H*K], x @ matrix.T with that head's matrix [N, K]."""
         ...
 
-    def moe_route(self, logits_TE: Array, routing: Routing, bias_E: Array | None = None) -> Array:
+    def moe_route(
+        self, logits_TE: Array, routing: Routing, bias_E: Array | None = None, scales_E: Array | None = None
+    ) -> Array:
         """[T, 2k] float32: of each row the ids of its experts, ascending (-1 for none, behind the others), then the
         weights of these (0 for none).
 
         Scores are softmax(logits), sigmoid(logits), or with SOFTMAX_CHOSEN the logits themselves. Choice is by score
         + bias, which weights do not see: of the `top_groups` best groups the top_k best experts, ties to the lower
         group and the lower id. Weights are the scores of those chosen, with SOFTMAX_CHOSEN their softmax; those below
-        min_share of the greatest are dropped; then they are normalised (sums in ascending id) and scaled. A row with a
-        logit that is not finite gets experts 0..k-1 with NaN weights, so that it becomes NaN and no other row does."""
+        min_share of the greatest are dropped; then they are normalised (sums in ascending id), scaled, and multiplied
+        by the scales of their experts. A row with a logit that is not finite gets experts 0..k-1 with NaN weights, so
+        that it becomes NaN and no other row does."""
         ...
 
     def moe_ffn(self, x_TD: Array, routes_T2k: Array, experts: Experts) -> Array:

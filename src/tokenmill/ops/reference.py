@@ -305,7 +305,7 @@ class ReferenceOps(AllInMemory):
         for s, length in enumerate(batch.context_lens_S):
             first, end = batch.row_starts_S1[s], batch.row_starts_S1[s + 1]
             # Blocks that no row of the sequence sees may be anything: they are left out.
-            num_hidden = num_hidden_blocks(batch.positions_T[first], window, block_size) if first < end else 0
+            num_hidden = num_hidden_blocks(batch.positions_T[first], abs(window), block_size) if first < end else 0
             start = num_hidden * block_size
             k_GCP, v_GPC = kv.read(layer, tables_SB[s, num_hidden : -(-length // block_size)], length - start)
             q_GrtC = q_THC[first:end].reshape(-1, groups, repeat, heads.head_dim).transpose(1, 2, 0, 3)
@@ -314,7 +314,8 @@ class ReferenceOps(AllInMemory):
                 scores_GrtP = self.soft_cap(scores_GrtP, soft_cap)
             behind_tP = batch.positions_T[first:end, None] - np.arange(start, length)
             ahead = 1 if causal else window or length  # keys seen from the query's own on
-            scores_GrtP[..., (behind_tP <= -ahead) | (behind_tP >= (window or length))] = -np.inf
+            seen = batch.positions_T[first:end, None] % -window + 1 if window < 0 else window or length
+            scores_GrtP[..., (behind_tP <= -ahead) | (behind_tP >= seen)] = -np.inf
             most_Grt1 = scores_GrtP.max(axis=-1, keepdims=True)
             if sinks_H is not None:
                 sinks_Gr11 = sinks_H.reshape(groups, repeat, 1, 1)
@@ -395,8 +396,14 @@ class ReferenceOps(AllInMemory):
         parts = np.split(x_TX, stack.num_matrices, axis=1)
         return np.concatenate([self.linear(x, w) for x, w in zip(parts, stack.matrices, strict=True)], axis=1)
 
-    def moe_route(self, logits_TE: np.ndarray, routing: Routing, bias_E: np.ndarray | None = None) -> Array:
-        return reference_moe.route(logits_TE, routing, bias_E)
+    def moe_route(
+        self,
+        logits_TE: np.ndarray,
+        routing: Routing,
+        bias_E: np.ndarray | None = None,
+        scales_E: np.ndarray | None = None,
+    ) -> Array:
+        return reference_moe.route(logits_TE, routing, bias_E, scales_E)
 
     def moe_ffn(self, x_TD: np.ndarray, routes_T2k: np.ndarray, experts: Experts) -> Array:
         return reference_moe.ffn(self, x_TD, routes_T2k, experts)

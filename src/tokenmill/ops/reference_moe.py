@@ -46,15 +46,19 @@ def pack_stack(matrices: Sequence[Sequence[RawTensor]]) -> ReferenceStack:
     return ReferenceStack(tuple(pack(parts) for parts in matrices))
 
 
-def route(logits_TE: np.ndarray, routing: Routing, bias_E: np.ndarray | None) -> np.ndarray:
+def route(
+    logits_TE: np.ndarray, routing: Routing, bias_E: np.ndarray | None, scales_E: np.ndarray | None
+) -> np.ndarray:
     """See ForwardOps.moe_route."""
     out_T2k = np.empty((len(logits_TE), 2 * routing.top_k), np.float32)
     for row, logits_E in enumerate(logits_TE):
-        out_T2k[row] = _route_row(logits_E, routing, bias_E)
+        out_T2k[row] = _route_row(logits_E, routing, bias_E, scales_E)
     return out_T2k
 
 
-def _route_row(logits_E: np.ndarray, routing: Routing, bias_E: np.ndarray | None) -> np.ndarray:
+def _route_row(
+    logits_E: np.ndarray, routing: Routing, bias_E: np.ndarray | None, scales_E: np.ndarray | None
+) -> np.ndarray:
     k = routing.top_k
     if not np.isfinite(logits_E).all():
         return np.concatenate([np.arange(k), np.full(k, np.nan)]).astype(np.float32)
@@ -69,7 +73,8 @@ def _route_row(logits_E: np.ndarray, routing: Routing, bias_E: np.ndarray | None
     out_2k = np.zeros(2 * k, np.float32)
     out_2k[:k] = -1
     out_2k[: len(chosen)] = chosen
-    out_2k[k : k + len(chosen)] = weights * np.float32(routing.scale)
+    weights = weights * np.float32(routing.scale)
+    out_2k[k : k + len(chosen)] = weights if scales_E is None else weights * scales_E[chosen]
     return out_2k
 
 

@@ -182,6 +182,7 @@ class Recorder:
         sinks_H: np.ndarray | None = None,
     ) -> Value:
         x = self._value(qkv_TW)
+        assert window >= 0 or causal, window
         assert batch is self.batch and x.width == heads.width, (x.width, heads)
         assert sinks_H is None or sinks_H.shape == (heads.num_heads,), heads
         width = heads.num_heads * heads.head_dim
@@ -353,12 +354,17 @@ class Recorder:
         details = {"kv": kv, "layer": layer, "heads": heads, "latent": _struct_of(latent), "value": scale}
         return self._emit("latent_attention", x.rows, (x,), latent.num_heads * latent.latent_dim, **details)
 
-    def moe_route(self, logits_TE: Any, routing: Routing, bias_E: np.ndarray | None = None) -> Value:
+    def moe_route(
+        self,
+        logits_TE: Any,
+        routing: Routing,
+        bias_E: np.ndarray | None = None,
+        scales_E: np.ndarray | None = None,
+    ) -> Value:
         x = self._value(logits_TE)
         assert x.width == routing.num_experts, (x.width, routing)
-        return self._emit(
-            "moe_route", x.rows, (x,), 2 * routing.top_k, moe=routing_struct(routing, bias_E), keep=(bias_E,)
-        )
+        details = {"moe": routing_struct(routing, bias_E), "vector": scales_E, "keep": (bias_E,)}
+        return self._emit("moe_route", x.rows, (x,), 2 * routing.top_k, **details)
 
     def moe_ffn(self, x_TD: Any, routes_T2k: Any, experts: Experts) -> Value:
         x, routes = self._value(x_TD), self._value(routes_T2k)
