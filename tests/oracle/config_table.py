@@ -81,8 +81,9 @@ BASE: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 16},
     "solar_open": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
 }
-WITHOUT_A_CLASS = ("kimi_k2", "step3_text", "bailing_moe", "bailing_moe_v2")
-"""Types that transformers has no class for; their tests are in test_latent_keys.py and test_ling.py."""
+WITHOUT_A_CLASS = ("kimi_k2", "step3_text", "bailing_moe", "bailing_moe_v2", "minicpm")
+"""Types that transformers has no class for; their tests are in test_latent_keys.py, test_ling.py and
+test_config_logits.py."""
 WITH_EXPERTS = (
     *MOE_KEYS, "granitemoehybrid", "lfm2_moe", "nemotron_h", "qwen3_next", "deepseek_v2", "deepseek_v3", "deepseek_v32",
     "glm_moe_dsa", "glm4_moe_lite",
@@ -122,7 +123,7 @@ PRESENT: dict[str, list[Any]] = {
     "num_attention_heads": [2],
     "num_key_value_heads": [1, 4],
     "head_dim": [32],
-    "hidden_act": ["silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"],
+    "hidden_act": ["silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2"],
     "hidden_activation": ["silu", "gelu", "gelu_pytorch_tanh", "relu"],
     "max_position_embeddings": [99],
     "rms_norm_eps": [0.1],
@@ -574,6 +575,7 @@ def _their_ropes(made: Any, body: Any, layers: Any, kinds: list[str]) -> list[An
             "phi3",
             "stablelm",
             "phi",
+            "nemotron",
             "gpt_neox",
             "glm",
             "glm4",

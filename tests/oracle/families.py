@@ -250,6 +250,9 @@ CASES = (
         "Falcon",
         {"parallel_attn": False, "multi_query": False, "activation": "gelu_new"},
     ),
+    Case("Arcee (AFM)", "Arcee", {"rope_parameters": YARN}),
+    Case("Arcee, biases", "Arcee", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}),
+    Case("Nemotron 3, 4, Minitron", "Nemotron", {"attention_bias": True}),
     Case("CWM", "Cwm", SLIDING | {"head_dim": 16, "num_hidden_layers": 5}),
     Case("Seed-OSS", "SeedOss", {"head_dim": 16, "attention_bias": True}),
 )

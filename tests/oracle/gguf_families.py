@@ -46,10 +46,13 @@ ARCHITECTURES = {
     "Olmo": "olmo",
     "Olmo2": "olmo2",
     "Granite": "granite",
+    "MiniCPM": "minicpm",
     "Starcoder2": "starcoder2",
     "StableLm": "stablelm",
     "Cohere": "command-r",
     "Cohere2": "cohere2",
+    "Arcee": "arcee",
+    "Nemotron": "nemotron",
     "HunYuanDenseV1": "hunyuan-dense",
     "Phi": "phi2",
     "GPTNeoX": "gptneox",
@@ -106,7 +109,7 @@ def convert(folder: Path, family: str, path: Path, form: str = STACKED) -> Path:
             values = _by_kind(values, config)
         if base in interleaved:
             values = _interleave(values, interleaved[base])
-        if "norm" in base:
+        if "norm" in base and suffix == "weight":
             values = values + np.float32(config.family.norm_offset)
         tensors[f"{names[base]}.{suffix}"] = (_F32, list(values.shape[::-1]), values.astype("<f4").tobytes())
     for key, values in _rope_tensors(config).items():
@@ -231,7 +234,7 @@ def _metadata(config: ModelConfig, architecture: str) -> dict[str, Any]:
             keys[key] = float(value)
     if config.moe is not None:
         keys |= _moe_keys(config)
-    if architecture in ("granite", "granitemoe"):
+    if architecture in ("granite", "granitemoe", "minicpm"):
         keys |= {
             "attention.scale": float(config.attention_scale),
             "embedding_scale": float(config.embed_scale),

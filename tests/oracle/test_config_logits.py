@@ -26,6 +26,20 @@ CASES: list[tuple[Case, dict[str, Any]]] = [
     (Case("Gemma with a head", "Gemma", _OWN_HEAD | {"head_dim": 32}), {"tie_word_embeddings": DROP}),
     (Case("Granite without an attention_multiplier", "Granite"), {"attention_multiplier": DROP}),
     (
+        Case(
+            "MiniCPM, which transformers has no class for, as the Granite that it is",
+            "Granite",
+            {
+                "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.25,
+                "logits_scaling": 2.0,
+            },
+        ),
+        {
+            "architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "scale_emb": 3, "scale_depth": 1.4,
+            "dim_model_base": 32,
+        },
+    ),
+    (
         Case("Gemma 2 with caps of null", "Gemma2", SLIDING | {"head_dim": 32}),
         {"attn_logit_softcapping": None, "final_logit_softcapping": None},
     ),

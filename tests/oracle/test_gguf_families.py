@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from families import CASES, Case
 from families_moe import MOE_CASES
 from gguf_families import ARCHITECTURES, convert
+from test_config_logits import CASES as RESPELLED
 from test_families import LENGTH, TOLERANCE, make_model, our_logits, random_tokens, their_logits
 
 from tokenmill.models.moe import MERGED, SPLIT, STACKED
@@ -51,6 +54,19 @@ def test_mistral_as_the_converter_has_it_beside_images(tmp_path):
     """Mistral Small 3.1 is of Ministral 3's architecture, and has neither YaRN nor scaled queries."""
     theirs = make_model(next(case for case in CASES if case.title == "Mistral, no window"), tmp_path)
     path = convert(tmp_path, "Ministral3", tmp_path / "model.gguf")
+    tokens = random_tokens(2, LENGTH)
+    ours = our_logits(ReferenceOps(exact_activations=True), path, 64, tokens)
+    expected = their_logits(theirs, tokens)
+    np.testing.assert_allclose(ours, expected, atol=TOLERANCE * np.abs(expected).max())
+
+
+def test_minicpm(tmp_path):
+    """Of the same checkpoint as in test_config_logits.py, which transformers runs as Granite."""
+    case, changes = next((case, changes) for case, changes in RESPELLED if case.title.startswith("MiniCPM"))
+    theirs = make_model(case, tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    path = convert(tmp_path, "MiniCPM", tmp_path / "model.gguf")
     tokens = random_tokens(2, LENGTH)
     ours = our_logits(ReferenceOps(exact_activations=True), path, 64, tokens)
     expected = their_logits(theirs, tokens)

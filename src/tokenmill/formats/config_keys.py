@@ -268,6 +268,28 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         num_ln_in_parallel_attn=None,
         bias=False,
     ),
+    "arcee": keys(
+        **DECODER | sizes(32_000, 2560, 18_432, 32, 32, None, 4096) | ends(128_000, 128_001)
+        | {"head_dim": None, "hidden_act": "relu2", "rms_norm_eps": 1e-5},
+        attention_bias=False,
+        mlp_bias=False,
+    ),
+    "nemotron": keys(
+        **COMMON | sizes(256_000, 6144, 24_576, 32, 48, REQUIRED, 4096) | ends(2, 3),
+        head_dim=None,
+        hidden_act="relu2",
+        norm_eps=1e-5,
+        partial_rotary_factor=0.5,
+        attention_bias=False,
+        mlp_bias=False,
+    ),
+    "minicpm": keys(
+        **DECODER | sizes(32_000, 4096, 11_008, 32, 32, None, 2048) | ends(1, 2) | {"tie_word_embeddings": True},
+        attention_bias=False,
+        scale_emb=1,
+        scale_depth=1,
+        dim_model_base=1,
+    ),
     "cwm": keys(
         **DECODER | sizes(128_256, 6144, 21_504, 64, 48, 8, 131_072)
         | {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
@@ -324,6 +346,9 @@ ARCHITECTURES: dict[str, str] = {
     "phi": "PhiForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
     "falcon": "FalconForCausalLM",
+    "arcee": "ArceeForCausalLM",
+    "nemotron": "NemotronForCausalLM",
+    "minicpm": "MiniCPMForCausalLM",
     "cwm": "CwmForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",

@@ -577,16 +577,16 @@ def hf_scales(fields: Fields, family: Family, width: int, num_layers: int) -> Sc
     )
 
 
-_MINICPM3 = Scales(12.0, 1.4, 256.0)
-"""Of MiniCPM3 in GGUF, whose keys say none: as in hf_scales, `scale_emb`, `scale_depth` and `dim_model_base`."""
+_MINICPM = Scales(12.0, 1.4, 256.0)
+"""Of MiniCPM in GGUF, where keys say none: as in hf_scales, `scale_emb`, `scale_depth` and `dim_model_base`."""
 
 
 def gguf_scales(fields: Fields, family: Family, width: int, num_layers: int) -> Scales:
     """From a GGUF file's keys. Raises BadCheckpoint."""
     embed, residual, logit = math.sqrt(width) if family.scaled_embeddings else 1.0, 1.0, 1.0
-    if fields.prefix == "minicpm3.":
-        embed, residual = _MINICPM3.embed, _MINICPM3.residual / math.sqrt(num_layers)
-        logit = width / _MINICPM3.logit
+    if fields.prefix in ("minicpm.", "minicpm3."):
+        embed, residual = _MINICPM.embed, _MINICPM.residual / math.sqrt(num_layers)
+        logit = width / _MINICPM.logit
     logit = fields.number("logit_scale", logit, positive=True)
     return Scales(
         embed if family.scaled_embeddings else fields.number("embedding_scale", embed),

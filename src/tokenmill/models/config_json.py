@@ -197,7 +197,7 @@ def read_layers(fields: Fields, family: Family, num_layers: int) -> LayerKinds:
 def read_ffn_width(fields: Fields, width: int) -> int:
     """Falcon's is four times the model's where it is not said. LFM2's may follow from another number, by SwiGLU's two
     thirds, a factor, and a multiple to round up to."""
-    if "block_ff_dim" in fields.metadata and fields.reads("block_ff_dim"):
+    if fields.reads("block_ff_dim") and "block_ff_dim" in fields.metadata:
         width = fields.count("block_ff_dim")
     elif fields.reads("mamba_n_heads") and fields.reads("shared_intermediate_size"):  # Granite 4, without experts too
         shared = fields.count("shared_intermediate_size")

@@ -333,6 +333,19 @@ HF_FAMILIES: Mapping[str, Family] = {
         },
         parallel_names={"attn_norm": "transformer.h.{}.ln_attn", "ffn_norm": "transformer.h.{}.ln_mlp"},
     ),
+    "ArceeForCausalLM": Family("Arcee (AFM)", gated=False, bias_keys={**_ATTENTION_BIAS, "mlp_bias": ("up", "down")}),
+    "NemotronForCausalLM": Family(
+        "Nemotron 3, 4, Minitron",
+        norm="layer",
+        norm_offset=1.0,
+        gated=False,
+        bias_keys={**_ATTENTION_BIAS, "mlp_bias": ("up", "down")},
+    ),
+    "MiniCPMForCausalLM": Family(
+        "MiniCPM 1, 2, 4",
+        bias_keys=_ATTENTION_BIAS,
+        refused=(("num_experts", "experts"), ("sparse_config", "attention to chosen blocks")),
+    ),
     "CwmForCausalLM": Family(
         "CWM",
         bias_keys={"mlp_bias": ("gate", "up", "down")},
@@ -416,6 +429,9 @@ GGUF_FAMILIES: Mapping[str, Family] = {
         no_rope_on_full=True,
     ),
     "exaone": Family("EXAONE 3, 3.5"),
+    "arcee": Family("Arcee (AFM)", gated=False, activation="relu2", interleaved_heads=True),
+    "nemotron": Family("Nemotron 3, 4, Minitron", norm="layer", gated=False, activation="relu2"),
+    "minicpm": Family("MiniCPM 1, 2, 4", interleaved_heads=True),
     "hunyuan-dense": Family("Hunyuan (dense)", qk_norm="head", norm_after_rope=True),
     "phi2": Family(
         "Phi-1, Phi-1.5, Phi-2",
