@@ -216,7 +216,8 @@ modules that transformers builds from the same file, with the key present, null 
 (`tests/oracle/test_config_keys.py`). A key with an unsupported effect is refused by name. Keys that models of the type
 do not read have no effect, as in transformers, and a note lists them when the model is loaded or inspected. If the
 config says that the head is the embeddings but the file holds a separate head, the separate head is used. Other
-architectures than those in these tables are refused by name.
+architectures than those in these tables are refused by name, in one line that tells what they would need, or what the
+nearest one does not read.
 """
 
 ENCODERS = """

@@ -23,6 +23,7 @@ from tokenmill.core.errors import BadCheckpoint, InvalidRequest
 from tokenmill.core.request import PoolingParams, SamplingParams
 from tokenmill.core.step import Introduction, PlanRow, StepPlan
 from tokenmill.formats.checkpoint import Checkpoint, open_checkpoint
+from tokenmill.models.vectors import vector_config
 from tokenmill.node.load import choose_pooling
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker.build import Worker
@@ -304,7 +305,11 @@ def test_a_reranker_as_a_gguf_file(tmp_path):
 
 
 def test_what_is_refused(tmp_path):
-    """Classifiers of several labels, and tokens and heads that are not there."""
+    """Classifiers of several labels, tokens and heads that are not there, and tokens that see ahead where layers have
+    heads of their own."""
+    shared = transformers.Gemma4TextConfig().to_dict() | {"architectures": ["Gemma4TextModel"], "is_causal": False}
+    with pytest.raises(BadCheckpoint, match="is_causal does not go with"):
+        vector_config(Checkpoint("hf", tmp_path, shared, {}))
     save("Qwen2", "ForSequenceClassification", tmp_path / "two", num_labels=2)
     with pytest.raises(BadCheckpoint, match="2 labels"):
         choose_pooling(open_checkpoint(tmp_path / "two"), "auto", None)

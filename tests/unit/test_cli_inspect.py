@@ -157,7 +157,7 @@ def test_an_architecture_that_is_refused_is_told_what_it_would_need(
         assert cli.main(["inspect", str(folder)]) == 2
         told = capsys.readouterr().err
         assert "'OddForCausalLM' is not supported" in told
-        assert re.search(r"Nearest is \w+ForCausalLM, which does not read memory_tokens\.", told), told
+        assert re.search(r"nearest is \w+ForCausalLM, which does not read memory_tokens;", told), told
         (folder / "model.safetensors").unlink(missing_ok=True)
 
 

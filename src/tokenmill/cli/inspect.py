@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from ..core.config import QUANTIZATIONS
-from ..core.errors import BadCheckpoint, ConfigError
+from ..core.errors import ConfigError
 from ..core.units import format_bytes, format_parts
 from ..formats.adapter import CONFIG_NAME, Adapter, open_adapter
 from ..formats.checkpoint import Checkpoint, open_checkpoint, open_settings, why_no_weights
-from ..formats.config_keys import ARCHITECTURES, model_type_of
 from ..formats.hub import local_model
 from ..models.config import ModelConfig
 from ..models.encoder_config import EncoderConfig
 from ..models.moe import MoeConfig
 from ..models.summary import ModelSummary, check, imagine, model_summary
-from ..models.unsupported_keys import wanted_keys
 from ..node.load import choose_pooling, model_facts, open_drafter, planned_memory
 from ..node.machine import read_machine
 from ..node.memory import private_bytes
@@ -180,13 +178,10 @@ def inspect(args: argparse.Namespace) -> int:
     is_whole = not why_no_tensors
     checkpoint = open_checkpoint(path) if is_whole else open_settings(path)
     quantization = None if args.quantization is None else QUANTIZATIONS[args.quantization]
-    try:
-        checkpoint = checkpoint if is_whole else imagine(checkpoint)
-        replaced = {} if available() is not None else replaced_kinds()
-        kv_dtype = KV_CACHE_DTYPES[args.kv_cache_dtype]
-        found = model_summary(checkpoint, quantization=quantization, kv_dtype=kv_dtype, replaced=replaced)
-    except BadCheckpoint as error:
-        raise BadCheckpoint(error.message + _wanted(checkpoint)) from error
+    checkpoint = checkpoint if is_whole else imagine(checkpoint)
+    replaced = {} if available() is not None else replaced_kinds()
+    kv_dtype = KV_CACHE_DTYPES[args.kv_cache_dtype]
+    found = model_summary(checkpoint, quantization=quantization, kv_dtype=kv_dtype, replaced=replaced)
     config = found.config
     facts = _encoder_facts(config) if isinstance(config, EncoderConfig) else _decoder_facts(config)
     pooling = choose_pooling(checkpoint, "auto", None)
@@ -229,15 +224,6 @@ def _drafter(checkpoint: Checkpoint, options: EngineOptions) -> Checkpoint | Non
     if speculation is not None and speculation.model:
         local_model(speculation.model)
     return open_drafter(checkpoint, options)
-
-
-def _wanted(checkpoint: Checkpoint) -> str:
-    """What an architecture that is not known would need, as far as its settings tell."""
-    if checkpoint.kind != "hf" or model_type_of(checkpoint.metadata):
-        return ""
-    nearest, keys = wanted_keys(checkpoint.metadata)
-    told = f"does not read {', '.join(keys)}" if keys else "reads all that it says"
-    return f" Nearest is {ARCHITECTURES[nearest]}, which {told}."
 
 
 def _parameters(found: ModelSummary) -> str:

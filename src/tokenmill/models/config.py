@@ -19,8 +19,6 @@ from ..formats.config_keys import ARCHITECTURES, CONFIG_KEYS, architecture_of, m
 from ..formats.ggml import dequantise
 from ..formats.tensor import Tensor
 from ..ops.api import HeadGeometry, LatentGeometry
-from ..plugins.groups import FAMILIES as PLUGINS
-from ..plugins.load import plugin_names
 from .attention_config import gguf_attention, hf_attention, hf_layer_attention
 from .config_json import (
     MAX_LAYERS,
@@ -36,9 +34,10 @@ from .config_json import (
     read_still,
     read_tied,
 )
-from .families import GGUF_FAMILIES, HF_FAMILIES, gguf_family, hf_family
+from .families import HF_FAMILIES, gguf_family, hf_family
 from .family import LATENT_HEADS, NO_HEADS, ONE_NORM, PARALLEL, SEQUENTIAL, Family
 from .fields import Fields
+from .missing import what_is_missing
 from .mixer import GATED_DELTA, MixerConfig, gguf_mixer, gguf_state_layers, hf_mixer
 from .moe import MoeConfig
 from .moe_config import Mixtures, gguf_experts, hf_experts, num_mtp_layers
@@ -256,7 +255,7 @@ def _from_gguf(checkpoint: Checkpoint) -> ModelConfig:
 
 
 def _gguf_family(checkpoint: Checkpoint, fields: Fields, architecture: str) -> Family:
-    family = gguf_family(architecture) or _refuse(GGUF_FAMILIES, architecture, fields)
+    family = gguf_family(architecture) or _refuse(architecture, fields)
     if family.mixer == GATED_DELTA and f"{LAYER_NAMES['gguf']['mixer_qkvz'].format(0)}.weight" in checkpoint.tensors:
         return replace(family, fused=(*family.fused, "mixer_qkvz"))  # early files of Qwen3-Next
     return family
@@ -375,7 +374,7 @@ def _gguf_no_rope(family: Family, windows: list[int]) -> frozenset[int]:
 def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
     architecture = architecture_of(checkpoint.metadata)
     fields = Fields(checkpoint.metadata, str(checkpoint.path), {})
-    family = hf_family(architecture) or _refuse(HF_FAMILIES, architecture, fields)
+    family = hf_family(architecture) or _refuse(architecture, fields)
     kind = model_type_of(checkpoint.metadata)
     keys = family.keys or CONFIG_KEYS.get(kind)
     if keys is None or (architecture in HF_FAMILIES and ARCHITECTURES.get(kind) != architecture):
@@ -478,11 +477,12 @@ def _has_own_head(checkpoint: Checkpoint, family: Family) -> bool:
 # ---- both ------------------------------------------------------------------------------------------------------------
 
 
-def _refuse(families: Mapping[str, Family], architecture: str, fields: Fields) -> NoReturn:
-    known = ", ".join(sorted((*families, *plugin_names(PLUGINS))))
+def _refuse(architecture: str, fields: Fields) -> NoReturn:
     told = architecture or fields.metadata.get("model_type", "")
+    missing = what_is_missing(architecture, fields.metadata)
     raise BadCheckpoint(
-        f"{fields.where}: architecture {told!r} is not supported (supported: {known}; docs/use/models.md tells more)."
+        f"{fields.where}: architecture {told!r} is not supported{missing and f': {missing}'}; docs/use/models.md lists "
+        "those that are."
     )
 
 

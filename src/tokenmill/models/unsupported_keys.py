@@ -149,17 +149,11 @@ def positions_left_out(checkpoint: Checkpoint) -> tuple[int, int] | None:
     return (served, made_for) if served < made_for else None
 
 
-def wanted_keys(metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Of a config.json whose architecture is not known: the type that reads most of what it says, and the keys that
-    this type does not read: what a family of it would have to do beside."""
-
-    def unread(kind: str) -> list[str]:
-        known = CONFIG_KEYS[kind].keys() | WITHOUT_EFFECT
-        said = (key for key, value in metadata.items() if key not in known and value not in (None, False))
-        return [key for key in said if not key.startswith(_BEGINNINGS) and not key.endswith(_ENDS)]
-
-    nearest = min(ARCHITECTURES, key=lambda kind: len(unread(kind)))
-    return nearest, tuple(unread(nearest))
+def unread_by(kind: str, metadata: Mapping[str, Any]) -> list[str]:
+    """Keys of a config.json that say something to no model of this type, in the file's order."""
+    known = CONFIG_KEYS[kind].keys() | WITHOUT_EFFECT
+    said = (key for key, value in metadata.items() if key not in known and value not in (None, False))
+    return [key for key in said if not key.startswith(_BEGINNINGS) and not key.endswith(_ENDS)]
 
 
 def _said_twice(metadata: Mapping[str, Any], family: EncoderFamily) -> set[str]:

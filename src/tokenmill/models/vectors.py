@@ -74,9 +74,12 @@ def vector_config(checkpoint: Checkpoint) -> ModelConfig | EncoderConfig:
     said = [key for key in _sees_ahead_keys(checkpoint) if checkpoint.metadata.get(key) is (key != _CAUSAL_KEY)]
     if not said:
         return config
-    windows = [layer.window for layer in config.layers]
-    if config.latent is not None or config.mixer is not None or (any(windows) and said == [_CAUSAL_KEY]):
-        raise BadCheckpoint(f"{checkpoint.path}: {said[0]} does not go with latent attention, states or windows.")
+    windows = any(layer.window for layer in config.layers) and said == [_CAUSAL_KEY]
+    own = any(layer.heads is not None or layer.kv_layer is not None for layer in config.layers)
+    if config.latent is not None or config.mixer is not None or windows or own:
+        raise BadCheckpoint(
+            f"{checkpoint.path}: {said[0]} does not go with latent attention, states, windows or layers of own heads."
+        )
     layers = (replace(layer, window=layer.window // 2 + 1 if layer.window else 0) for layer in config.layers)
     return replace(config, is_causal=False, layers=tuple(layers))
 
