@@ -48,7 +48,7 @@ enum tm_kind {
 enum tm_activation { TM_SILU = 0, TM_GELU = 1, TM_GELU_ERF = 2, TM_SWIGLU = 3, TM_RELU2 = 4 };
 enum tm_decay { TM_DECAY_BY_HEAD = 0, TM_DECAY_BY_KEY = 1, TM_DECAY_BY_VALUE = 2 }; /* ops/api.py, StateGeometry */
 
-enum tm_score { TM_SCORE_SOFTMAX = 0, TM_SCORE_SOFTMAX_CHOSEN = 1, TM_SCORE_SIGMOID = 2 };
+enum tm_score { TM_SCORE_SOFTMAX = 0, TM_SCORE_SOFTMAX_CHOSEN = 1, TM_SCORE_SIGMOID = 2, TM_SCORE_SPARSE_MIXER = 3 };
 
 enum tm_rows { TM_ROWS_TOKENS = 0, TM_ROWS_LOGITS = 1 };
 enum tm_form { TM_FORM_F32 = 0, TM_FORM_QUANTISED = 1, TM_FORM_WIDE = 2 }; /* wide: what integer kinds multiply */
@@ -128,6 +128,7 @@ typedef struct {
   int32_t num_experts, top_k, score, num_groups, top_groups, group_score, normalise, reserved;
   float floor, scale, min_share;
   float limit, alpha; /* of TM_SWIGLU */
+  float margin;       /* of TM_SCORE_SPARSE_MIXER */
   const float* bias;         /* [num_experts], of the choice; null for none */
   const float* gate_up_bias; /* [num_experts][2 * FFN width]; null for none, as where nothing is gated */
   const float* down_bias;    /* [num_experts][width]; null for none */

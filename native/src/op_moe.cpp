@@ -32,7 +32,8 @@ std::string check_moe_route(const Workspace& w, const tm_op& o) {
   if (m.group_score < 1 || m.group_score > 2) return say("experts that score for a group", m.group_score, 2);
   const int candidates = m.num_experts / m.num_groups * m.top_groups;
   if (m.top_k < 1 || m.top_k > candidates) return say("experts of a row", m.top_k, candidates);
-  if (m.score < TM_SCORE_SOFTMAX || m.score > TM_SCORE_SIGMOID) return say("unknown score", m.score, TM_SCORE_SIGMOID);
+  if (m.score < TM_SCORE_SOFTMAX || m.score > TM_SCORE_SPARSE_MIXER) return say("unknown score", m.score, TM_SCORE_SPARSE_MIXER);
+  if (m.score == TM_SCORE_SPARSE_MIXER && (m.bias != nullptr || m.num_groups > 1 || m.normalise)) return "a sparse mixer has none of these";
   if (!(m.min_share >= 0 && m.min_share <= 1) || !std::isfinite(m.floor) || !std::isfinite(m.scale)) return "bad weights";
   for (int e = 0; m.bias != nullptr && e < m.num_experts; e++)
     if (!std::isfinite(m.bias[e])) return say("the bias of an expert is not finite", e, m.num_experts);
@@ -69,6 +70,25 @@ float group_value(const tm_moe& m, const float* choice, int size) {
   return m.group_score == 1 || size == 1 ? first : first + second;
 }
 
+// The best experts one after the other, and `scores` of them: each one's softmax over those that none before it was and
+// that are near it.
+void mix_sparsely(const Workspace& w, const tm_moe& m, const float* logits, float* room, int* chosen, float* scores) {
+  for (int place = 0; place < m.top_k; place++) {
+    const auto is_free = [&](int e) { return std::find(chosen, chosen + place, e) == chosen + place; };
+    int best = -1, count = 0, at = 0;
+    for (int e = 0; e < m.num_experts; e++)
+      if (is_free(e) && (best < 0 || logits[e] > logits[best])) best = e;
+    for (int e = 0; e < m.num_experts; e++) {
+      if (!is_free(e) || (logits[best] - logits[e]) / std::max(std::fabs(logits[e]), logits[best]) > m.margin) continue;
+      if (e == best) at = count;
+      room[count++] = logits[e];
+    }
+    w.kernels->softmax(room, count, room);
+    chosen[place] = best;
+    scores[best] = room[at];
+  }
+}
+
 void moe_route_row(Workspace& w, const Op& op, int row, int thread) {
   const tm_moe& m = *op.op.moe;
   const int num_experts = m.num_experts, k = m.top_k;
@@ -87,7 +107,9 @@ void moe_route_row(Workspace& w, const Op& op, int row, int thread) {
   if (m.score == TM_SCORE_SIGMOID) w.kernels->sigmoid(logits, num_experts, scores);
   if (m.bias == nullptr) choice = scores;
   else w.kernels->add(scores, m.bias, num_experts, choice);
-  if (m.top_groups == m.num_groups) {
+  if (m.score == TM_SCORE_SPARSE_MIXER) {
+    mix_sparsely(w, m, logits, room, chosen, scores);
+  } else if (m.top_groups == m.num_groups) {
     choose(choice, num_experts, k, [](int) { return true; }, chosen, room);
   } else {
     const int size = num_experts / m.num_groups;

@@ -45,6 +45,7 @@ BASE: dict[str, dict[str, Any]] = {
     **{kind: {"num_local_experts": 4} for kind in ("granitemoe", "granitemoeshared")},
     **{kind: {"num_experts": 8, "num_experts_per_tok": 3} for kind in ("qwen2_moe", "qwen3_moe", "olmoe")},
     "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 3},
+    "phimoe": {"num_local_experts": 4},
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 16},
     "flex_olmo": {"num_experts_per_tok": 3},
     "hunyuan_v1_moe": {"num_experts": 8, "moe_topk": 3, "head_dim": 16},
@@ -95,7 +96,7 @@ INSIDE = tuple(kind for kind in TYPES if kind.endswith("_text") and not kind.sta
 """Types of language models that transformers has no head for."""
 WITHOUT_ROPE = ("mamba2", "nemotron_h")
 """Types none of whose layers has positions."""
-OWN_ROPE = ("llama", "phi3", "gemma3_text", "gemma4_text", "olmo3", "glm4", "qwen2_vl_text", "hunyuan_v1_moe")
+OWN_ROPE = ("llama", "phi3", "gemma3_text", "gemma4_text", "olmo3", "glm4", "qwen2_vl_text", "hunyuan_v1_moe", "phimoe")
 """Types that read RoPE settings each in their way; the others do as Llama does."""
 _NESTED = {_FULL: {"rope_type": "linear", "factor": 4.0}, _SLIDING: {"rope_theta": 77.0}}
 _OLD_YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -104,6 +105,10 @@ _DROPPED = ("rope_theta", "partial_rotary_factor")
 CONTEXTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "windows": {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
+    "mscales": {
+        "rope_scaling": {key: value for key, value in LONGROPE.items() if key not in _DROPPED}
+        | {"short_mscale": 1.2, "long_mscale": 1.2}
+    },
     "alpha": {"rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}},
     "yarn": {"rope_parameters": {key: value for key, value in YARN.items() if key != "rope_theta"}},
     "old yarn": {"rope_scaling": _OLD_YARN, "rope_theta": 5000.0},
@@ -182,6 +187,7 @@ PRESENT: dict[str, list[Any]] = {
     "num_dense_layers": [0, 2],
     "route_scale": [2.5],
     "rotary_dim": [8],
+    "lm_head_bias": [True, False],
     "mup_enabled": [True, False],
     "global_attn_every_n_layers": [2, 0],
     "mlp_layer_types": [["dense", "sparse"] * 2, ["sparse"] * 4],
@@ -293,6 +299,8 @@ INNER_KEYS: dict[str, list[Any]] = {
     "llama_4_scaling_beta": [0.3],
     "max_position_embeddings": [64],
     "alpha": [20.0, 0.0],
+    "short_mscale": [1.2, 1.5],
+    "long_mscale": [1.2],
 }
 
 ABSENT = object()
@@ -540,7 +548,7 @@ def _their_experts(kind: str, block: Any) -> Any:
     return (
         router.num_experts,
         router.top_k,
-        bool(getattr(router, "norm_topk_prob", not kind.startswith(("granite", "deepseek_v2", "gpt_oss")))),
+        bool(getattr(router, "norm_topk_prob", not kind.startswith(("granite", "deepseek_v2", "gpt_oss", "phimoe")))),
         getattr(router, "routed_scaling_factor", getattr(router, "route_scale", 1.0)),
         *groups,
         hasattr(block.experts, "limit"),
@@ -570,6 +578,8 @@ def _their_ropes(made: Any, body: Any, layers: Any, kinds: list[str]) -> list[An
             turns = attention.sliding_window is not None
         frequencies = getattr(rotary, f"{prefix}inv_freq").numpy().astype(np.float64)
         scale = getattr(rotary, f"{prefix}attention_scaling")
+        if made.model_type == "phimoe" and rotary.rope_type != "default":
+            scale = made.rope_parameters["short_mscale"]
         whole = 2 * len(frequencies) == getattr(attention, "qk_rope_head_dim", getattr(attention, "head_dim", 0))
         if not whole and made.model_type not in (
             "phi3",

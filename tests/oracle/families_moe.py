@@ -5,7 +5,7 @@ transformers is asked for few and small experts, of widths that are no multiple 
 
 from __future__ import annotations
 
-from families import LLAMA3, SLIDING, Case, rope
+from families import LLAMA3, LONGROPE, SLIDING, Case, rope
 
 _QWEN = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _GLM = {
@@ -128,6 +128,16 @@ MOE_CASES = (
         _DOTS | SLIDING | {"max_window_layers": 2, "attention_bias": True, "routed_scaling_factor": 2.5},
     ),
     Case("Solar Open", "SolarOpen", _SOLAR),
+    Case(
+        "Phi-3.5-MoE",
+        "Phimoe",
+        SLIDING | {"num_local_experts": 6, "router_jitter_noise": 0.2, "attention_bias": True, "lm_head_bias": True},
+    ),
+    Case(
+        "Phi-3.5-MoE (longrope, short), no biases",
+        "Phimoe",
+        {"num_local_experts": 6, "rope_parameters": {**LONGROPE, "short_mscale": 1.2, "long_mscale": 1.2}},
+    ),
     Case(
         "MiniMax-M2", "MiniMaxM2", {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 32, "rotary_dim": 16}
     ),

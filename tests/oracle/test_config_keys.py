@@ -46,7 +46,8 @@ KNOWN_REFUSALS = re.compile(
     "|swiglu_limit must|: (windows|clipped|biases)|must be an integer|is not supported here|of latent attention must be"
     "|is not supported below|per_layer_config|leaves no layer"
     "|older names of settings|experts of fewer channels|num_hidden_layers is not|must be 1[)]"
-    "|must be even|do not fit|heads of states|time_step_limit must|groups are not"
+    "|must be even|do not fit|two of a sparse mixer|mscale that differ|heads of states|time_step_limit must"
+    "|groups are not"
 )
 """Why we refuse what transformers takes."""
 PROPERTIES = {"bamba": "layer_types None", "falcon": "head_dim None"}

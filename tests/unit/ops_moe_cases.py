@@ -9,7 +9,7 @@ import numpy as np
 from ops_cases import KINDS, activations, whole_blocks
 from ops_stack_cases import raw_stack
 
-from tokenmill.ops.api import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN, ExpertActivation, Experts, Routing
+from tokenmill.ops.api import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN, SPARSE_MIXER, ExpertActivation, Experts, Routing
 
 Run = Callable[[Any], np.ndarray]
 
@@ -22,6 +22,7 @@ ROUTINGS = {
     "two best of groups": Routing(64, 8, SIGMOID, num_groups=8, top_groups=4, group_score=2, floor=1e-20),
     "every expert a group": Routing(7, 2, SIGMOID, num_groups=7, top_groups=3, group_score=2),
     "adaptive": Routing(64, 8, SOFTMAX, min_share=0.4),
+    "sparse mixer": Routing(16, 2, SPARSE_MIXER, normalise=False, margin=0.4),
     "all": Routing(5, 5, SOFTMAX),
 }
 

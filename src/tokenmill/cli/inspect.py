@@ -27,7 +27,7 @@ from ..node.model_warnings import NOTE, model_warnings
 from ..node.options import KV_CACHE_DTYPES, EngineOptions
 from ..node.resolve import EngineSettings, ModelFacts, resolve
 from ..node.speculation import read_speculation
-from ..ops.api import SIGMOID, SOFTMAX_CHOSEN
+from ..ops.api import SIGMOID, SOFTMAX_CHOSEN, SPARSE_MIXER
 from ..ops.native import available
 from ..ops.native.library import replaced_kinds
 from ..plan.config import shape_facts
@@ -86,6 +86,8 @@ def router_words(moe: MoeConfig) -> str:
     best = f"the best {routing.top_k}"
     if routing.score == SOFTMAX_CHOSEN:
         said = f"{best} by logit, softmax over these"
+    elif routing.score == SPARSE_MIXER:
+        said = f"{best} by logit one after the other, each by softmax over those near it"
     else:
         said = f"{best} by {'the sigmoid of each' if routing.score == SIGMOID else 'softmax over all'}"
     if moe.choice_bias:

@@ -359,7 +359,7 @@ ARCHITECTURES: dict[str, str] = {
 }
 """`model_type` of a decoder -> the architecture it is read as. The first that names an architecture is its own type."""
 
-_OTHER_NAMES = {"ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM"}
+_OTHER_NAMES = {"ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"}
 """What files called an architecture before transformers did."""
 _RUN_AS_LLAMA = ("internlm3", "exaone")
 """Types that transformers has no class for but Llama's, which files that it wrote name."""

@@ -6,8 +6,8 @@ As transformers 5 holds them (`save_original_format=False`):
     P.experts.gate_up_proj [E, 2F, D]   becomes   P.experts.{e}.gate_proj.weight and .up_proj.weight [F, D]
     P.experts.down_proj    [E, D, F]              P.experts.{e}.down_proj.weight [D, F]
 
-Matrices of Mixtral, MiniMax-M2 and LFM2 are called w1, w3 and w2, those of the first two in a block_sparse_moe; Granite
-was published with tensors of all experts.
+Matrices of Mixtral, Phi-3.5-MoE, MiniMax-M2 and LFM2 are called w1, w3 and w2, but of the last in a block_sparse_moe;
+Granite was published with tensors of all experts.
 
 With inputs first, which are put last as the matrix is loaded, those of GPT-OSS
 
@@ -37,14 +37,14 @@ from .tensor import BLOCK_LAYOUT, Tensor
 
 _EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 _NUMBERED = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-_AS_MIXTRAL = ("mixtral", "minimax_m2")
+_AS_MIXTRAL = ("mixtral", "phimoe", "minimax_m2")
 _GRANITE = {
     "block_sparse_moe.experts.gate_up_proj": "block_sparse_moe.input_linear.weight",
     "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear.weight",
     "block_sparse_moe.router.weight": "block_sparse_moe.router.layer.weight",
 }
 _RENAMED: Mapping[str, Mapping[str, str]] = {
-    **{kind: {".mlp.": ".block_sparse_moe."} for kind in _AS_MIXTRAL},
+    **{kind: {".mlp.": ".block_sparse_moe.", ".router.": ".gate."} for kind in _AS_MIXTRAL},
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE,
     "exaone_moe": {".mlp.gate.e_score_correction_bias": ".mlp.e_score_correction_bias"},

@@ -34,6 +34,16 @@ MOE_KEYS: Mapping[str, Keys] = {
         num_experts=DERIVED,
         num_experts_per_tok=2,
     ),
+    "phimoe": keys(
+        **DECODER | sizes(32_064, 4096, 6400, 32, 32, 8, 131_072) | ends(1, 2)
+        | {"rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        attention_bias=False,
+        lm_head_bias=False,
+        sliding_window=None,
+        num_local_experts=16,
+        num_experts_per_tok=2,
+        router_jitter_noise=0.01,
+    ),
     "minimax_m2": keys(
         **DECODER | sizes(200_064, 3072, 1536, 62, 48, 8, 196_608) | ends(200_034, 200_020)
         | {"head_dim": 128, "rope_theta": 5e6},
@@ -257,6 +267,7 @@ MOE_KEYS: Mapping[str, Keys] = {
 
 MOE_ARCHITECTURES: dict[str, str] = {
     "mixtral": "MixtralForCausalLM",
+    "phimoe": "PhimoeForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",

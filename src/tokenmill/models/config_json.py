@@ -73,6 +73,8 @@ QUERY_BETA = "llama_4_scaling_beta"
 """Beside them, of families with scaled queries."""
 ROPE_ALPHA = "alpha"
 """Beside them, of families with Family.rope_alpha."""
+ROPE_MSCALES = ("short_mscale", "long_mscale")
+"""Beside them, of families with Family.rope_mscales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +372,8 @@ def _read_rope(
         return RopeConfig(base), fraction, max_positions
     original = _original(fields, family, rope, max_positions)
     if scaling == "longrope":
-        return _longrope(rope, base, original, max_positions), fraction, max_positions
+        longrope = _longrope(rope, base, original, max_positions)
+        return _with_mscale(rope, longrope) if family.rope_mscales else longrope, fraction, max_positions
     if scaling not in ("linear", "dynamic", "llama3", "yarn"):
         raise BadCheckpoint(
             f"{rope.where}: scaling {name!r} is not supported (supported: default, linear, dynamic, yarn, longrope,"
@@ -426,6 +429,14 @@ def _yarn(rope: Fields, base: float, factor: float, original: int) -> RopeConfig
         whole_pairs=bool(rope.get("truncate", False)),
         cos_scale=rope.number("attention_factor", inferred),
     )
+
+
+def _with_mscale(rope: Fields, longrope: RopeConfig) -> RopeConfig:
+    scales = replace(rope, keys=dict.fromkeys(ROPE_MSCALES, Key(None, False)))
+    short, long = map(scales.number, ROPE_MSCALES)
+    if short != long:
+        raise BadCheckpoint(f"{rope.where}: {' and '.join(ROPE_MSCALES)} that differ are not supported.")
+    return replace(longrope, cos_scale=short)
 
 
 def _longrope(rope: Fields, base: float, original: int, max_positions: int) -> RopeConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..ops.api import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN
+from ..ops.api import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN, SPARSE_MIXER
 from .family import LATENT_HEADS, LOW_RANK, Family
 from .moe import MERGED, PAIRED, STACKED, MoeFamily
 
@@ -69,6 +69,16 @@ MOE_HF_FAMILIES: Mapping[str, Family] = {
         },
     ),
     "MixtralForCausalLM": Family("Mixtral", moe=MoeFamily(normalise=True), window_every=0, names=_MIXTRAL_NAMES),
+    "PhimoeForCausalLM": Family(
+        "Phi-3.5-MoE",
+        norm="layer",
+        moe=MoeFamily((SPARSE_MIXER,), normalise=False),
+        bias_keys={**_ATTENTION_BIAS, "lm_head_bias": ("head",)},
+        window_every=0,
+        rope_mscales=True,
+        rope_names={"default": "default", "longrope": "longrope", "su": "longrope"},
+        names=_MIXTRAL_NAMES,
+    ),
     "MiniMaxM2ForCausalLM": Family(
         "MiniMax-M2",
         qk_norm="width",

@@ -74,6 +74,7 @@ class Family:
     interleaved_heads  rows of q and k are ordered for RoPE pairs (2i, 2i + 1)
     local_rope         windowed layers have RoPE settings of their own
     whole_yarn_pairs   YaRN's ramp begins and ends at whole pairs in a GGUF file, which has no key for it
+    rope_mscales       RoPE settings with divisors have a short_mscale and a long_mscale in place of an attention factor
     rope_alpha         RoPE settings may have an `alpha`, by which the base is stretched
     scaled_queries     queries grow with their position, as the RoPE settings say (RopeConfig.query_beta), or those of
                        layers without positions alone, as keys of their own say
@@ -141,6 +142,7 @@ class Family:
     interleaved_heads: bool = False
     local_rope: bool = False
     whole_yarn_pairs: bool = True
+    rope_mscales: bool = False
     scaled_queries: bool = False
     rope: bool = True
     rope_alpha: bool = False

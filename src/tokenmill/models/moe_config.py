@@ -15,7 +15,7 @@ from typing import Any
 from ..core.errors import BadCheckpoint
 from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import Tensor
-from ..ops.api import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN, ExpertActivation, Routing
+from ..ops.api import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN, SPARSE_MIXER, ExpertActivation, Routing
 from .config_json import read_sublayers
 from .family import LATENT_HEADS, Family
 from .fields import Fields
@@ -100,9 +100,12 @@ def hf_experts(fields: Fields, family: Family, num_layers: int, activation: str)
         normalise=_normalise(fields) if family.moe.normalise is None else family.moe.normalise,
         floor=family.moe.floor,
         scale=fields.number(next(filter(fields.reads, _SCALES), _SCALES[0]), 1.0),
+        margin=2 * fields.number("router_jitter_noise", 0.0),
     )
     if family.moe.scaled_inputs and routing.top_k != 1:
         raise BadCheckpoint(f"{fields.where}: num_experts_per_tok above 1 is not supported here.")
+    if routing.score == SPARSE_MIXER and routing.top_k != 2:
+        raise BadCheckpoint(f"{fields.where}: {routing.top_k} experts for a token are not the two of a sparse mixer.")
     if fields.number("moe_norm_min", 0.0) > 1e-9:
         raise BadCheckpoint(f"{fields.where}: moe_norm_min must be at most 1e-9, below any sum of weights.")
     mtp = _count(fields, _MTP_LAYERS, least=0) if any(map(fields.reads, _MTP_LAYERS)) else 0

@@ -21,7 +21,7 @@ from ..formats.config_keys import (
     value_of,
 )
 from ..formats.encoder_keys import NOMIC_OWN_KEYS
-from .config_json import QUERY_BETA, ROPE_ALPHA, ROPE_KEYS
+from .config_json import QUERY_BETA, ROPE_ALPHA, ROPE_KEYS, ROPE_MSCALES
 from .encoder_families import FAMILIES as ENCODER_FAMILIES
 from .encoder_families import EncoderFamily, encoder_family
 from .families import HF_FAMILIES, hf_family
@@ -35,6 +35,7 @@ WITHOUT_EFFECT = frozenset({
     "hidden_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob",
     "classifier_dropout", "dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds",
     "gradient_checkpointing", "router_aux_loss_coef", "output_router_logits", "router_jitter_noise",
+    "input_jitter_noise",
     "mlp_dropout", "use_mup", "z_loss_coefficient",
     "aux_loss_alpha", "seq_aux", "rescale_prenorm_residual", "time_step_min", "time_step_max",
     "time_step_floor", "time_step_rank",
@@ -135,6 +136,7 @@ def unread_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
     family = own or HF_FAMILIES.get(ARCHITECTURES.get(kind, ""))
     rope_keys = {*ROPE_KEYS, *_ROPE_WITHOUT_EFFECT, *([QUERY_BETA] if family and family.scaled_queries else ())}
     rope_keys |= {ROPE_ALPHA} if family and family.rope_alpha else set()
+    rope_keys |= set(ROPE_MSCALES) if family and family.rope_mscales else set()
     return (*unread, *_unread_rope_keys(checkpoint.metadata, rope_keys))
 
 

@@ -127,6 +127,7 @@ class StateGeometry:
 
 
 SOFTMAX, SOFTMAX_CHOSEN, SIGMOID = "softmax", "softmax_chosen", "sigmoid"
+SPARSE_MIXER = "sparse_mixer"
 """How router logits become scores: by a softmax over all experts, or over those that are chosen, or each by itself."""
 
 
@@ -134,7 +135,9 @@ SOFTMAX, SOFTMAX_CHOSEN, SIGMOID = "softmax", "softmax_chosen", "sigmoid"
 class Routing:
     """How a token's router logits choose its experts and weigh them; see ForwardOps.moe_route.
 
-    score        SOFTMAX, SOFTMAX_CHOSEN or SIGMOID
+    score        SOFTMAX, SOFTMAX_CHOSEN, SIGMOID, or SPARSE_MIXER (arXiv 2409.12136): experts are chosen one after the
+                 other; each weighs its softmax over those not chosen before it and near it
+    margin       of SPARSE_MIXER: near the best is who has a logit s below its b by at most margin * max(|s|, b)
     num_groups   runs of experts of equal length, of which only the best `top_groups` may be chosen from
     group_score  a group's score is that of its best expert (1) or the sum of its best two (2)
     normalise    chosen weights are divided by their sum, plus `floor`
@@ -153,9 +156,11 @@ class Routing:
     floor: float = 0.0
     scale: float = 1.0
     min_share: float = 0.0
+    margin: float = 0.0
 
     def __post_init__(self) -> None:
-        assert self.score in (SOFTMAX, SOFTMAX_CHOSEN, SIGMOID), self
+        assert self.score in (SOFTMAX, SOFTMAX_CHOSEN, SIGMOID, SPARSE_MIXER), self
+        assert self.score != SPARSE_MIXER or (self.num_groups == 1 and not self.normalise), self
         assert self.num_groups >= 1 and self.num_experts % self.num_groups == 0, self
         assert 1 <= self.top_groups <= self.num_groups and self.group_score in (1, 2), self
         assert 1 <= self.top_k <= self.num_experts // self.num_groups * self.top_groups, self

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .api import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN, Array, ExpertActivation, Experts, RawTensor, Routing
+from .api import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN, SPARSE_MIXER, Array, ExpertActivation, Experts, RawTensor, Routing
 from .forward import ForwardOps
 from .reference_weights import ReferenceWeight, pack
 
@@ -62,10 +62,13 @@ def _route_row(
     k = routing.top_k
     if not np.isfinite(logits_E).all():
         return np.concatenate([np.arange(k), np.full(k, np.nan)]).astype(np.float32)
-    scores_E = _scores(logits_E, routing.score)
-    choice_E = scores_E if bias_E is None else scores_E + bias_E
-    chosen = _choose(choice_E, routing)
-    weights = _softmax(scores_E[chosen]) if routing.score == SOFTMAX_CHOSEN else scores_E[chosen]
+    if routing.score == SPARSE_MIXER:
+        assert bias_E is None, "a sparse mixer has no bias"
+        chosen, weights = _mix_sparsely(logits_E, routing)
+    else:
+        scores_E = _scores(logits_E, routing.score)
+        chosen = _choose(scores_E if bias_E is None else scores_E + bias_E, routing)
+        weights = _softmax(scores_E[chosen]) if routing.score == SOFTMAX_CHOSEN else scores_E[chosen]
     stays = weights >= np.float32(routing.min_share) * weights.max()
     chosen, weights = chosen[stays], weights[stays]
     if routing.normalise:
@@ -76,6 +79,20 @@ def _route_row(
     weights = weights * np.float32(routing.scale)
     out_2k[k : k + len(chosen)] = weights if scales_E is None else weights * scales_E[chosen]
     return out_2k
+
+
+def _mix_sparsely(logits_E: np.ndarray, routing: Routing) -> tuple[np.ndarray, np.ndarray]:
+    """-> (ids, ascending, weights). See Routing."""
+    weights: dict[int, np.float32] = {}
+    for _ in range(routing.top_k):
+        free = np.array([e for e in range(len(logits_E)) if e not in weights])
+        best = free[logits_E[free].argmax()]
+        with np.errstate(invalid="ignore"):  # where all are 0, none is far from another
+            off = (logits_E[best] - logits_E[free]) / np.maximum(np.abs(logits_E[free]), logits_E[best])
+        near = free[~(off > np.float32(routing.margin))]
+        weights[int(best)] = _softmax(logits_E[near])[near == best][0]
+    chosen = np.array(sorted(weights))
+    return chosen, np.array([weights[e] for e in chosen.tolist()], np.float32)
 
 
 def _scores(logits_E: np.ndarray, score: str) -> np.ndarray:

@@ -164,6 +164,7 @@ class MoeStruct(ctypes.Structure):
         ("min_share", c_float),
         ("limit", c_float),
         ("alpha", c_float),
+        ("margin", c_float),
         ("bias", c_void_p),
         ("gate_up_bias", c_void_p),
         ("down_bias", c_void_p),

@@ -21,6 +21,7 @@ from ..api import (
     SIGMOID,
     SOFTMAX,
     SOFTMAX_CHOSEN,
+    SPARSE_MIXER,
     Experts,
     HeadGeometry,
     LatentGeometry,
@@ -423,7 +424,7 @@ def _state_struct(state: StateGeometry) -> StateStruct:
     )
 
 
-_SCORES = {SOFTMAX: 0, SOFTMAX_CHOSEN: 1, SIGMOID: 2}
+_SCORES = {SOFTMAX: 0, SOFTMAX_CHOSEN: 1, SIGMOID: 2, SPARSE_MIXER: 3}
 _ACTIVATIONS = {"silu": SILU, "gelu": GELU, "swiglu": 3, "relu2": RELU2}
 
 
@@ -440,6 +441,7 @@ def routing_struct(routing: Routing, bias_E: np.ndarray | None) -> MoeStruct:
         floor=routing.floor,
         scale=routing.scale,
         min_share=routing.min_share,
+        margin=routing.margin,
         bias=_address(bias_E, np.float32, (routing.num_experts,)),
     )
 
