@@ -27,6 +27,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 16, "linear_value_head_dim": 48, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
         "full_attention_interval": 3,
     },
+    "Qwen3-Next": {
+        **_COMMON, "model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"], "head_dim": 32,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+        "full_attention_interval": 3, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32, "mlp_only_layers": [1],
+    },
     "Bamba": {
         **_COMMON, "model_type": "bamba", "architectures": ["BambaForCausalLM"], "attn_layer_indices": [1],
         "mamba_n_heads": 8, "mamba_d_state": 12, "mamba_n_groups": 2,

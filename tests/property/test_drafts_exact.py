@@ -27,10 +27,10 @@ from test_exactness import (
     alone,
     check_mix,
     no_digest,  # noqa: F401, a fixture
+    others_of,
     random_mix,
     run,
     small_pool,
-    states_of,
     windowed_workers,
     with_grammar,
 )
@@ -162,11 +162,12 @@ def check_drafts(
         rng = random.Random(seed)
         mix = drafted_mix(rng, adapters)
         mix = replace(mix, arrivals=[(at, change(each, seed * 100 + at)) for at, each in mix.arrivals])
-        if plain is not None:
+        if plain is None:
+            others = others_of(worker, rng.choice([12, NUM_STATES]), rng.choice([1, 2, 5]))
+            groups = (*mix.config.groups, *others)
+        else:
             groups = tuple(small_pool(rng, group, mix.config) for group in worker.config.groups)
-            mix = replace(mix, config=replace(mix.config, groups=groups))
-        states = states_of(worker, rng.choice([12, NUM_STATES]), rng.choice([1, 2, 5]))
-        mix = replace(mix, config=replace(mix.config, groups=(*mix.config.groups, *states)))
+        mix = replace(mix, config=replace(mix.config, groups=groups))
         teacher = Drafting((plain or worker).executor, seed)
         drafting = Drafting(worker.executor, seed, teacher.known)
         alone_on, drafts_on = replace(plain or worker, executor=teacher), replace(worker, executor=drafting)

@@ -68,6 +68,7 @@ KERNELS = [
         ("Qwen3.5", "avx512bf16", "bf16", "bf16"),
         ("Qwen3.5", "avx2", "q4_0", "int8"),
         ("Qwen3.5", "scalar", None, "f32"),
+        ("Qwen3-Next", "avx512", "q8_0", "f16"),
         ("Bamba", "avxvnni", "q8_0", "f16"),
         ("Bamba", "avx2", None, "f32"),
         ("Granite 4", "avx512", "q4_1", "int8"),
@@ -163,9 +164,11 @@ def hits_anywhere(patch: pytest.MonkeyPatch) -> None:
     keeps = block.Checkpoints.keeps
     patch.setattr(block.Checkpoints, "keeps", lambda self, num_blocks: keeps(self, num_blocks + 1))
     stays = reference_state._stays
-    patch.setattr(
-        reference_state, "_stays", lambda kv, position, is_last, table: stays(kv, position, is_last, table) * is_last
-    )
+
+    def stay(kv: Any, batch: Any, row: int, position: int, is_last: bool, table: Any) -> Iterator[int]:
+        return stays(kv, batch, row, position, is_last, table) if is_last else iter(())
+
+    patch.setattr(reference_state, "_stays", stay)
 
 
 def forgets_the_convolution(patch: pytest.MonkeyPatch) -> None:
