@@ -28,6 +28,7 @@ _SKIPPED = {
     "Gemma 3, capped logits, SiLU": "the architecture is with GELU",
     "Command R, biases, exact GELU": "the architecture is with SiLU",
     "Falcon, sequential residuals": "the architecture is with parallel residuals",
+    "StableLM 2 12B (norms of heads)": "the architecture has these norms as one tensor",
     "EXAONE 4, a window that no layer has": "GGUF has no such pattern",
     "Mixtral, sliding window": "the architecture 'llama' has no windows",
     "Qwen3-MoE, dense layers, sliding window": "the architecture 'qwen3moe' has no windows",

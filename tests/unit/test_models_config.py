@@ -119,7 +119,7 @@ def replace_metadata(checkpoint, **given):
         ("hf", {"attention_bias": 1}, "attention_bias must be true or false, got 1"),
         (
             "hf",
-            {"architectures": ["StableLmForCausalLM"], "qk_layernorm": True},
+            {"architectures": ["PhiForCausalLM"], "qk_layernorm": True},
             "norms of each head are not supported",
         ),
         ("hf", {"hidden_act": "relu"}, "activation 'relu'"),

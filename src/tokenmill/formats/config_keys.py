@@ -161,7 +161,7 @@ CONFIG_KEYS: Mapping[str, Keys] = {
         qk_layernorm=False,
         use_parallel_residual=False,
     ),
-    "cohere": keys(**_COHERE | {"rope_theta": 500_000.0}),
+    "cohere": keys(**_COHERE | {"rope_theta": 500_000.0}, use_qk_norm=False),
     "cohere2": keys(
         **_COHERE,
         sliding_window=4096,

@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from ..ops.api import SIGMOID, Array
+from ..ops.api import SIGMOID, Array, HeadGeometry
 from ..ops.forward import ForwardOps
 from .config import ModelConfig
 from .family import SEQUENTIAL
 from .kv_groups import LayerKV
 from .mixer import mix
 from .rope import RopeTables
-from .weights import InputWeights, LayerWeights, Linear, ModelWeights, MoeWeights, Norm
+from .weights import HeadNorms, InputWeights, LayerWeights, Linear, ModelWeights, MoeWeights, Norm
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,6 +196,8 @@ def _head_attention(
     else:  # queries alone: nobody reads what stands in the place of keys and values
         places = np.arange(heads.num_heads * heads.head_dim, dtype=np.int32)
         qkv_TW = ops.spread_columns(qkv_TW, places, heads.width, 0.0)
+    if layer.head_norms is not None:
+        qkv_TW = _layer_norm_heads(ops, config, layer.head_norms, heads, qkv_TW)
     norm_first, k_norm = not config.family.norm_after_rope, layer.k_norm if is_own else layer.q_norm
     if layer.q_norm is not None and norm_first:
         qkv_TW = ops.norm_heads(qkv_TW, layer.q_norm, k_norm, heads, config.norm_eps)
@@ -235,6 +237,16 @@ def _with_values(ops: ForwardOps, config: ModelConfig, index: int, layer: LayerW
     if layer.v_norm is not None:
         v_TX = ops.norm_groups(v_TX, layer.v_norm, heads.head_dim, config.norm_eps)
     return ops.join_columns([ops.columns(qkv_TW, 0, keys_end), v_TX])
+
+
+def _layer_norm_heads(
+    ops: ForwardOps, config: ModelConfig, norms: HeadNorms, heads: HeadGeometry, qkv_TW: Array
+) -> Array:
+    """With layer norms of queries and keys: norms of what is left of a head without its mean."""
+    v_width = heads.num_kv_heads * heads.head_dim
+    qk_TX, v_TX = ops.columns(qkv_TW, 0, heads.width - v_width), ops.columns(qkv_TW, heads.width - v_width, v_width)
+    qk_TX = ops.linear_heads(qk_TX, norms.centring)
+    return ops.join_columns([ops.norm_groups(qk_TX, norms.weight, heads.head_dim, config.norm_eps), v_TX])
 
 
 def _latent_attention(

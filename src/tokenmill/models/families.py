@@ -179,17 +179,19 @@ HF_FAMILIES: Mapping[str, Family] = {
         norm="layer",
         residual=ONE_NORM,
         residual_key="use_parallel_residual",
+        qk_norm="own",
         bias_keys={"use_qkv_bias": _QKV},
-        refused=(("qk_layernorm", "norms of each head"),),
+        key_names={"use_qk_norm": "qk_layernorm"},
+        names={f"{role}_norm": f"model.layers.{{}}.self_attn.{role}_layernorm.norms.{{e}}" for role in ("q", "k")},
     ),
     "CohereForCausalLM": Family(
         "Command R",
         norm="layer",
         norm_bias=False,
         residual=ONE_NORM,
+        qk_norm="own",
         interleaved_heads=True,
         bias_keys=_ATTENTION_BIAS,
-        refused=(("use_qk_norm", "norms of each head"),),
     ),
     "Cohere2ForCausalLM": Family(
         "Command R7B, Command A",
@@ -401,7 +403,7 @@ GGUF_FAMILIES: Mapping[str, Family] = {
     "starcoder2": Family(
         "StarCoder2", norm="layer", gated=False, activation="gelu", biases=_PROJECTIONS, window_every=0
     ),
-    "stablelm": Family("StableLM 2", norm="layer", residual=ONE_NORM),
+    "stablelm": Family("StableLM 2", norm="layer", residual=ONE_NORM, qk_norm="own", may_lack_qk_norm=True),
     "olmo": Family(
         "OLMo",
         norm="layer",
@@ -415,6 +417,8 @@ GGUF_FAMILIES: Mapping[str, Family] = {
         norm="layer",
         norm_bias=False,
         residual=ONE_NORM,
+        qk_norm="own",
+        may_lack_qk_norm=True,
         interleaved_heads=True,
         logits_multiplied=True,
     ),

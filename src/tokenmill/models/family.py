@@ -34,7 +34,8 @@ class Family:
     post_norm          norms on what attention and FFN give, before it is added
     residual           SEQUENTIAL, PARALLEL or ONE_NORM
     residual_key       the key that a file says this by; where it is false the residual is SEQUENTIAL
-    qk_norm            "" none, "head" over each head, "width" over all heads together
+    qk_norm            "" none, "head" over each head, "width" over all heads together; "own": layer norms of
+                       each head, which have weights of its own and no bias
     norm_after_rope    these norms come after RoPE
     bare_qk_norm       they have no weights, and layers without positions have no such norms
     v_norm             values are normed too, head by head and without weights

@@ -130,7 +130,6 @@ def role_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
     """Role -> shape of its weight in a layer; of experts that are stored one by one, of one of them."""
     c, own, ffn = config, config.heads_of(layer), config.ffn_width_of(layer)
     q_width, kv_width = own.num_heads * own.head_dim, own.num_kv_heads * own.head_dim
-    q_norm, k_norm = (q_width, kv_width) if c.family.qk_norm == "width" else (own.head_dim, own.head_dim)
     shapes: dict[str, tuple[int, ...]] = {
         "q": ((2 if c.family.gated_attention and not c.family.own_gates else 1) * q_width, c.width),
         "attn_gate": (q_width, c.width),
@@ -149,8 +148,8 @@ def role_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
         "input_gate": (c.input_width, c.width),
         "input_up": (c.width, c.input_width),
         "layer_scale": (1,),
-        "q_norm": (q_norm,),
-        "k_norm": (k_norm,),
+        "q_norm": _head_norm_shape(c, own.num_heads, own.head_dim),
+        "k_norm": _head_norm_shape(c, own.num_kv_heads, own.head_dim),
     }
     shapes |= {role: (c.width,) for role in NORMS}
     if c.latent is not None:
@@ -186,6 +185,13 @@ def role_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _head_norm_shape(config: ModelConfig, num_heads: int, head_dim: int) -> tuple[int, ...]:
+    if config.family.qk_norm == "width":
+        return (num_heads * head_dim,)
+    is_one = config.family.qk_norm == "own" and "q_norm" not in config.family.names  # else a head's is by itself
+    return (num_heads, head_dim) if is_one else (head_dim,)
+
+
 def expected_shapes(kind: str, config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor that a checkpoint of this kind and shape must have."""
     names = global_names(kind, config.family.names)
@@ -209,7 +215,10 @@ def expected_shapes(kind: str, config: ModelConfig) -> dict[str, tuple[int, ...]
 
 
 def expert_names(config: ModelConfig, role: str, name: str) -> list[str]:
-    """The names that `name` of layer_names stands for: one, or one for each expert."""
+    """The names that `name` of layer_names stands for: one, or one for each expert, or for each head."""
+    if role in ("q_norm", "k_norm"):
+        num_heads = config.num_heads if role == "q_norm" else config.num_kv_heads
+        return list(dict.fromkeys(name.format(e=head) for head in range(num_heads)))
     if config.moe is None or config.moe.form not in ONE_BY_ONE or role not in EXPERT_ROLES:
         return [name]
     return [name.format(e=expert) for expert in range(config.moe.routing.num_experts)]

@@ -96,6 +96,15 @@ class InputWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Layer norms of queries and keys, which have weights for each head. centring: the heads' matrices that take the
+    mean of a head away."""
+
+    weight: Array
+    centring: Any
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """What a family or a layer lacks is None.
 
@@ -133,6 +142,7 @@ class LayerWeights:
     input_up: Linear | None = None
     input_norm: Norm | None = None
     scale: float = 1.0
+    head_norms: HeadNorms | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +204,7 @@ class _Loader:
         self._config = config
         self._ops = ops
         self.num_bytes = 0
+        self._centring: Any = None  # of all layers
         self._read: list[memoryview] = []  # matrices that are not packed yet
 
     def load(self) -> ModelWeights:
@@ -223,7 +234,8 @@ class _Loader:
         def norm(role: str) -> Norm | None:
             return self._norm(at[role]) if role in at else None
 
-        attn_norm = norm("attn_norm")
+        attn_norm, has_own = norm("attn_norm"), self._config.qk_norm == "own"
+        own: dict[str, str] = {role: at.pop(role) for role in ("q_norm", "k_norm") if has_own and role in at}
 
         def vector(role: str) -> Array | None:
             return self._vector(f"{at[role]}.weight", self._config.family.norm_offset) if role in at else None
@@ -241,6 +253,7 @@ class _Loader:
             qkv=linear("qkv") if attends else None,
             q_norm=bare if bare is not None else vector("q_norm"),
             k_norm=bare if bare is not None else vector("k_norm"),
+            head_norms=self._head_norms(own) if own else None,
             output=linear("output") if attends else None,
             attn_post_norm=norm("attn_post_norm"),
             ffn_norm=attn_norm if self._config.residual == ONE_NORM else norm("ffn_norm"),
@@ -360,6 +373,20 @@ class _Loader:
 
     def _num_rows(self, name: str) -> int:
         return math.prod(self._tensors[f"{name}.weight"].shape[:-1])
+
+    def _head_norms(self, at: dict[str, str]) -> HeadNorms:
+        config, parts = self._config, []
+        for role, rows in (("q_norm", "q"), ("k_norm", "k")):
+            names = expert_names(config, role, at[role])
+            values = np.concatenate([_values(self._tensors[f"{name}.weight"]) for name in names])
+            parts.append(
+                self._rows(rows, RawTensor("f32", len(values), 1, values.view(np.uint8))).data.view(np.float32)
+            )
+        if self._centring is None:
+            matrix = np.eye(config.head_dim, dtype=np.float32) - np.float32(1 / config.head_dim)
+            raw = RawTensor("f32", len(matrix), len(matrix), matrix.reshape(-1).view(np.uint8))
+            self._centring = self._pack_stack([[raw]] * (config.num_heads + config.num_kv_heads))
+        return HeadNorms(self._keep(np.concatenate(parts)), self._centring)
 
     def _bias(self, role: str, name: str, num_rows: int) -> np.ndarray:
         if role not in self._config.biases:
