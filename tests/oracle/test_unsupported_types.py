@@ -21,6 +21,9 @@ from tokenmill.models.summary import shape_of
 transformers = pytest.importorskip("transformers", reason="the oracle needs transformers")
 modeling_auto = pytest.importorskip("transformers.models.auto.modeling_auto", reason="the oracle needs transformers")
 
+LIKELY = {"head_dim": 128, "num_key_value_heads": 8}
+"""In place of nulls that a class leaves to its files."""
+
 DEFAULTS = {
     "bamba": {"attn_layer_indices": [0]},
     "deepseek_v2": {"num_experts_per_tok": 6},
@@ -39,8 +42,9 @@ def described(kind: str, architecture: str) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         given = transformers.AutoConfig.for_model(kind).to_dict()
-    if given.get("head_dim", 0) is None and "head_dim" in (keys := CONFIG_KEYS.get(kind, {})):
-        given["head_dim"] = None if keys["head_dim"].nullable else 128
+    for key, likely in LIKELY.items():
+        if key in CONFIG_KEYS.get(kind, {}) and given.get(key, 0) is None and not CONFIG_KEYS[kind][key].nullable:
+            given[key] = likely
     return copy.deepcopy(given) | {"model_type": kind, "architectures": [architecture]} | DEFAULTS.get(kind, {})
 
 
