@@ -37,7 +37,7 @@ def convert_latent(folder: Path, path: Path, *, absorbed: bool = True) -> Path:
     found = {
         f"{GLOBAL_NAMES['gguf'][role]}.weight": _values(checkpoint, f"{name}.weight")
         for role, name in GLOBAL_NAMES["hf"].items()
-        if role != "head" or not config.tied_embeddings
+        if f"{name}.weight" in checkpoint.tensors and (role != "head" or not config.tied_embeddings)
     }
     for layer in range(config.num_layers):
         found |= _layer(checkpoint, config, layer, absorbed)

@@ -35,6 +35,7 @@ from tokenmill.models.encoder import expected_shapes  # noqa: E402
 from tokenmill.models.encoder_config import EncoderConfig, encoder_config  # noqa: E402
 from tokenmill.models.encoder_families import FAMILIES, NOMIC_OWN, encoder_family  # noqa: E402
 from tokenmill.models.families import HF_FAMILIES  # noqa: E402
+from tokenmill.models.family import Family  # noqa: E402
 from tokenmill.models.rope import rope_frequencies  # noqa: E402
 from tokenmill.models.unsupported_keys import WITHOUT_EFFECT, unread_keys  # noqa: E402
 
@@ -103,7 +104,9 @@ def test_every_key_of_the_class_is_known(kind: str) -> None:
     fields = {field.name: field.default for field in dataclasses.fields(made)}
     family = HF_FAMILIES[ARCHITECTURES[kind]] if kind in ARCHITECTURES else encoder_family({"model_type": kind})
     assert family is not None
-    refused = {key for key, _ in family.refused} | set(getattr(family, "only", ()))
+    refused = {key for key, _ in family.refused}
+    if isinstance(family, Family):
+        refused |= {family.sees_ahead_key, *family.only}
     ends = {name for name in fields if name.endswith("_token_id")}
     assert fields.keys() - CONFIG_KEYS[kind].keys() - WITHOUT_EFFECT - refused - ends == {"tie_word_embeddings"} & (
         set() if kind in ARCHITECTURES else fields.keys()
@@ -141,7 +144,7 @@ def test_only_listed_keys_are_read(kind: str) -> None:
     config_from_checkpoint(Checkpoint("hf", Path("x"), Watched(config), {}))
     checked = {"model_type", "architectures", "per_layer_config", "is_causal", "layer_types", "head_dim"}
     family = HF_FAMILIES[ARCHITECTURES[kind]]
-    checked |= {"partial_rotary_factor", *(key for key, _ in family.refused), *family.only}
+    checked |= {"partial_rotary_factor", family.sees_ahead_key, *(key for key, _ in family.refused), *family.only}
     assert seen - checked <= CONFIG_KEYS[kind].keys()
     assert CONFIG_KEYS[kind].keys() - seen == set()
 

@@ -65,8 +65,8 @@ class Choosing(ReferenceOps):
         super().__init__(exact_activations=True)
         self.chosen: list[list[set[int]]] = []
 
-    def moe_route(self, logits_TE: Any, routing: Routing, bias_E: Any = None) -> Any:
-        routes = super().moe_route(logits_TE, routing, bias_E)
+    def moe_route(self, logits_TE: Any, routing: Routing, bias_E: Any = None, scales_E: Any = None) -> Any:
+        routes = super().moe_route(logits_TE, routing, bias_E, scales_E)
         self.chosen.append([set(row[: routing.top_k].astype(int).tolist()) for row in routes])
         return routes
 
