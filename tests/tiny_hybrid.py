@@ -43,6 +43,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "mamba_d_state": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32,
         "shared_intermediate_size": 64,
     },
+    "Falcon-H1": {
+        **_COMMON, "model_type": "falcon_h1", "architectures": ["FalconH1ForCausalLM"], "mamba_d_ssm": 96,
+        "mamba_n_heads": 6, "mamba_d_state": 12, "mamba_n_groups": 2, "ssm_multipliers": [0.5, 0.9, 1.2, 1.1, 0.7],
+        "mlp_multipliers": [0.7, 1.3],
+    },
+    "Jamba": {
+        **_COMMON, "model_type": "jamba", "architectures": ["JambaForCausalLM"], "attn_layer_period": 3,
+        "attn_layer_offset": 1, "num_experts": 4, "mamba_dt_rank": 32,
+    },
     "Mamba-2": {
         "vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "model_type": "mamba2",
         "architectures": ["Mamba2ForCausalLM"], "num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 2,

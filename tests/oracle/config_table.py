@@ -8,6 +8,7 @@ present, null and absent, in contexts where it matters.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,9 @@ BASE: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 16},
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_state": 16, "num_local_experts": 4}
     | {"layer_types": [LINEAR, "full_attention", LINEAR, LINEAR], "shared_intermediate_size": 48},
+    "falcon_h1": {"mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_d_state": 16},
+    "jamba": {"num_experts": 4, "attn_layer_period": 3, "attn_layer_offset": 1},
+    **{kind: {"time_step_rank": 8, "intermediate_size": 128} for kind in ("mamba", "falcon_mamba")},
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2},
     "nemotron_h": {"layers_block_type": [LINEAR, "moe", "full_attention", "mlp"], "n_routed_experts": 8, "head_dim": 32}
     | {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 24}
@@ -86,15 +90,15 @@ WITHOUT_A_CLASS = ("kimi_k2", "step3_text", "bailing_moe", "bailing_moe_v2", "mi
 """Types that transformers has no class for; their tests are in test_latent_keys.py, test_ling.py and
 test_config_logits.py."""
 WITH_EXPERTS = (
-    *MOE_KEYS, "granitemoehybrid", "lfm2_moe", "nemotron_h", "qwen3_next", "deepseek_v2", "deepseek_v3", "deepseek_v32",
-    "glm_moe_dsa", "glm4_moe_lite",
+    *MOE_KEYS, "granitemoehybrid", "jamba", "lfm2_moe", "nemotron_h", "qwen3_next", "deepseek_v2", "deepseek_v3",
+    "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite",
 )  # fmt: skip
 TYPES = tuple(kind for kind in ARCHITECTURES if kind not in WITHOUT_A_CLASS)
 RENAMED = (*WITH_EXPERTS, "exaone", "gpt_neox")
 """Types whose tensors transformers calls otherwise than their files do."""
 INSIDE = tuple(kind for kind in TYPES if kind.endswith("_text") and not kind.startswith(("gemma", "llama")))
 """Types of language models that transformers has no head for."""
-WITHOUT_ROPE = ("mamba2", "nemotron_h")
+WITHOUT_ROPE = ("falcon_mamba", "jamba", "mamba", "mamba2", "nemotron_h")
 """Types none of whose layers has positions."""
 OWN_ROPE = ("llama", "phi3", "gemma3_text", "gemma4_text", "olmo3", "glm4", "qwen2_vl_text", "hunyuan_v1_moe", "phimoe")
 """Types that read RoPE settings each in their way; the others do as Llama does."""
@@ -244,6 +248,22 @@ PRESENT: dict[str, list[Any]] = {
     "use_conv_bias": [True, False],
     "mamba_num_heads": [2],
     "num_heads": [4],
+    "mamba_d_ssm": [48],
+    "mamba_rms_norm": [True, False],
+    "mamba_norm_before_gate": [True, False],
+    "projectors_bias": [True, False],
+    "lm_head_multiplier": [0.5],
+    "key_multiplier": [0.5],
+    **{f"{name}_multiplier": [0.7] for name in ("attention_in", "attention_out", "ssm_in", "ssm_out")},
+    "mlp_multipliers": [[0.5, 2.0], [1.0]],
+    "ssm_multipliers": [[0.5, 2.0, 1.0, 3.0, 0.1], [1.0]],
+    "mamba_dt_rank": [12],
+    "time_step_rank": [12, "auto"],
+    "mixer_rms_eps": [0.1],
+    "attn_layer_period": [2],
+    "attn_layer_offset": [0],
+    "expert_layer_period": [3],
+    "expert_layer_offset": [0],
     "state_size": [8],
     "expand": [3],
     "mamba_head_dim": [32],
@@ -367,6 +387,7 @@ def ours(config: dict[str, Any]) -> dict[str, Any]:
             1.0 if model.family.scaled_embeddings else model.embed_scale, model.residual_scale, 1 / model.logit_scale,
         ),
         "context": model.max_context,
+        "branches": _our_branches(model),
         "experts": [_our_experts(model) if layer.is_moe else None for layer in model.layers],
     }  # fmt: skip
 
@@ -379,6 +400,25 @@ def _our_experts(model: ModelConfig) -> Any:
         *(how.num_experts, how.top_k, how.normalise, how.scale, how.num_groups, how.top_groups),
         *(acts.kind == "swiglu", acts.limit, acts.alpha),
     )
+
+
+def _our_branches(model: ModelConfig) -> Any:
+    """What is done with the parts of a mixer and beside it, of types that have settings for it."""
+    mixer = model.mixer
+    if model.family.mixer_beside and mixer is not None:
+        return (*dataclasses.astuple(model.branches), *(mixer.scales or (1.0,) * 5), mixer.normed, mixer.eps)
+    return mixer.eps if mixer is not None and mixer.step_norms == "plain" else None
+
+
+def _their_branches(layer: Any, made: Any) -> Any:
+    mixer = getattr(layer, "mamba", getattr(layer, "mixer", None))
+    if hasattr(mixer, "mup_vector"):
+        ffn = layer.feed_forward
+        scales = (layer.attention_in_multiplier, layer.attn_out_multiplier, mixer.ssm_in_multiplier)
+        scales += (layer.ssm_out_multiplier, ffn.gate_multiplier, ffn.down_multiplier, *made.ssm_multipliers)
+        order = "plain" if mixer.mamba_rms_norm and mixer.norm.norm_before_gate else "gated"
+        return (*scales, order if mixer.mamba_rms_norm else "", mixer.layer_norm_epsilon)
+    return getattr(mixer, "rms_eps", None)
 
 
 def _our_rope(model: ModelConfig, layer: int) -> Any:
@@ -452,7 +492,7 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
         "queries": [_their_query_scale(made, each) for each in layers],
         "activation": _ACTIVATIONS.get(name_of_activation, name_of_activation),
         "is_parallel": getattr(layer, "use_parallel_residual", _is_parallel(made)),
-        "scaling": getattr(attention, "inv_norm_factor" if kind == "falcon" else "scaling", None),
+        "scaling": _their_scaling(kind, attention),
         "eps": eps,
         "caps": tuple(
             (getattr(made, key) or 0.0) if key in CONFIG_KEYS[kind] else 0.0
@@ -464,8 +504,9 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
             made.logits_scaling if made.model_type.startswith(("granite", "minicpm3"))
             else 1 / made.logit_scale
             if kind in ("cohere", "cohere2")
-            else 1.0,
+            else 1 / getattr(body, "lm_head_multiplier", 1.0),
         ),
+        "branches": _their_branches(layer, made),
         "context": min(_their_context(kind, made), made.index_topk if indexed else _their_context(kind, made)),
         "experts": [_their_experts(kind, block) for block in blocks],
     }  # fmt: skip
@@ -488,6 +529,11 @@ _ACTIVATIONS = {
 _NORMS = ("norm", "embedding_norm", "final_layernorm", "final_layer_norm", "norm_f", "ln_f")
 
 
+def _their_scaling(kind: str, attention: Any) -> Any:
+    scaling = getattr(attention, "inv_norm_factor" if kind == "falcon" else "scaling", None)
+    return scaling if kind != "falcon_h1" else scaling * attention.key_multiplier
+
+
 def _attention_of(layer: Any) -> Any:
     """None for a layer without."""
     if hasattr(layer, "mixer"):
@@ -507,7 +553,7 @@ def _ffn_of(kind: str, layer: Any) -> Any:
         return layer.mixer if getattr(layer, "block_type", "") in ("mlp", "moe") else None
     if kind.startswith("granitemoe"):
         return layer.shared_mlp if layer.block_sparse_moe is None else layer.block_sparse_moe
-    return layer.feed_forward if kind in ("lfm2", "lfm2_moe", "bamba", "llama4_text") else layer.mlp
+    return layer.feed_forward if hasattr(layer, "feed_forward") else layer.mlp
 
 
 def _taken_apart(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -537,6 +583,9 @@ def _split(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     return split
 
 
+_UNNORMALISED = ("granite", "deepseek_v2", "gpt_oss", "jamba", "phimoe")
+
+
 def _their_experts(kind: str, block: Any) -> Any:
     if not hasattr(block, "experts"):
         return None
@@ -548,7 +597,7 @@ def _their_experts(kind: str, block: Any) -> Any:
     return (
         router.num_experts,
         router.top_k,
-        bool(getattr(router, "norm_topk_prob", not kind.startswith(("granite", "deepseek_v2", "gpt_oss", "phimoe")))),
+        bool(getattr(router, "norm_topk_prob", not kind.startswith(_UNNORMALISED))),
         getattr(router, "routed_scaling_factor", getattr(router, "route_scale", 1.0)),
         *groups,
         hasattr(block.experts, "limit"),

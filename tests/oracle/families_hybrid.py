@@ -72,6 +72,29 @@ HYBRID_CASES = (
         {**_GRANITE, **_EXPERTS, "mamba_n_groups": 1, "position_embedding_type": "rope"},
     ),
     Case(
+        "Falcon-H1",
+        "FalconH1",
+        {
+            "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2, "lm_head_multiplier": 0.5,
+            "embedding_multiplier": 3.0, "mlp_multipliers": [0.7, 1.3], "key_multiplier": 0.6,
+            "attention_out_multiplier": 0.9, "attention_in_multiplier": 1.2, "ssm_in_multiplier": 1.1,
+            "ssm_out_multiplier": 0.8, "ssm_multipliers": [0.5, 0.9, 1.2, 1.1, 0.7], "projectors_bias": True,
+        },
+    ),
+    Case(
+        "Falcon-H1, a norm before gates, no multipliers",
+        "FalconH1",
+        {"mamba_d_ssm": None, "mamba_n_heads": 8, "mamba_d_state": 16, "mamba_rms_norm": True},
+    ),
+    Case(
+        "Jamba",
+        "Jamba",
+        {"num_experts": 4, "attn_layer_period": 4, "attn_layer_offset": 2, "mamba_dt_rank": 8},
+    ),
+    Case("Jamba, dense", "Jamba", {"num_experts": 1, "attn_layer_period": 2, "attn_layer_offset": 1}),
+    Case("Mamba", "Mamba", {"use_bias": True, "num_hidden_layers": 2}),
+    Case("Falcon Mamba", "FalconMamba", {"time_step_rank": 8, "num_hidden_layers": 2}),
+    Case(
         "Mamba-2",
         "Mamba2",
         {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "use_bias": True},

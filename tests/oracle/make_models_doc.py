@@ -85,11 +85,11 @@ no class for, is compared with its published equations; Ling 2, which is GLM-4.5
 ## Hybrid models
 
 Some layers of these keep a state of fixed size in place of keys and values: LFM2's a short convolution, those of
-Qwen3.5 and Qwen3-Next a gated delta network, those of Granite 4, Bamba, Nemotron-H and Mamba-2 (which has no others) a
-state space. What is kept of them, and what a prefix hit gives, is told in [hybrid.md](hybrid.md). Log probabilities of
-random models equal those of transformers to 2e-5 of the largest, from folders and from GGUF files as llama.cpp's
-converters write them. Drafts are verified as for other models; the layers that guess further tokens (`mtp.`) are not
-read, and a model with states drafts for no other.
+Qwen3.5 and Qwen3-Next a gated delta network, those of Granite 4, Bamba, Falcon-H1 (beside its attention), Jamba,
+Nemotron-H and of Mamba and Mamba-2 (which have no others) a state space. What is kept of them, and what a prefix hit
+gives, is told in [hybrid.md](hybrid.md). Log probabilities of random models equal those of transformers to 2e-5 of the
+largest, from folders and from GGUF files as llama.cpp's converters write them. Drafts are verified as for other models;
+the layers that guess further tokens (`mtp.`) are not read, and a model with states drafts for no other.
 
 ## GPT-OSS
 

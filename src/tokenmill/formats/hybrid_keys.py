@@ -24,6 +24,12 @@ _QWEN = {
 }  # fmt: skip
 _QWEN_EXPERTS = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 
+_PLAIN_MAMBA = {
+    **ends(0, 0), "tie_word_embeddings": True, "vocab_size": 50_280, "hidden_size": 768, "num_hidden_layers": 32,
+    "layer_norm_epsilon": 1e-5, "hidden_act": "silu", "state_size": 16, "expand": 2, "conv_kernel": 4,
+    "use_bias": False, "use_conv_bias": True, "time_step_rank": "auto", "intermediate_size": DERIVED,
+}  # fmt: skip
+
 HYBRID_KEYS: Mapping[str, Keys] = {
     "lfm2": keys(
         **_LFM2 | sizes(65_536, 2560, 12_288, 32, 32, 8, 128_000),
@@ -74,6 +80,47 @@ HYBRID_KEYS: Mapping[str, Keys] = {
         position_embedding_type=None,
         layer_types=None,
     ),
+    "falcon_h1": keys(
+        **DECODER | sizes(128_000, 4096, 14_336, 32, 32, OrNull(8), 8192) | ends(1, 2) | {"rms_norm_eps": 1e-5},
+        attention_bias=False,
+        mlp_bias=False,
+        projectors_bias=False,
+        mamba_d_ssm=OrNull(1024),
+        mamba_rms_norm=False,
+        mamba_norm_before_gate=True,
+        lm_head_multiplier=1.0,
+        embedding_multiplier=1.0,
+        mlp_multipliers=None,
+        key_multiplier=1.0,
+        attention_out_multiplier=1.0,
+        attention_in_multiplier=1.0,
+        ssm_multipliers=None,
+        ssm_in_multiplier=1.0,
+        ssm_out_multiplier=1.0,
+        **_MAMBA,
+    ),
+    "jamba": keys(
+        **sizes(65_536, 4096, 14_336, 32, 32, 8, 262_144) | ends(1, 2),
+        tie_word_embeddings=False,
+        head_dim=DERIVED,
+        hidden_act="silu",
+        rms_norm_eps=1e-6,
+        num_experts=16,
+        num_local_experts=DERIVED,
+        num_experts_per_tok=2,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        attn_layer_period=8,
+        attn_layer_offset=4,
+        mamba_d_state=16,
+        mamba_d_conv=4,
+        mamba_expand=2,
+        mamba_dt_rank="auto",
+        mamba_conv_bias=True,
+        mamba_proj_bias=False,
+    ),
+    "mamba": keys(**_PLAIN_MAMBA),
+    "falcon_mamba": keys(**_PLAIN_MAMBA, mixer_rms_eps=1e-6),
     "mamba2": keys(
         **ends(0, 2),
         tie_word_embeddings=False,
@@ -131,6 +178,10 @@ HYBRID_ARCHITECTURES: Mapping[str, str] = {
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "bamba": "BambaForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "falcon_h1": "FalconH1ForCausalLM",
+    "jamba": "JambaForCausalLM",
+    "mamba": "MambaForCausalLM",
+    "falcon_mamba": "FalconMambaForCausalLM",
     "mamba2": "Mamba2ForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
 }

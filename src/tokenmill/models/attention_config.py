@@ -41,6 +41,11 @@ class AttentionConfig:
     inner_eps: float | None = None
 
 
+def hf_num_heads(fields: Fields, family: Family) -> int:
+    """Of queries; 0 where no layer attends."""
+    return 0 if family.attention == NO_HEADS else fields.count("num_attention_heads")
+
+
 def hf_attention(fields: Fields, family: Family, width: int, num_heads: int) -> AttentionConfig:
     """From config.json. num_heads: of queries, 0 where no layer attends. Raises BadCheckpoint."""
     if family.attention == NO_HEADS:
@@ -137,7 +142,8 @@ def _hf_kv_layers(fields: Fields, windows: Sequence[int]) -> dict[int, int]:
 def _hf_scale(fields: Fields, head_dim: int) -> float:
     if fields.reads("attention_multiplier"):
         return fields.number("attention_multiplier")
-    return fields.number("query_pre_attn_scalar", float(head_dim), positive=True) ** -0.5
+    scale = fields.number("query_pre_attn_scalar", float(head_dim), positive=True) ** -0.5
+    return scale * fields.number("key_multiplier", 1.0)
 
 
 _LARGEST_GEMMAS = {("gemma2", 46), ("gemma3", 62)}

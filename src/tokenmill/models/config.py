@@ -19,7 +19,7 @@ from ..formats.config_keys import ARCHITECTURES, CONFIG_KEYS, architecture_of, m
 from ..formats.ggml import dequantise
 from ..formats.tensor import Tensor
 from ..ops.api import HeadGeometry, LatentGeometry
-from .attention_config import gguf_attention, hf_attention, hf_layer_attention
+from .attention_config import gguf_attention, hf_attention, hf_layer_attention, hf_num_heads
 from .config_json import (
     MAX_LAYERS,
     LayerKinds,
@@ -35,10 +35,10 @@ from .config_json import (
     read_tied,
 )
 from .families import HF_FAMILIES, gguf_family, hf_family
-from .family import LATENT_HEADS, NO_HEADS, ONE_NORM, PARALLEL, SEQUENTIAL, Family
+from .family import LATENT_HEADS, ONE_NORM, PARALLEL, SEQUENTIAL, Family
 from .fields import Fields
 from .missing import what_is_missing
-from .mixer import GATED_DELTA, MixerConfig, gguf_mixer, gguf_state_layers, hf_mixer
+from .mixer import GATED_DELTA, BranchScales, MixerConfig, gguf_mixer, gguf_state_layers, hf_branches, hf_mixer
 from .moe import MoeConfig
 from .moe_config import Mixtures, gguf_experts, hf_experts, num_mtp_layers
 from .rope import RopeConfig
@@ -135,6 +135,7 @@ class ModelConfig:
     embed_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    branches: BranchScales = field(default_factory=BranchScales)
     moe: MoeConfig | None = None
     mixer: MixerConfig | None = None
     latent: LatentGeometry | None = None
@@ -384,8 +385,7 @@ def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
     refuse_what_is_not_done(fields, family)
     if fields.reads("rope_interleave") and not fields.flag("rope_interleave"):
         family = replace(family, interleaved_heads=False)
-    width = fields.count("hidden_size")
-    num_heads = 0 if family.attention == NO_HEADS else fields.count("num_attention_heads")
+    width, num_heads = fields.count("hidden_size"), hf_num_heads(fields, family)
     num_layers, eps = read_num_layers(fields, family), read_norm_eps(fields, family)
     shape, scales = hf_attention(fields, family, width, num_heads), hf_scales(fields, family, width, num_layers)
     ropes, activation = read_ropes(fields, family), read_activation(fields, family)
@@ -423,6 +423,7 @@ def _from_hf(checkpoint: Checkpoint) -> ModelConfig:
             query_rank=shape.query_rank,
             inner_eps=shape.inner_eps,
             moe=mixtures.moe,
+            branches=hf_branches(fields),
             mixer=hf_mixer(fields, family.mixer, width, eps) if family.mixer else None,
             input_width=input_width,
             input_vocab=input_vocab,
@@ -573,7 +574,8 @@ def hf_scales(fields: Fields, family: Family, width: int, num_layers: int) -> Sc
         if family.scaled_embeddings or fields.flag("mup_enabled")
         else fields.number("embedding_multiplier", 1.0),
         fields.number("residual_multiplier", 1.0),
-        fields.number("logit_scale", 1.0) / fields.number("logits_scaling", 1.0, positive=True),
+        next((fields.number(key) for key in ("logit_scale", "lm_head_multiplier") if fields.reads(key)), 1.0)
+        / fields.number("logits_scaling", 1.0, positive=True),
     )
 
 

@@ -188,6 +188,8 @@ def read_layers(fields: Fields, family: Family, num_layers: int) -> LayerKinds:
     if not family.rope or (family.rope_if and fields.get(family.rope_if[0]) != family.rope_if[1]):
         no_rope = frozenset(range(num_layers))
     windows = [window if kind == _SLIDING else 0 for kind in kinds]
+    if family.mixer_beside:
+        return LayerKinds(windows, no_rope, frozenset(range(num_layers)))
     if not family.one_sublayer:
         return LayerKinds(windows, no_rope, with_state, with_state, are_chunks=family.chunks)
     attending, mixing = (
@@ -257,8 +259,13 @@ def _kinds(fields: Fields, family: Family, has_window: bool, no_rope: frozenset[
 
 def _mixer_kinds(fields: Fields, family: Family, num_layers: int) -> list[str]:
     """Which layers attend, of a file that says so by their numbers or by their distance; else none does, or all."""
+    if family.mixer_beside:
+        return [_FULL] * num_layers
     if family.one_sublayer:
         return read_sublayers(fields)
+    if fields.reads("attn_layer_period"):
+        every, first = read_period(fields, "attn_layer")
+        return [_FULL if layer % every == first else family.mixer_layers for layer in range(num_layers)]
     for key in ("full_attn_idxs", "attn_layer_indices"):
         if fields.reads(key):
             listed = fields.get(key, None if key == "full_attn_idxs" else [])
@@ -268,6 +275,14 @@ def _mixer_kinds(fields: Fields, family: Family, num_layers: int) -> list[str]:
         every = fields.count("full_attention_interval")
         return [family.mixer_layers if (layer + 1) % every else _FULL for layer in range(num_layers)]
     return [family.mixer_layers] * num_layers
+
+
+def read_period(fields: Fields, what: str) -> tuple[int, int]:
+    """-> (n, the first) of every n-th layer. Raises BadCheckpoint."""
+    every, first = fields.count(f"{what}_period"), fields.count(f"{what}_offset", least=0)
+    if first >= every:
+        raise BadCheckpoint(f"{fields.where}: {what}_offset must be below {what}_period, {every}.")
+    return every, first
 
 
 def read_ropes(fields: Fields, family: Family) -> Ropes:

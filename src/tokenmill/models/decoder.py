@@ -155,18 +155,18 @@ def attention(
     if layer.mixer is not None:
         assert config.mixer is not None and layer_kv.state is not None
         assert layer.mixer_in is not None and layer.mixer_out is not None
-        in_TX = _linear(ops, layer.mixer_in, batch, x_TD)
+        in_TX = _linear(ops, layer.mixer_in, batch, _scaled(ops, x_TD, config.branches.mixer_in))
         out_TX = mix(ops, config.mixer, layer.mixer, layer_kv.state, batch, in_TX)
-        mixed.append(_linear(ops, layer.mixer_out, batch, out_TX))
+        mixed.append(_scaled(ops, _linear(ops, layer.mixer_out, batch, out_TX), config.branches.mixer_out))
     if layer.qkv is not None:
         assert layer_kv.kv is not None and layer.output is not None
-        qkv_TW = _linear(ops, layer.qkv, batch, x_TD)
+        qkv_TW = _linear(ops, layer.qkv, batch, _scaled(ops, x_TD, config.branches.attention_in))
         if layer.latent is not None:
             assert rope is not None, "latent attention has positions"
             out_TX = _latent_attention(ops, config, layer, rope.turns_PR, layer_kv.kv, batch, qkv_TW)
         else:
             out_TX = _head_attention(ops, config, index, layer, rope, layer_kv.kv, batch, qkv_TW)
-        mixed.append(_linear(ops, layer.output, batch, out_TX))
+        mixed.append(_scaled(ops, _linear(ops, layer.output, batch, out_TX), config.branches.attention_out))
     return _norm(ops, config, layer.attn_post_norm, reduce(ops.add, mixed))
 
 
@@ -302,7 +302,11 @@ def _dense_ffn(ops: ForwardOps, config: ModelConfig, layer: LayerWeights, batch:
     gated = {"silu": ops.silu_mul, "gelu": ops.gelu_mul, "gelu_erf": ops.gelu_erf_mul}
     plain = {"silu": ops.silu, "gelu": ops.gelu, "gelu_erf": ops.gelu_erf, "relu2": ops.relu2}
     activate = (gated if config.family.gated else plain)[config.activation]
-    return _linear(ops, layer.down, batch, activate(_linear(ops, layer.gate_up, batch, x_TD)))
+    hidden = _linear(ops, layer.gate_up, batch, x_TD)
+    if config.branches.gate != 1:
+        gate_TF, up_TF = (ops.columns(hidden, first, config.ffn_width) for first in (0, config.ffn_width))
+        hidden = ops.join_columns([ops.scale(gate_TF, config.branches.gate), up_TF])
+    return _scaled(ops, _linear(ops, layer.down, batch, activate(hidden)), config.branches.ffn_out)
 
 
 def _experts(

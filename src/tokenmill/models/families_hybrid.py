@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..ops.api import SIGMOID, SOFTMAX_CHOSEN
 from .families_moe import GRANITE_MOE, GRANITE_NAMES, SHARED_EXPERT_NAMES
 from .family import NO_HEADS, Family
-from .mixer import GATED_DELTA, MAMBA2, SHORT_CONV
+from .mixer import GATED_DELTA, MAMBA, MAMBA2, SHORT_CONV
 from .moe import MoeFamily
 
 _QKV = ("q", "k", "v")
@@ -68,6 +68,32 @@ _QWEN3_5 = Family(
     names=SHARED_EXPERT_NAMES,
 )
 
+_FFN = ("gate", "up", "down")
+_FEED_FORWARD_NAMES = {
+    "final_norm": "model.final_layernorm",
+    "ffn_norm": "model.layers.{}.pre_ff_layernorm",
+    **{role: f"model.layers.{{}}.feed_forward.{role}_proj" for role in _FFN},
+}
+
+
+def _scan_names(prefix: str) -> dict[str, str]:
+    """Of a selective scan."""
+    norms = {f"mixer_{part}_norm": f"{prefix}{part}_layernorm" for part in ("dt", "b", "c")}
+    return {"mixer_x": f"{prefix}x_proj", "mixer_dt": f"{prefix}dt_proj", **norms}
+
+
+_MAMBA = Family(
+    "Mamba",
+    attention=NO_HEADS,
+    activation="silu",
+    mixer=MAMBA,
+    one_sublayer=True,
+    rope=False,
+    biases=("mixer_dt",),
+    bias_keys={"use_conv_bias": ("conv",), "use_bias": ("mixer_in", "mixer_out")},
+    names={**_BACKBONE_NAMES, **_scan_names(f"{_BACKBONE}mixer.")},
+)
+
 HYBRID_HF_FAMILIES: Mapping[str, Family] = {
     "Lfm2ForCausalLM": _LFM2,
     "Lfm2MoeForCausalLM": replace(_LFM2, title="LFM2-MoE", moe=MoeFamily((SIGMOID,), floor=1e-6)),
@@ -89,11 +115,7 @@ HYBRID_HF_FAMILIES: Mapping[str, Family] = {
         },
         names={
             **_MAMBA_NAMES,
-            "final_norm": "model.final_layernorm",
-            "ffn_norm": "model.layers.{}.pre_ff_layernorm",
-            "gate": "model.layers.{}.feed_forward.gate_proj",
-            "up": "model.layers.{}.feed_forward.up_proj",
-            "down": "model.layers.{}.feed_forward.down_proj",
+            **_FEED_FORWARD_NAMES,
         },
     ),
     "GraniteMoeHybridForCausalLM": Family(
@@ -110,6 +132,36 @@ HYBRID_HF_FAMILIES: Mapping[str, Family] = {
             "down": "model.layers.{}.shared_mlp.output_linear",
         },
     ),
+    "FalconH1ForCausalLM": Family(
+        "Falcon-H1",
+        mixer=MAMBA2,
+        mixer_beside=True,
+        bias_keys={
+            **_ATTENTION_BIAS,
+            "mlp_bias": ("gate", "up", "down"),
+            "mamba_conv_bias": ("conv",),
+            "mamba_proj_bias": ("mixer_in",),
+            "projectors_bias": ("mixer_out",),
+        },
+        names={**_MAMBA_NAMES, **_FEED_FORWARD_NAMES},
+    ),
+    "JambaForCausalLM": Family(
+        "Jamba",
+        mixer=MAMBA,
+        rope=False,
+        moe=MoeFamily(normalise=False),
+        biases=("mixer_dt",),
+        bias_keys={"mamba_conv_bias": ("conv",), "mamba_proj_bias": ("mixer_in", "mixer_out")},
+        names={
+            **_MAMBA_NAMES,
+            **_FEED_FORWARD_NAMES,
+            **_scan_names("model.layers.{}.mamba."),
+            "router": "model.layers.{}.feed_forward.router",
+            **{f"expert_{each}": f"model.layers.{{}}.feed_forward.experts.{{e}}.{each}_proj" for each in _FFN},
+        },
+    ),
+    "MambaForCausalLM": _MAMBA,
+    "FalconMambaForCausalLM": replace(_MAMBA, title="Falcon Mamba"),
     "Mamba2ForCausalLM": Family(
         "Mamba-2, Mamba-Codestral",
         attention=NO_HEADS,

@@ -55,6 +55,7 @@ class Family:
     tiled_values       a mixer's heads of values are stored in turns: the first of each head of keys, then the second of
                        each (llama.cpp's tiled order)
     mixer_layers       what layer_types calls these
+    mixer_beside       every layer has its mixer beside attention
     one_sublayer       a layer has a mixer, attention or an FFN alone
     moe                its layers, or some, are mixtures of experts
     fused              roles stored as one matrix: "qkv", "gate_up", "shared_gate_up"; "mixer_qkvz" and "mixer_ba", with
@@ -125,6 +126,7 @@ class Family:
     mixer: str = ""
     tiled_values: bool = False
     mixer_layers: str = "linear_attention"
+    mixer_beside: bool = False
     one_sublayer: bool = False
     moe: MoeFamily | None = None
     fused: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from ..core.errors import BadCheckpoint
 from ..formats.quantised import QuantisedTensor
 from ..formats.tensor import Tensor
 from ..ops.api import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN, SPARSE_MIXER, ExpertActivation, Routing
-from .config_json import read_sublayers
+from .config_json import read_period, read_sublayers
 from .family import LATENT_HEADS, Family
 from .fields import Fields
 from .moe import MERGED, SPLIT, STACKED, MoeConfig, MoeFamily
@@ -82,6 +82,8 @@ def hf_experts(fields: Fields, family: Family, num_layers: int, activation: str)
     if family.moe is None or (family.mixer and fields.get("num_local_experts") == 0):
         return Mixtures(unread=family.unread)
     if fields.reads("enable_moe_block") and not fields.flag("enable_moe_block"):
+        return Mixtures(unread=family.unread)
+    if fields.reads("expert_layer_period") and _count(fields, _COUNTS, most=MAX_EXPERTS) == 1:
         return Mixtures(unread=family.unread)
     if family.one_sublayer:
         layers = frozenset(layer for layer, kind in enumerate(read_sublayers(fields)) if kind == "moe")
@@ -190,6 +192,9 @@ def _has_experts(fields: Fields, family: MoeFamily, layer: int, num_layers: int)
     for name in _NUM_DENSE:
         if fields.reads(name):
             return layer >= fields.count(name, least=0)
+    if fields.reads("expert_layer_period"):
+        every, first = read_period(fields, "expert_layer")
+        return layer % every == first
     if fields.reads("moe_layers_enum"):
         return layer in listed_layers(fields, num_layers)
     if fields.reads("interleave_moe_layer_step"):

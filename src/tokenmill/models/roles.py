@@ -4,7 +4,7 @@
     latent attention           q_a, q_a_norm, q_b (or q), kv_a, kv_a_norm, kv_b (or k_b and v_b)
     low-rank queries           q_a, q_a_norm, q_b, k, v
     all of these               output; q_norm, k_norm, sinks where the family has them
-    mixer                      those of mixer.ROLES, mixer_out
+    mixer                      those of MixerConfig.roles, mixer_out
     FFN                        gate, up (or gate_up), down
     mixture of experts         router, choice_bias; router_norm, experts_norm, experts_post_norm, shared_post_norm,
                                expert_scales; expert_gate, expert_up (or expert_gate_up), expert_down;
@@ -25,7 +25,6 @@ from collections.abc import Iterator
 
 from .config import LayerConfig, ModelConfig
 from .family import HEADS, LATENT_HEADS, LOW_RANK, ONE_NORM
-from .mixer import ROLES as MIXER_ROLES
 from .moe import MERGED, ONE_BY_ONE, PAIRED, SPLIT
 from .tensor_names import LAYER_NAMES, SPLIT_NAMES, WHOLE_NAMES, global_names
 
@@ -69,7 +68,8 @@ def layer_roles(config: ModelConfig, layer: int) -> tuple[str, ...]:
         norms = ("q_norm", "k_norm") if kind.kv_layer is None else ("q_norm",)
         roles += norms if config.qk_norm and not family.bare_qk_norm else ()
     if kind.keeps_state:
-        roles += (*MIXER_ROLES[family.mixer], "mixer_out")
+        assert config.mixer is not None
+        roles += (*config.mixer.roles, "mixer_out")
     if kind.is_moe:
         roles += _moe_roles(config)
     elif kind.has_ffn:

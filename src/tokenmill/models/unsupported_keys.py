@@ -38,7 +38,8 @@ WITHOUT_EFFECT = frozenset({
     "input_jitter_noise",
     "mlp_dropout", "use_mup", "z_loss_coefficient",
     "aux_loss_alpha", "seq_aux", "rescale_prenorm_residual", "time_step_min", "time_step_max",
-    "time_step_floor", "time_step_rank",
+    "time_step_floor", "time_step_rank", "time_step_scale", "time_step_init_scheme", "use_mambapy",
+    "use_associative_scan",
     "pretraining_tp", "problem_type", "summary_type", "summary_activation", "summary_first_dropout",
     "summary_proj_to_labels", "summary_use_proj", "attn_pdrop", "initializer_cutoff_factor",
     # how a forward pass is run or returned

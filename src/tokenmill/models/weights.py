@@ -22,7 +22,7 @@ from ..formats.tensor import Tensor
 from ..ops.api import BLOCK_BYTES, GROUP, Array, Experts, Ops, RawTensor, Weight, same_order
 from .config import ModelConfig
 from .family import ONE_NORM
-from .mixer import GATED_DELTA, MixerWeights, keys_norm
+from .mixer import GATED_DELTA, MAMBA, STEP_NORMS, MixerConfig, MixerWeights, conv_scales, keys_norm
 from .moe import ONE_BY_ONE
 from .repack import DENSE_KINDS, as_matrix, expert_matrices, in_input_order, latent_matrices, of_one_kind, raw_matrix
 from .roles import expected_shapes, expert_names, layer_names, stacked_roles
@@ -278,6 +278,8 @@ class _Loader:
     def _mixer(self, at: dict[str, str]) -> MixerWeights:
         mixer = self._config.mixer
         assert mixer is not None
+        if mixer.kind == MAMBA:
+            return self._mamba(at, mixer)
         state, is_delta, norm = mixer.state, mixer.kind == GATED_DELTA, None
         heads = {role: self._channels(role, at[role], state.num_heads) for role in _OF_HEADS if role in at}
         values = {role: found.reshape(-1) for role, found in heads.items()}
@@ -286,8 +288,9 @@ class _Loader:
         if "mixer_norm" in at:
             weight = _values(self._tensors[f"{at['mixer_norm']}.weight"])
             norm = np.tile(weight, mixer.out_width // len(weight))
+        conv_KW, scales_W = self._channels("conv", f"{at['conv']}.weight", state.conv_width).T, conv_scales(mixer)
         kept: list[np.ndarray | None] = [
-            np.ascontiguousarray(self._channels("conv", f"{at['conv']}.weight", state.conv_width).T),
+            np.ascontiguousarray(conv_KW if scales_W is None else conv_KW * scales_W),
             self._bias("conv", f"{at['conv']}.bias", state.conv_width) if "conv" in self._config.biases else None,
             values.get("a_log"),
             values.get("dt_bias"),
@@ -295,7 +298,32 @@ class _Loader:
             keys_norm(state) if is_delta else None,
             norm,
         ]
-        return MixerWeights(*(None if each is None else self._keep(each) for each in kept))
+        conv, conv_bias, rates, dt_bias, skip, keys, normed = (
+            None if each is None else self._keep(each) for each in kept
+        )
+        return MixerWeights(conv, conv_bias, rates, dt_bias, skip, keys, normed)
+
+    def _mamba(self, at: dict[str, str], mixer: MixerConfig) -> MixerWeights:
+        """Of a selective scan."""
+        state = mixer.state
+        conv_KW = np.ascontiguousarray(self._channels("conv", f"{at['conv']}.weight", state.conv_width).T)
+        has_bias = "conv" in self._config.biases
+        rates_KX = -np.exp(_values(self._tensors[at["a_log"]]).reshape(state.values_width, state.key_dim).T)
+        norms: tuple[Array, ...] = ()
+        if mixer.step_norms == "weights":
+            norms = tuple(self._vector(f"{at[role]}.weight") for role in STEP_NORMS)
+        elif mixer.step_norms:
+            norms = tuple(self._keep(np.ones(size, np.float32)) for size in (mixer.rank, state.key_dim, state.key_dim))
+        return MixerWeights(
+            self._keep(conv_KW),
+            self._keep(self._bias("conv", f"{at['conv']}.bias", state.conv_width)) if has_bias else None,
+            rates=self._keep(np.ascontiguousarray(rates_KX)),
+            dt_bias=self._keep(_values(self._tensors[f"{at['mixer_dt']}.bias"])),
+            skip=self._keep(_values(self._tensors[at["skip"]])),
+            x=self._linear(at, ("mixer_x",)).weight,
+            dt=self._linear(at, ("mixer_dt",)).weight,
+            step_norms=norms,
+        )
 
     def _latent(self, at: dict[str, str]) -> LatentWeights:
         k_up, v_up = latent_matrices(self._config, lambda role: self._tensor(f"{at[role]}.weight"), self._as_run)
