@@ -31,7 +31,7 @@ def moe_config(
     """Three layers, of which the first is dense."""
     config = tiny_config(num_layers=3)
     layers = tuple(replace(layer, is_moe=index > 0) for index, layer in enumerate(config.layers))
-    moe = MoeConfig(routing, EXPERT_WIDTH, shared_width, shared_mix, choice_bias)
+    moe = MoeConfig(routing, EXPERT_WIDTH, shared_width, shared_mix, choice_bias=choice_bias)
     return replace(config, layers=layers, moe=moe)
 
 
