@@ -86,7 +86,7 @@ BASE: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 16},
     "solar_open": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
 }
-WITHOUT_A_CLASS = ("kimi_k2", "step3_text", "bailing_moe", "bailing_moe_v2", "minicpm")
+WITHOUT_A_CLASS = ("kimi_k2", "step3_text", "bailing_moe", "bailing_moe_v2", "minicpm", "new")
 """Types that transformers has no class for; their tests are in test_latent_keys.py, test_ling.py and
 test_config_logits.py."""
 WITH_EXPERTS = (

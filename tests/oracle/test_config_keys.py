@@ -36,6 +36,7 @@ from tokenmill.models.encoder_config import EncoderConfig, encoder_config  # noq
 from tokenmill.models.encoder_families import FAMILIES, NOMIC_OWN, encoder_family  # noqa: E402
 from tokenmill.models.families import HF_FAMILIES  # noqa: E402
 from tokenmill.models.family import Family  # noqa: E402
+from tokenmill.models.mixer import OLDER_KEYS  # noqa: E402
 from tokenmill.models.rope import rope_frequencies  # noqa: E402
 from tokenmill.models.unsupported_keys import WITHOUT_EFFECT, unread_keys  # noqa: E402
 
@@ -146,6 +147,7 @@ def test_only_listed_keys_are_read(kind: str) -> None:
     checked = {"model_type", "architectures", "per_layer_config", "is_causal", "layer_types", "head_dim"}
     family = HF_FAMILIES[ARCHITECTURES[kind]]
     checked |= {"partial_rotary_factor", family.sees_ahead_key, *(key for key, _ in family.refused), *family.only}
+    checked |= {*family.key_names, *(OLDER_KEYS if family.one_sublayer else ())}
     assert seen - checked <= CONFIG_KEYS[kind].keys()
     assert CONFIG_KEYS[kind].keys() - seen == set()
 

@@ -41,7 +41,7 @@ _MAMBA_KEYS = {
     "expand": ("mamba_expand", "expand"),
 }
 """Names of one setting, of which a type reads one, or none where it follows from others."""
-_OLDER_KEYS = ("mamba_n_groups", "mamba_d_conv", "mamba_dt_min", "mamba_conv_bias")
+OLDER_KEYS = ("mamba_n_groups", "mamba_d_conv", "mamba_dt_min", "mamba_conv_bias")
 """That go before the names which Nemotron-H has now."""
 
 STEP_NORMS = ("mixer_dt_norm", "mixer_b_norm", "mixer_c_norm")
@@ -352,7 +352,7 @@ def _mamba_config(fields: Fields, width: int, eps: float) -> MixerConfig:
 def _mamba2_config(fields: Fields, width: int, eps: float) -> MixerConfig:
     key = {what: next(filter(fields.reads, names), "") for what, names in _MAMBA_KEYS.items()}
     is_older = fields.reads("mamba_num_heads")
-    older = [name for name in _OLDER_KEYS if is_older and name in fields.metadata]
+    older = [name for name in OLDER_KEYS if is_older and name in fields.metadata]
     if older:
         raise BadCheckpoint(f"{fields.where}: older names of settings are not supported: {', '.join(older)}.")
     heads, groups = fields.count(key["heads"]), fields.count(key["groups"])
