@@ -12,6 +12,7 @@ from tiny_tokenizer import DEFINED, SPECIAL, byte_metadata
 
 from tokenmill.core.errors import BadCheckpoint
 from tokenmill.formats.checkpoint import Checkpoint
+from tokenmill.models.config import config_from_checkpoint
 from tokenmill.text.calls import pair_messages
 from tokenmill.text.chat_template import Renderer
 from tokenmill.text.gguf_tokenizer import tokenizer_from_gguf
@@ -36,10 +37,10 @@ def load_folder(
     return load_text(Checkpoint("hf", folder, {"max_position_embeddings": 99, **config}, {}, generation))
 
 
-@pytest.mark.parametrize("config", [{"architectures": ["GPT2LMHeadModel"], "n_positions": 64}, {"model_type": "mamba"}])
+@pytest.mark.parametrize("config", [{"architectures": ["GPT2LMHeadModel"], "n_positions": 64}, {"model_type": "rwkv"}])
 def test_a_folder_without_a_context_is_refused_by_its_architecture(tmp_path: Path, config: dict[str, Any]) -> None:
     (tmp_path / "tokenizer.json").write_text(tokenizer_from_gguf(byte_metadata()).to_json())
-    with pytest.raises(BadCheckpoint, match=r"architecture '(GPT2LMHeadModel|mamba)' is not supported"):
+    with pytest.raises(BadCheckpoint, match=r"architecture '(GPT2LMHeadModel|rwkv)' is not supported"):
         load_text(Checkpoint("hf", tmp_path, config, {}))
 
 
@@ -66,6 +67,14 @@ def test_the_context_under_gpt2s_name(tmp_path: Path, kind: dict[str, Any]) -> N
     assert context(n_embd=768, n_positions=64, max_position_embeddings=32) == 64
     assert context(n_embd=768) == 1024
     assert context(n_positions=64) == 2048
+
+
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba", "mamba2"])
+def test_states_alone_know_no_positions(tmp_path: Path, kind: str) -> None:
+    """A model without attention has a context, though no key says one; the model's side and the text's agree."""
+    (tmp_path / "tokenizer.json").write_text(tokenizer_from_gguf(byte_metadata()).to_json())
+    checkpoint = Checkpoint("hf", tmp_path, {"model_type": kind}, {})
+    assert load_text(checkpoint).max_context == config_from_checkpoint(checkpoint).max_context > 0
 
 
 def test_gguf() -> None:

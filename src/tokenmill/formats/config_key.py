@@ -32,6 +32,9 @@ class Missing(Enum):
     REQUIRED = 1
 
 
+UNBOUNDED_CONTEXT = 1 << 17
+"""What a model is taken to be made for whose states know no positions and whose files say nothing."""
+
 DERIVED, REQUIRED = Missing.DERIVED, Missing.REQUIRED
 WINDOW = OrNull(4096)
 

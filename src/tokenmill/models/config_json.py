@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.errors import BadCheckpoint
-from ..formats.config_key import Key
+from ..formats.config_key import UNBOUNDED_CONTEXT, Key
 from .family import ONE_NORM, PARALLEL, SEQUENTIAL, Family
 from .fields import Fields
 from .rope import RopeConfig
@@ -22,9 +22,6 @@ _NORM_KEYS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "lay
 
 MAX_LAYERS = 10_000
 """More than any model has; a damaged count must not be turned into a list of that length."""
-
-UNBOUNDED_CONTEXT = 1 << 17
-"""What a model is taken to be made for whose states know no positions and whose files say nothing."""
 
 _CONTEXT_KEYS = ("max_position_embeddings", "max_position_embedding")
 

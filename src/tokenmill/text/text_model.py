@@ -15,6 +15,7 @@ from typing import Any
 from ..core.errors import BadCheckpoint
 from ..core.units import format_count
 from ..formats.checkpoint import Checkpoint, open_text
+from ..formats.config_key import UNBOUNDED_CONTEXT
 from ..formats.config_keys import architecture_of, keys_of, value_of
 from ..formats.hub import resolve_model
 from ..formats.quantised import stored_bytes
@@ -263,7 +264,10 @@ def _chat_source(folder: Path, config: dict[str, Any]) -> str | None:
 
 def _folder_context(checkpoint: Checkpoint) -> int:
     config = checkpoint.metadata
-    key = "n_positions" if "n_positions" in keys_of(config) else "max_position_embeddings"
+    known = keys_of(config)
+    key = "n_positions" if "n_positions" in known else "max_position_embeddings"
+    if "state_size" in known and key not in known:  # states alone, which know no positions
+        return UNBOUNDED_CONTEXT
     length = value_of(config, key)
     if length is None and key not in config:
         architecture = architecture_of(config) or config.get("model_type", "")
