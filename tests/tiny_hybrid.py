@@ -67,8 +67,13 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def hybrid_checkpoint(name: str = "Qwen3.5", *, seed: int = 0) -> Checkpoint:
-    """Weights are a function of the seed and of their names. States forget within some tens of positions."""
-    config = config_from_checkpoint(Checkpoint("hf", Path("tiny"), MODELS[name], {}))
+    """States forget within some tens of positions."""
+    return random_checkpoint(name, MODELS[name], seed)
+
+
+def random_checkpoint(name: str, settings: dict[str, Any], seed: int) -> Checkpoint:
+    """Of these settings. Weights are a function of the seed and of their names."""
+    config = config_from_checkpoint(Checkpoint("hf", Path("tiny"), settings, {}))
     tensors = {}
     for index, (each, shape) in enumerate(sorted(expected_shapes("hf", config).items())):
         rng = np.random.default_rng([seed, index])
@@ -78,4 +83,4 @@ def hybrid_checkpoint(name: str = "Qwen3.5", *, seed: int = 0) -> Checkpoint:
         if each.endswith("A_log"):
             values = rng.uniform(-3, 0, size=shape)
         tensors[each] = tensor(each, values)
-    return Checkpoint("hf", Path(f"tiny-{name}"), dict(MODELS[name]), tensors)
+    return Checkpoint("hf", Path(f"tiny-{name}"), dict(settings), tensors)

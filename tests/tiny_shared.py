@@ -3,15 +3,11 @@ behind them: heads of two sizes, keys and values that several layers see, inputs
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tiny import VOCAB_SIZE, tensor
+from tiny import VOCAB_SIZE
+from tiny_hybrid import random_checkpoint
 from tokenmill.formats.checkpoint import Checkpoint
-from tokenmill.models.config import config_from_checkpoint
-from tokenmill.models.roles import expected_shapes
 
 WINDOW = 21
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -47,13 +43,4 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def shared_checkpoint(name: str = "Gemma 4", *, seed: int = 0) -> Checkpoint:
-    """Weights are a function of the seed and of their names."""
-    config = config_from_checkpoint(Checkpoint("hf", Path("tiny"), MODELS[name], {}))
-    tensors = {}
-    for index, (each, shape) in enumerate(sorted(expected_shapes("hf", config).items())):
-        rng = np.random.default_rng([seed, index])
-        values = rng.normal(size=shape) * (shape[-1] ** -0.5 * 2 if len(shape) == 2 else 1)
-        if len(shape) == 1:
-            values = 1 + 0.1 * rng.normal(size=shape)
-        tensors[each] = tensor(each, values)
-    return Checkpoint("hf", Path(f"tiny-{name}"), dict(MODELS[name]), tensors)
+    return random_checkpoint(name, MODELS[name], seed)
