@@ -446,7 +446,7 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
     name = type(made).__name__.removesuffix("Config") + "Model" if inside else ARCHITECTURES[kind]
     with torch.device("meta"):
         model = getattr(transformers, name, transformers.LlamaForCausalLM)(made)
-    body = model if inside else model.base_model
+    body = model if inside else model.model if kind == "llama4_text" else model.base_model
     layers = body.h if kind == "falcon" else body.layers
     layer = next((each for each in layers if _attention_of(each) is not None), layers[0])
     attention = _attention_of(layer)

@@ -29,6 +29,7 @@ DEFAULTS = {
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "electra": {"embedding_size": 256},
+    "falcon_h1": {"mamba_n_heads": 32, "mamba_d_head": 32},
     "glm4_moe": {"head_dim": 128},
     "glm4v_moe_text": {"head_dim": 128},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 16},

@@ -11,6 +11,7 @@ import pytest
 
 from commands import run_command
 from fake_hub import FakeHub, fake_hub
+from tokenmill.bench import machine
 from tokenmill.cli import models
 from tokenmill.cli.models import progress_bar
 from tokenmill.cli.partners import tell_if_small
@@ -80,7 +81,7 @@ def test_known_models_and_which_fit(server: FakeHub, monkeypatch: pytest.MonkeyP
     server.files["Qwen3-4B-Q4_K_M.gguf"] = b"GGUF"
     run_command("pull", "qwen3:4b")
     monkeypatch.setattr(models, "read_machine", lambda: MachineFacts(2, None, 6 * 10**9, None))
-    monkeypatch.setattr(models, "read_bandwidth", lambda num_threads: 40.0)
+    monkeypatch.setattr(machine, "read_bandwidth", lambda num_threads: 40.0)
     lines = {line.split()[0]: line for line in run_command("list", "--available").stdout.splitlines() if line}
     assert " 12  yes " in lines["qwen3:4b"] and " 6.0  yes " in lines["qwen3:8b"].replace(" no ", " yes ")
     assert " 14  no " in lines["qwen3:30b-a3b"], "a token goes through 3.3 of 30.5 billion parameters"

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tokenmill.core import config as core_config
 from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.cost import Costs, Work
@@ -17,7 +18,6 @@ from tokenmill.core.request import IDLE_PRIORITY, Request, SamplingParams
 from tokenmill.core.speculation import CorpusConfig, SpeculationConfig
 from tokenmill.core.step import Drafts, PlanRow, RowResult, StepPlan, StepResult, TokenLogprob
 from tokenmill.core.terms import Terms
-from tokenmill.engine import step_builder
 from tokenmill.engine.core import EngineCore
 from tokenmill.engine.speculation import Candidate
 from tokenmill.sched.budget import UNMEASURED_CHUNK
@@ -575,7 +575,7 @@ def test_drafts_are_given_room_and_no_more(monkeypatch: pytest.MonkeyPatch) -> N
         return [0 for _ in rows]
 
     for most_drafts in (2, 1000):
-        monkeypatch.setattr(step_builder, "MOST_DRAFTS", most_drafts)
+        monkeypatch.setattr(core_config, "MOST_DRAFTS", most_drafts)
         engine, _ = drafted(make_request("a", 4), RowResult(0, (7,), drafts=proposed(1, 2, 3, 4, 5)))
         assert engine.core.state.speculation is not None
         engine.core.state.speculation.choose = choose  # type: ignore

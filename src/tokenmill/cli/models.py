@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..bench.machine import read_bandwidth
 from ..core.errors import ConfigError
 from ..core.units import format_bytes, format_count, visible
 from ..formats import hub
@@ -122,6 +121,8 @@ def list_models(args: argparse.Namespace) -> int:
 
 
 def _list_known(cached: set[str]) -> None:
+    from ..bench.machine import read_bandwidth  # numpy, which nothing else here needs
+
     machine = read_machine()
     usable, bandwidth = machine.usable_memory, 1e9 * read_bandwidth(min(machine.usable_cores, _PROBE_THREADS))
     print(f"{format_bytes(usable)} of memory are free here; `memory` is for one conversation of 4,096 tokens.")
