@@ -27,7 +27,7 @@ from test_exactness import (
 )
 
 from tiny_latent import MODELS, latent_checkpoint
-from tokenmill.core.block import KVGroupSpec, full_groups
+from tokenmill.core.block import full_groups
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.ops.api import Ops
@@ -36,7 +36,6 @@ from tokenmill.ops.native.record import Recorder
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
 from tokenmill.worker.build import Worker
-from tokenmill.worker.spec import WorkerSpec
 
 HAS_NATIVE = available() is None and hasattr(Recorder, "moe_ffn") and hasattr(Recorder, "latent_attention")
 needs_native = pytest.mark.skipif(not HAS_NATIVE, reason=f"no native latents and experts: {available()}")
@@ -137,13 +136,7 @@ def test_kept_and_read_again(make_ops: type, monkeypatch: pytest.MonkeyPatch, tm
 @pytest.mark.parametrize("is_remote", [False, True], ids=["memory", "tcp"])
 def test_handed_over_and_moved(is_remote: bool, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a worker that computes prompts to one that goes on, and away in the middle: the bits of one worker."""
-
-    def new_worker(groups: tuple[KVGroupSpec, ...], dtype: str) -> Worker:
-        config = EngineConfig(groups, 128, block_size=test_moved_kv.SIZE, max_num_seqs=4, max_num_batched_tokens=32)
-        ops = NativeOps() if HAS_NATIVE else ReferenceOps()
-        return build.build_worker(latent_checkpoint("V3"), ops, WorkerSpec(config, dtype))
-
-    monkeypatch.setattr(test_moved_kv, "new_worker", new_worker)
+    monkeypatch.setattr(test_moved_kv, "checkpoint_for", lambda groups: latent_checkpoint("V3"))
     how = {"is_remote": is_remote, "hurt": lambda side: None, "seed": 0}
     pulled = test_moved_kv.compare(test_moved_kv.FULL, kv_dtype, **how)
     assert all(num > 0 for num in pulled if num >= 0) and max(pulled) > 60, pulled

@@ -18,6 +18,7 @@ from tokenmill.core.events import FINISH_MOVED, Abort, Drain, StepOutputs, Submi
 from tokenmill.core.moves import Continue, KVSource, Moved, Offer, PullBlocks, Release, SendBlocks, Staged, Yield
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.build import LocalFrontEnd, build_engine, local_link
+from tokenmill.formats.checkpoint import Checkpoint
 from tokenmill.kv.connector.worker.moves import PeerMoves
 from tokenmill.kv.transfer.peer import client
 from tokenmill.models import loader as registry
@@ -49,11 +50,15 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "weights_digest", lambda path, cache_dir: "tiny")
 
 
-def new_worker(groups: tuple[KVGroupSpec, ...], kv_dtype: str) -> Worker:
+def checkpoint_for(groups: tuple[KVGroupSpec, ...]) -> Checkpoint:
     checkpoint = tiny_checkpoint(num_layers=len(groups))
     checkpoint.metadata["windows"] = tuple(group.window for group in groups)
+    return checkpoint
+
+
+def new_worker(groups: tuple[KVGroupSpec, ...], kv_dtype: str) -> Worker:
     config = EngineConfig(groups, 128, block_size=SIZE, max_num_seqs=4, max_num_batched_tokens=32)
-    return build_worker(checkpoint, OPS(), WorkerSpec(config, kv_dtype))
+    return build_worker(checkpoint_for(groups), OPS(), WorkerSpec(config, kv_dtype))
 
 
 @dataclass

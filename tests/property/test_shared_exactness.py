@@ -22,13 +22,11 @@ from test_exactness import (
 )
 
 from tiny_shared import MODELS, WINDOW, shared_checkpoint
-from tokenmill.core.block import KVGroupSpec, full_groups, window_group
-from tokenmill.core.config import EngineConfig
+from tokenmill.core.block import full_groups, window_group
 from tokenmill.ops.native import NativeOps, available
 from tokenmill.ops.reference import ReferenceOps
 from tokenmill.worker import build
 from tokenmill.worker.build import Worker
-from tokenmill.worker.spec import WorkerSpec
 
 needs_native = pytest.mark.skipif(available() is not None, reason=str(available()))
 BACKENDS = [pytest.param(ReferenceOps, id="numpy"), pytest.param(NativeOps, id="native", marks=needs_native)]
@@ -109,13 +107,7 @@ def test_kept_and_read_again(make_ops: type, monkeypatch: pytest.MonkeyPatch, tm
 @pytest.mark.parametrize("is_remote", [False, True], ids=["memory", "tcp"])
 def test_handed_over_and_moved(is_remote: bool, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a worker that computes prompts to one that goes on, and away in the middle: the bits of one worker."""
-
-    def new_worker(groups: tuple[KVGroupSpec, ...], dtype: str) -> Worker:
-        config = EngineConfig(groups, 128, block_size=test_moved_kv.SIZE, max_num_seqs=4, max_num_batched_tokens=32)
-        ops = NativeOps() if available() is None else ReferenceOps()
-        return build.build_worker(shared_checkpoint(), ops, WorkerSpec(config, dtype))
-
-    monkeypatch.setattr(test_moved_kv, "new_worker", new_worker)
+    monkeypatch.setattr(test_moved_kv, "checkpoint_for", lambda groups: shared_checkpoint())
     groups = (*test_moved_kv.FULL, window_group(40, WINDOW))
     pulled = test_moved_kv.compare(groups, kv_dtype, is_remote=is_remote, hurt=lambda side: None, seed=0)
     assert max(pulled) > 60, pulled

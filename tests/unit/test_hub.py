@@ -318,10 +318,10 @@ def test_a_quant_that_is_not_there(cache: Path, online: dict[str, bytes]) -> Non
 def test_memory_decides_where_no_quant_is_named(cache: Path, online: dict[str, bytes]) -> None:
     online.update({"a-Q8_0.gguf": b"88", "a-BF16.gguf": b"1616"})
     told: list[str] = []
-    assert resolve_model("org/x", cache_dir=cache, room=Room(2**40, told.append)).path.read_bytes() == b"88"
+    assert resolve_model("org/x", cache_dir=cache, room=Room(lambda: 2**40, told.append)).path.read_bytes() == b"88"
     assert told == ["org/x: a-Q8_0.gguf, the smallest of 4 bits or more, as there is no Q4_K_M"]
     online["b-Q4_K_M.gguf"] = b"4"
-    assert resolve_model("org/y", cache_dir=cache, room=Room(2**40, told.append)).path.read_bytes() == b"4"
+    assert resolve_model("org/y", cache_dir=cache, room=Room(lambda: 2**40, told.append)).path.read_bytes() == b"4"
     assert len(told) == 1
 
 

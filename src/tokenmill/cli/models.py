@@ -76,11 +76,17 @@ def resolve_model(name: str, quiet: bool = False) -> hub.ResolvedModel:
     if not quiet:
         _tell_if_large(name)
     told: list[str] = []
+    room = hub.Room(_usable_memory, told.append)
     with progress_bar(f"fetching {name}", quiet) as progress:
-        found = hub.resolve_model(name, progress=progress, room=hub.Room(read_machine().usable_memory, told.append))
+        found = hub.resolve_model(name, progress=progress, room=room)
     for line in () if quiet else told:
         print(f"tokenmill: {line}", file=sys.stderr)
     return found
+
+
+def _usable_memory() -> int:
+    """Bytes."""
+    return read_machine().usable_memory
 
 
 def _tell_if_large(name: str) -> None:
@@ -88,7 +94,7 @@ def _tell_if_large(name: str) -> None:
     known = find_known(name)
     if known is None or hub.cached_path(name) is not None:
         return
-    usable = read_machine().usable_memory
+    usable = _usable_memory()
     if known.memory_bytes > usable:
         print(
             f"tokenmill: note: {name} takes about {format_bytes(known.memory_bytes)} to run, and "

@@ -39,6 +39,7 @@ from .model_names import (
     choose_by_memory,
     choose_gguf,
     find_known,
+    gguf_models,
     known_models,
     parse_name,
     quantization_of,
@@ -82,10 +83,10 @@ def default_cache_dir() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """usable_bytes: of memory, for the model of a repository that has several files. tell: is told which is chosen of
-    them, and why, unless it is that of Q4_K_M."""
+    """usable_bytes: of memory, for the model of a repository that has several files; asked where one is fetched. tell:
+    is told which is chosen of them, and why, unless it is that of Q4_K_M."""
 
-    usable_bytes: int
+    usable_bytes: Callable[[], int]
     tell: Callable[[str], None]
 
 
@@ -437,7 +438,7 @@ def _report(progress: Progress, others: int, total: int, done: int) -> None:
 
 def _choose_gguf(hub: HubName, sizes: Mapping[str, int], room: Room | None) -> str:
     names = list(sizes)
-    if hub.tag is None and (chosen := choose_by_memory(sizes, None if room is None else room.usable_bytes)):
+    if hub.tag is None and (chosen := choose_by_memory(sizes, None if room is None else room.usable_bytes())):
         name, why = chosen
         if why and room is not None:
             room.tell(f"{hub.repository}: {name}, {why}")
@@ -445,11 +446,11 @@ def _choose_gguf(hub: HubName, sizes: Mapping[str, int], room: Room | None) -> s
     found = choose_gguf(names, hub.tag)
     if found is not None:
         return found
-    files = [name for name in names if name.endswith(".gguf") and "mmproj" not in name]
+    files = gguf_models(names)
     if not files:
         raise FetchError(f"{hub.repository} holds neither safetensors nor GGUF files, and no {PICKLED_NAMES[0]}.")
     if hub.tag is not None and hub.tag.endswith(".gguf"):
-        raise FetchError(f"{hub.repository} has no file {hub.tag}. It has: {', '.join(sorted(files))}.")
+        raise FetchError(f"{hub.repository} has no file {hub.tag}. It has: {', '.join(files)}.")
     quantizations = sorted({found for name in files if (found := quantization_of(name))})
     raise FetchError(
         f"{hub.repository} has no GGUF file of quantisation {hub.tag or DEFAULT_QUANTIZATION}. "

@@ -15,14 +15,16 @@ import os
 import re
 import tomllib
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConfigError
 from ..core.units import format_bytes
+from .gguf import split_parts
 from .wheel import WheelModel
 
 HUB_URL = "https://huggingface.co"
@@ -187,9 +189,14 @@ def quantization_of(file: str) -> str | None:
     return match[1].upper() if match and match.end() == len(file) else None
 
 
+def gguf_models(files: Iterable[str]) -> list[str]:
+    """Of a repository's files those of language models, sorted, each part of a split one."""
+    return sorted(name for name in files if name.endswith(".gguf") and "mmproj" not in name)
+
+
 def choose_gguf(files: list[str], tag: str | None) -> str | None:
     """Of a repository's files, the one that the tag means; without a tag, the only one or that of Q4_K_M."""
-    files = sorted(name for name in files if name.endswith(".gguf") and "mmproj" not in name)
+    files = gguf_models(files)
     if tag is not None and tag.endswith(".gguf"):
         return tag if tag in files else next((name for name in files if name.rpartition("/")[2] == tag), None)
     wanted = (tag or DEFAULT_QUANTIZATION).upper()
@@ -197,26 +204,30 @@ def choose_gguf(files: list[str], tag: str | None) -> str | None:
     return files[0] if chosen is None and tag is None and len(files) == 1 else chosen
 
 
+def _num_bits(file: str) -> int:
+    """Of the quantisation that the file's name says: its first number."""
+    found = re.search(r"\d+", quantization_of(file) or "")
+    return 0 if found is None else int(found[0])
+
+
 _HELD, _PROCESS_BYTES = 1.15, 4 * 10**8
 """Of a file's size what its weights take in memory, with the KV of a short conversation; and what the process takes."""
-_OF_PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
 
 def choose_by_memory(sizes: Mapping[str, int], usable_bytes: int | None) -> tuple[str, str] | None:
     """Of a repository's files with their bytes, the one to run where no quantisation is named, and why it is not that
     of Q4_K_M: that one, or else the smallest of 4 bits or more; where it does not fit, the largest that does. None:
     there is no file with a quantisation in its name. usable_bytes: of memory; None: all fit."""
-    whole: dict[str, tuple[int, str]] = {}  # by name less the number of a part: bytes of all, and the first
-    for name in sorted(sizes):
-        if name.endswith(".gguf") and "mmproj" not in name and quantization_of(name):
-            stem = _OF_PART.sub("", name)
-            num_bytes, first = whole.get(stem, (0, name))
-            whole[stem] = num_bytes + sizes[name], first
-    models = sorted(whole.values())
+    models: list[tuple[int, str]] = []
+    for name in gguf_models(sizes):
+        parts = [part.as_posix() for part in split_parts(Path(name))]
+        if name == parts[0] and quantization_of(name):
+            models.append((sum(sizes.get(part, 0) for part in parts), name))
+    models.sort()
     if not models:
         return None
     usual = [each for each in models if quantization_of(each[1]) == DEFAULT_QUANTIZATION]
-    four_bits = [each for each in models if int((re.findall(r"\d+", quantization_of(each[1]) or "") or ["0"])[0]) >= 4]
+    four_bits = [each for each in models if _num_bits(each[1]) >= 4]
     wanted, why = usual[0] if usual else (four_bits or models)[0], ""
     if not usual and len(models) > 1:
         why = f"the smallest of 4 bits or more, as there is no {DEFAULT_QUANTIZATION}" if four_bits else "the smallest"

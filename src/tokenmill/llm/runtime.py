@@ -52,7 +52,8 @@ class Runtime:
         record: Recorder | None = None,
     ) -> None:
         tiers = tiers or TierOptions()
-        found = resolve_model(model, progress=progress, room=Room(read_machine().usable_memory, _log.info))
+        room = Room(lambda: read_machine().usable_memory, _log.info)
+        found = resolve_model(model, progress=progress, room=room)
         self._held = contextlib.ExitStack()
         with contextlib.ExitStack() as held:
             options, self._store = held.enter_context(own_store(tiers, options))

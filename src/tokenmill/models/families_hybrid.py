@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..ops.api import SIGMOID, SOFTMAX_CHOSEN
-from .families_moe import GRANITE_MOE, GRANITE_NAMES, SHARED_EXPERT_NAMES
+from .families_moe import DEEPSEEK_MOE, GRANITE_MOE, GRANITE_NAMES, SHARED_EXPERT_NAMES
 from .family import NO_HEADS, Family
 from .mixer import GATED_DELTA, MAMBA, MAMBA2, SHORT_CONV
 from .moe import MoeFamily
@@ -178,7 +178,7 @@ HYBRID_HF_FAMILIES: Mapping[str, Family] = {
         mixer=MAMBA2,
         one_sublayer=True,
         rope=False,
-        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        moe=DEEPSEEK_MOE,
         bias_keys={
             "mlp_bias": ("up", "down", "shared_up", "shared_down"),
             "use_conv_bias": ("conv",),

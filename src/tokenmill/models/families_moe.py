@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ..ops.api import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN, SPARSE_MIXER
 from .family import LATENT_HEADS, LOW_RANK, Family
@@ -23,6 +24,8 @@ SHARED_EXPERT_NAMES = {
     for role in ("shared_gate", "shared_up", "shared_down")
 }
 GRANITE_MOE = MoeFamily((SOFTMAX_CHOSEN,), normalise=False, form=MERGED)
+DEEPSEEK_MOE = MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True)
+"""The router of DeepSeek-V3 (arXiv 2412.19437): scores of a sigmoid each, and a bias in the choice alone."""
 POST_NORM_NAMES = {
     "attn_post_norm": "model.layers.{}.post_attention_layernorm",
     "ffn_post_norm": "model.layers.{}.post_feedforward_layernorm",
@@ -126,24 +129,24 @@ MOE_HF_FAMILIES: Mapping[str, Family] = {
     "Glm4MoeForCausalLM": Family(
         "GLM-4.5, GLM-4.6",
         qk_norm="head",
-        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        moe=DEEPSEEK_MOE,
         bias_keys={"attention_bias": _QKV},
     ),
     "Glm4vMoeForConditionalGeneration": Family(
         "GLM-4.5V",
-        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        moe=DEEPSEEK_MOE,
         bias_keys={"attention_bias": _QKV},
     ),
     "Dots1ForCausalLM": Family(
         "dots.llm1",
         qk_norm="head",
-        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        moe=DEEPSEEK_MOE,
         bias_keys=_ATTENTION_BIAS,
         window_every=0,
     ),
     "SolarOpenForCausalLM": Family(
         "Solar Open",
-        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        moe=DEEPSEEK_MOE,
         bias_keys={"attention_bias": _QKV},
     ),
     "HunYuanMoEV1ForCausalLM": Family(
@@ -166,7 +169,7 @@ MOE_HF_FAMILIES: Mapping[str, Family] = {
         "Ling 2, Ring 2",
         qk_norm="head",
         fused=("qkv",),
-        moe=MoeFamily((SIGMOID,), normalise=True, floor=1e-20, choice_bias=True),
+        moe=replace(DEEPSEEK_MOE, normalise=True),
         bias_keys={"use_qkv_bias": ("qkv",), "use_bias": ("output",)},
         names={
             "embed": "model.word_embeddings",
@@ -180,7 +183,7 @@ MOE_HF_FAMILIES: Mapping[str, Family] = {
     "ExaoneMoeForCausalLM": Family(
         "K-EXAONE",
         qk_norm="head",
-        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        moe=DEEPSEEK_MOE,
         window_every=4,
         no_rope_on_full=True,
         unread=("mtp.",),
@@ -192,7 +195,7 @@ MOE_HF_FAMILIES: Mapping[str, Family] = {
         qk_norm="head",
         gated_attention=True,
         own_gates=True,
-        moe=MoeFamily((SIGMOID,), normalise=True, floor=1e-20, choice_bias=True),
+        moe=replace(DEEPSEEK_MOE, normalise=True),
         bias_keys=_ATTENTION_BIAS,
         window_every=4,
         no_rope_on_full=True,
@@ -241,7 +244,7 @@ MOE_GGUF_FAMILIES: Mapping[str, Family] = {
         "GLM-4.5, GLM-4.6",
         qk_norm="head",
         may_lack_qk_norm=True,
-        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        moe=DEEPSEEK_MOE,
         names={"ffn_norm": "blk.{}.post_attention_norm"},
     ),
     "gpt-oss": Family(
@@ -258,12 +261,12 @@ MOE_GGUF_FAMILIES: Mapping[str, Family] = {
         "Ling 2, Ring 2",
         qk_norm="head",
         fused=("qkv",),
-        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        moe=DEEPSEEK_MOE,
     ),
     "exaone-moe": Family(
         "K-EXAONE",
         qk_norm="head",
-        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
+        moe=DEEPSEEK_MOE,
         window_every=4,
         no_rope_on_full=True,
     ),
@@ -273,7 +276,7 @@ MOE_GGUF_FAMILIES: Mapping[str, Family] = {
         qk_norm="head",
         gated_attention=True,
         own_gates=True,
-        moe=MoeFamily((SIGMOID,), normalise=True, floor=1e-20, choice_bias=True),
+        moe=replace(DEEPSEEK_MOE, normalise=True),
         scaled_embeddings=True,
         window_every=4,
         no_rope_on_full=True,
@@ -285,6 +288,14 @@ MOE_GGUF_FAMILIES: Mapping[str, Family] = {
 _BIASES = {"attention_bias": ("q_a", "kv_a", "output")}
 _FFN_BIASES = {"mlp_bias": ("gate", "up", "down", "shared_gate", "shared_up", "shared_down")}
 
+_DEEPSEEK_V3 = Family(
+    "DeepSeek-V3, R1; Kimi-K2",
+    attention=LATENT_HEADS,
+    moe=DEEPSEEK_MOE,
+    interleaved_heads=True,
+    bias_keys=_BIASES,
+)
+
 LATENT_HF_FAMILIES: Mapping[str, Family] = {
     "DeepseekV2ForCausalLM": Family(
         "DeepSeek-V2",
@@ -293,33 +304,13 @@ LATENT_HF_FAMILIES: Mapping[str, Family] = {
         interleaved_heads=True,
         bias_keys={**_BIASES, **_FFN_BIASES},
     ),
-    "DeepseekV3ForCausalLM": Family(
-        "DeepSeek-V3, R1; Kimi-K2",
-        attention=LATENT_HEADS,
-        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
-        interleaved_heads=True,
-        bias_keys=_BIASES,
-    ),
-    "DeepseekV32ForCausalLM": Family(
-        "DeepSeek-V3.2 (up to 2,048 positions)",
-        attention=LATENT_HEADS,
-        indexed=True,
-        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
-        interleaved_heads=True,
-        bias_keys=_BIASES,
-    ),
-    "GlmMoeDsaForCausalLM": Family(
-        "GLM-5 (up to 2,048 positions)",
-        attention=LATENT_HEADS,
-        indexed=True,
-        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True),
-        interleaved_heads=True,
-        bias_keys=_BIASES,
-    ),
+    "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
+    "DeepseekV32ForCausalLM": replace(_DEEPSEEK_V3, title="DeepSeek-V3.2 (up to 2,048 positions)", indexed=True),
+    "GlmMoeDsaForCausalLM": replace(_DEEPSEEK_V3, title="GLM-5 (up to 2,048 positions)", indexed=True),
     "Glm4MoeLiteForCausalLM": Family(
         "GLM-4.7-Flash",
         attention=LATENT_HEADS,
-        moe=MoeFamily((SIGMOID,), floor=1e-20, choice_bias=True, num_dense=1),
+        moe=replace(DEEPSEEK_MOE, num_dense=1),
         interleaved_heads=True,
         bias_keys=_BIASES,
     ),

@@ -288,26 +288,27 @@ class _Loader:
         if "mixer_norm" in at:
             weight = _values(self._tensors[f"{at['mixer_norm']}.weight"])
             norm = np.tile(weight, mixer.out_width // len(weight))
-        conv_KW, scales_W = self._channels("conv", f"{at['conv']}.weight", state.conv_width).T, conv_scales(mixer)
-        kept: list[np.ndarray | None] = [
-            np.ascontiguousarray(conv_KW if scales_W is None else conv_KW * scales_W),
-            self._bias("conv", f"{at['conv']}.bias", state.conv_width) if "conv" in self._config.biases else None,
+        kept = (
             values.get("a_log"),
             values.get("dt_bias"),
             values.get("skip"),
             keys_norm(state) if is_delta else None,
             norm,
-        ]
-        conv, conv_bias, rates, dt_bias, skip, keys, normed = (
-            None if each is None else self._keep(each) for each in kept
         )
-        return MixerWeights(conv, conv_bias, rates, dt_bias, skip, keys, normed)
+        rates, dt_bias, skip, keys, normed = (None if each is None else self._keep(each) for each in kept)
+        return MixerWeights(*self._convolution(at, mixer), rates, dt_bias, skip, keys, normed)
+
+    def _convolution(self, at: dict[str, str], mixer: MixerConfig) -> tuple[Array, Array | None]:
+        """Its weights [taps, W] and bias."""
+        width, scales_W = mixer.state.conv_width, conv_scales(mixer)
+        conv_KW = self._channels("conv", f"{at['conv']}.weight", width).T
+        bias = self._bias("conv", f"{at['conv']}.bias", width) if "conv" in self._config.biases else None
+        weight = self._keep(np.ascontiguousarray(conv_KW if scales_W is None else conv_KW * scales_W))
+        return weight, None if bias is None else self._keep(bias)
 
     def _mamba(self, at: dict[str, str], mixer: MixerConfig) -> MixerWeights:
         """Of a selective scan."""
         state = mixer.state
-        conv_KW = np.ascontiguousarray(self._channels("conv", f"{at['conv']}.weight", state.conv_width).T)
-        has_bias = "conv" in self._config.biases
         rates_KX = -np.exp(_values(self._tensors[at["a_log"]]).reshape(state.values_width, state.key_dim).T)
         norms: tuple[Array, ...] = ()
         if mixer.step_norms == "weights":
@@ -315,8 +316,7 @@ class _Loader:
         elif mixer.step_norms:
             norms = tuple(self._keep(np.ones(size, np.float32)) for size in (mixer.rank, state.key_dim, state.key_dim))
         return MixerWeights(
-            self._keep(conv_KW),
-            self._keep(self._bias("conv", f"{at['conv']}.bias", state.conv_width)) if has_bias else None,
+            *self._convolution(at, mixer),
             rates=self._keep(np.ascontiguousarray(rates_KX)),
             dt_bias=self._keep(_values(self._tensors[f"{at['mixer_dt']}.bias"])),
             skip=self._keep(_values(self._tensors[at["skip"]])),
@@ -419,7 +419,7 @@ class _Loader:
     def _bias(self, role: str, name: str, num_rows: int) -> np.ndarray:
         if role not in self._config.biases:
             return np.zeros(num_rows, np.float32)
-        return self._channels(role, name, len(_values(self._tensors[name]))).reshape(-1)
+        return self._channels(role, name, self._tensors[name].num_values).reshape(-1)
 
     def _channels(self, role: str, name: str, num_rows: int) -> np.ndarray:
         """float32 [num_rows, values of each] in the order in which they are computed with."""
